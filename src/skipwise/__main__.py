@@ -1,0 +1,5 @@
+"""``python -m skipwise``, for launchers that start modules."""
+
+from skipwise.cli import main
+
+main()

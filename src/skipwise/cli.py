@@ -1,0 +1,212 @@
+"""The commands: thin, and quick to start; torch is imported only by the command that needs it."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skipwise.errors import SkipwiseError
+from skipwise.lengths import parse_length
+
+app = typer.Typer(
+    name="skipwise",
+    help="Extend the context window of a RoPE language model by positional skip-wise training (PoSE).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Setting = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
+]
+
+
+@app.command()
+def extend(
+    model: Annotated[
+        str | None, typer.Argument(help="nano (embedded, the default), a folder, or a name on the model hub")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="target length, as 32k; default: 8 times the original")
+    ] = None,
+    interpolation: Annotated[str | None, typer.Option(help="none, linear, ntk, yarn or yarn-revised")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="text to train on: file, folder, data set name, stdlib")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; default: runs/ and a name")] = None,
+    recipe: Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")] = None,
+    existing_rope: Annotated[
+        str | None, typer.Option(help="refuse or replace a scaling already there")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="of examples and training")] = None,
+    set_: Setting = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was stopped")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; train nothing")] = False,
+) -> None:
+    """Extend a model to a longer context, measure it beside its controls, and write a report."""
+    console = _prepare_process()
+    from skipwise import extend as job
+    from skipwise.recipe import load_recipe, parse_changes
+
+    options: dict[str, Any] = {
+        "model": model,
+        "target": target,
+        "interpolation": interpolation,
+        "data.source": data,
+        "existing_rope": existing_rope,
+        "seed": seed,
+    }
+    changes = {key: value for key, value in options.items() if value is not None}
+    changes.update(parse_changes(set_ or []))
+    if recipe is None and resume and out is not None and not changes:
+        from skipwise.run_folder import recipe_of
+
+        settings = recipe_of(out)
+    else:
+        embedded = recipe is None and model in (None, "nano")
+        settings = load_recipe("nano" if embedded else recipe, changes)
+    if dry_run:
+        prepared = job.prepare(settings, console)
+        job.describe(prepared, console)
+        job.describe_examples(prepared, console)
+        return
+    job.extend(settings, out=out, resume=resume, console=console)
+
+
+@app.command()
+def coverage(
+    original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
+    target: Annotated[str, typer.Option(help="target length")] = "16k",
+    chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
+    scheme: Annotated[str, typer.Option(help="pose or randpos")] = "pose",
+    lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
+    samples: Annotated[int, typer.Option(help="examples drawn where there is no closed form")] = 20_000,
+    seed: Annotated[int, typer.Option(help="of those examples")] = 0,
+    figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
+) -> None:
+    """Show how likely one example trains each relative distance."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from skipwise.coverage import coverage as compute
+    from skipwise.coverage import coverage_record
+
+    result = compute(
+        parse_length(original),
+        parse_length(target),
+        chunks,
+        scheme=scheme,
+        lengths=lengths,
+        samples=samples,
+        seed=seed,
+    )
+    monte_carlo = bool(result.standard_error.any())
+    table = Table(title=f"coverage, {original} -> {target}, {scheme}, {chunks} chunks")
+    for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
+        table.add_column(column, justify="right")
+    for distance in _shown_distances(parse_length(original), parse_length(target)):
+        row = [f"{distance:,}", f"{result.probability[distance - 1]:.4f}"]
+        if monte_carlo:
+            row.append(f"{result.standard_error[distance - 1]:.4f}")
+        table.add_row(*row)
+    Console().print(table)
+    Console().print("Monte Carlo" if monte_carlo else "closed form")
+    if figure is not None:
+        from skipwise.report.plots import coverage_figure
+
+        label = f"{chunks} chunks" if scheme == "pose" else scheme
+        coverage_figure([coverage_record(result, label)], figure)
+        Console().print(f"figure: {figure}")
+
+
+@app.command()
+def perplexity(
+    model: Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")],
+    data: Annotated[
+        str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")
+    ] = "stdlib",
+    windows: Annotated[str, typer.Option(help="window lengths, as 2k,4k,8k")] = "256,512,1k,2k",
+    stride: Annotated[str, typer.Option(help="tokens that a window moves on")] = "128",
+    documents: Annotated[int, typer.Option(help="how many documents at the most, the longest first")] = 8,
+    out: Annotated[Path | None, typer.Option(help="append the records to this results.jsonl")] = None,
+    precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
+) -> None:
+    """Measure sliding-window perplexity; every token is scored once."""
+    console = _prepare_process()
+    from skipwise.measure import perplexity_command
+
+    perplexity_command(
+        model, data, _lengths(windows), parse_length(stride), documents, precision, out, console
+    )
+
+
+@app.command()
+def passkey(
+    model: Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")],
+    lengths: Annotated[str, typer.Option(help="prompt lengths, as 2k,4k,8k")] = "256,512,1k,2k",
+    trials: Annotated[int, typer.Option(help="prompts a length")] = 50,
+    seed: Annotated[int, typer.Option(help="of keys and depths")] = 0,
+    out: Annotated[Path | None, typer.Option(help="append the records to this results.jsonl")] = None,
+    precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
+) -> None:
+    """Hide a five-digit key at random depths and ask for it."""
+    console = _prepare_process()
+    from skipwise.measure import passkey_command
+
+    passkey_command(model, _lengths(lengths), trials, seed, precision, out, console)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; several are compared")],
+    out: Annotated[
+        Path | None, typer.Option(help="the page; default: report.html in the first folder")
+    ] = None,
+) -> None:
+    """Make figures and the page again from the records alone."""
+    from rich.console import Console
+
+    from skipwise.report.page import write_report
+
+    Console().print(f"report: {write_report(runs, out)}")
+
+
+def main() -> None:
+    """Run a command; a user's mistake ends in its message and exit status 1, without a traceback."""
+    try:
+        app()
+    except SkipwiseError as error:
+        print(f"skipwise: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        print("\nskipwise: stopped; the same command with --resume goes on", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _prepare_process() -> Any:
+    """Set what must be set before torch starts, and return the console."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from skipwise.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    from rich.console import Console
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return Console(highlight=False)
+
+
+def _lengths(text: str) -> list[int]:
+    return [parse_length(part) for part in text.split(",")]
+
+
+def _shown_distances(original: int, target: int) -> list[int]:
+    """Distances at which the curve bends, and some between."""
+    marks = {1, original // 2, original - 1, original, target - original, target - original + 1, target - 1}
+    marks |= {target * k // 8 for k in range(1, 8)}
+    return sorted(d for d in marks if 1 <= d < target)

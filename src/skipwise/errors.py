@@ -1,0 +1,41 @@
+"""The exceptions that a user can meet.
+
+    SkipwiseError
+    ├── RecipeError      a setting is unknown, of the wrong type, or contradicts another
+    ├── DataError        a document, file or field cannot be used
+    ├── ModelError       a checkpoint cannot be extended, or would not attend across chunks
+    ├── TrainingError    training cannot go on; what was written before is intact
+    │   └── NonFiniteLossError
+    └── RunError         the run folder is taken, incomplete or of another run
+
+Each message states the value met, the rule it breaks and the way out. The command line prints it without
+a traceback. A broken invariant of our own is an ``AssertionError`` and does show one.
+"""
+
+
+class SkipwiseError(Exception):
+    """A mistake that a user can mend; its message says how."""
+
+
+class RecipeError(SkipwiseError):
+    """A setting is unknown, of the wrong type, or contradicts another."""
+
+
+class DataError(SkipwiseError):
+    """A document, file or field cannot be used."""
+
+
+class ModelError(SkipwiseError):
+    """A checkpoint cannot be extended, or its chunks would not attend to each other."""
+
+
+class TrainingError(SkipwiseError):
+    """Training cannot go on; what was written before is intact."""
+
+
+class NonFiniteLossError(TrainingError):
+    """The loss or a gradient is NaN or infinite; raised before the weights are updated."""
+
+
+class RunError(SkipwiseError):
+    """The run folder is taken, incomplete or belongs to another run."""

@@ -1,0 +1,131 @@
+"""Position interpolation: inverse frequencies in float64, and the config fields that say the same.
+
+RoPE turns the pair j of a query or key at position m by the angle m * theta_j, with
+theta_j = base^(-2j/d) for j = 0..d/2-1 (Su et al., RoFormer, 2021; d the rotated dims of a head). An
+interpolation by the factor s = L_t / L_c changes theta_j, so that no angle at a target position is new to the
+model. Each one here is a formula in ``frequencies`` and a ``rope_parameters`` dictionary that makes a stock
+transformers model compute that formula; a test holds the two together.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from skipwise.errors import RecipeError
+
+NAMES = ("none", "linear", "ntk", "yarn", "yarn-revised")
+
+# YaRN's bounds of the ramp, in turns within the original window (Peng et al., 2023, section 3.2).
+_BETA_FAST, _BETA_SLOW = 32.0, 1.0
+
+
+@dataclass(frozen=True)
+class Rope:
+    """What an unscaled RoPE is made of.
+
+    Attributes:
+        theta: the base.
+        dim: rotated dims of a head; with partial rotary fewer than the head has.
+        original_length: the window that the model was trained on, in tokens.
+    """
+
+    theta: float
+    dim: int
+    original_length: int
+
+    def inverse_frequencies(self) -> np.ndarray:
+        """theta_j = base^(-2j/d): float64 [dim / 2]."""
+        return self.theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+
+
+def frequencies(name: str, rope: Rope, factor: float) -> tuple[np.ndarray, float]:
+    """Compute the interpolated theta_j, float64 [dim / 2], and the factor on cos and sin.
+
+    - ``none``: theta_j.
+    - ``linear``: theta_j / s (Chen et al., 2023).
+    - ``ntk``: (base * s^(d/(d-2)))^(-2j/d), so that the slowest pair turns s times slower (NTK-aware, 2023).
+    - ``yarn``: m_j theta_j + (1 - m_j) theta_j / s, a mix of frequencies (Peng et al., 2023).
+    - ``yarn-revised``: theta_j / ((1 - m_j) s + m_j), a mix of periods, as in the released code of the PoSE
+      authors for LLaMA.
+
+    m_j falls from 1 to 0 between the pairs that turn 32 times and once within the original window; both YaRNs
+    multiply cos and sin by 0.1 ln s + 1.
+
+    Raises:
+        RecipeError: unknown name, or a factor below 1.
+    """
+    if factor < 1:
+        raise RecipeError(f"factor {factor:g} must be at least 1: the target must exceed the original length")
+    theta = rope.inverse_frequencies()
+    if name == "none":
+        return theta, 1.0
+    if name == "linear":
+        return theta / factor, 1.0
+    if name == "ntk":
+        return Rope(_ntk_theta(rope, factor), rope.dim, rope.original_length).inverse_frequencies(), 1.0
+    mask = _yarn_mask(rope)
+    if name == "yarn":
+        return mask * theta + (1 - mask) * theta / factor, _attention_factor(factor)
+    if name == "yarn-revised":
+        return theta / ((1 - mask) * factor + mask), _attention_factor(factor)
+    raise RecipeError(f"interpolation {name!r} is unknown; valid: {', '.join(NAMES)}")
+
+
+def rope_parameters(name: str, rope: Rope, factor: float) -> dict[str, object]:
+    """Build the ``rope_parameters`` by which a stock transformers model computes ``frequencies``.
+
+    What else the model's own ``rope_parameters`` hold (``partial_rotary_factor``) is for the caller to keep.
+    Revised YaRN is written as ``longrope`` with equal short and long factors, which therefore never switches.
+
+    Raises:
+        RecipeError: unknown name, or a factor below 1.
+    """
+    frequencies(name, rope, factor)  # validates both
+    if name == "none":
+        return {"rope_type": "default", "rope_theta": rope.theta}
+    if name == "linear":
+        return {"rope_type": "linear", "rope_theta": rope.theta, "factor": float(factor)}
+    if name == "ntk":
+        return {"rope_type": "default", "rope_theta": _ntk_theta(rope, factor)}
+    shared = {
+        "rope_theta": rope.theta,
+        "factor": float(factor),
+        # Left out, transformers would take the extended length for the original one.
+        "original_max_position_embeddings": rope.original_length,
+        "attention_factor": _attention_factor(factor),
+    }
+    if name == "yarn":
+        return {"rope_type": "yarn", **shared, "beta_fast": _BETA_FAST, "beta_slow": _BETA_SLOW}
+    mask = _yarn_mask(rope)
+    factors = ((1 - mask) * factor + mask).tolist()
+    return {"rope_type": "longrope", **shared, "short_factor": factors, "long_factor": list(factors)}
+
+
+def _ntk_theta(rope: Rope, factor: float) -> float:
+    if rope.dim <= 2:
+        raise RecipeError(
+            f"ntk needs more than 2 rotated dims, the model has {rope.dim}; take linear or yarn"
+        )
+    return rope.theta * factor ** (rope.dim / (rope.dim - 2))
+
+
+def _yarn_mask(rope: Rope) -> np.ndarray:
+    """m_j: float64 [dim / 2], 1 where a pair keeps its frequency, 0 where it is interpolated in full.
+
+    The pair that turns r times within the original window is j(r) = d ln(L_c / (2 pi r)) / (2 ln base); the
+    ramp runs from floor(j(32)) to ceil(j(1)), as in YaRN's code and transformers.
+    """
+
+    def pair(turns: float) -> float:
+        return rope.dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low = max(math.floor(pair(_BETA_FAST)), 0)
+    high = min(math.ceil(pair(_BETA_SLOW)), rope.dim - 1)
+    width = high - low if high != low else 0.001
+    return 1 - np.clip((np.arange(rope.dim // 2) - low) / width, 0, 1)
+
+
+def _attention_factor(factor: float) -> float:
+    """Scale cos and sin by 0.1 ln s + 1, hence attention logits by its square (Peng et al., 2023)."""
+    return 0.1 * math.log(factor) + 1

@@ -1,0 +1,251 @@
+"""Models + held-out documents -> records: what ``extend`` measures, and the commands of their own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from skipwise.data.tokens import TokenStore, build_token_store, check_vocabulary
+from skipwise.errors import DataError
+from skipwise.evaluation.passkey import passkey_accuracy
+from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
+from skipwise.evaluation.windows import sliding_windows
+from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.report.summary import summary_table
+from skipwise.results import PasskeyRecord, PerplexityRecord, Record, append_record
+from skipwise.training import choose_precision
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One record to be made: its identity (kind, arm, length), the tokens it reads, and how it is made."""
+
+    identity: tuple[str, str, int]
+    tokens: int
+    run: Callable[[PreTrainedModel, Callable[[int], None]], Record]
+
+
+def identity(record: Record) -> tuple[str, str, int]:
+    """What a record measures, so that a resumed run does not measure it again."""
+    if isinstance(record, PerplexityRecord):
+        return (record.kind, record.arm, record.window)
+    if isinstance(record, PasskeyRecord):
+        return (record.kind, record.arm, record.length)
+    return (record.kind, "", 0)
+
+
+def perplexity_measurement(
+    arm: str, documents: Sequence[np.ndarray], window: int, stride: int, precision: str, data: str
+) -> Measurement:
+    """Sliding-window perplexity of ``arm`` over ``documents`` at one window."""
+    sliding_windows(window, window, stride)  # a stride that the window cannot take is said before any work
+
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
+        score = sliding_perplexity(
+            model,
+            documents,
+            window=window,
+            stride=stride,
+            precision=AUTOCAST[precision],
+            on_progress=on_progress,
+        )
+        return PerplexityRecord(
+            arm=arm,
+            window=window,
+            stride=stride,
+            documents=score.documents,
+            tokens=score.tokens,
+            nll=score.nll,
+            precision=precision,
+            seconds=round(score.seconds, 3),
+            data=data,
+        )
+
+    return Measurement(("perplexity", arm, window), fed_tokens(documents, window, stride), run)
+
+
+def passkey_measurement(
+    arm: str, tokenizer: PreTrainedTokenizerBase, length: int, trials: int, seed: int, precision: str
+) -> Measurement:
+    """Passkey accuracy of ``arm`` at one prompt length."""
+
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
+        score = passkey_accuracy(
+            model,
+            tokenizer,
+            length=length,
+            trials=trials,
+            seed=seed,
+            precision=AUTOCAST[precision],
+            on_progress=lambda prompts: on_progress(prompts * length),
+        )
+        return PasskeyRecord(
+            arm=arm,
+            length=length,
+            seed=seed,
+            depths=score.depths,
+            prompt_tokens=score.prompt_tokens,
+            hits=score.hits,
+            answers=score.answers,
+            seconds=round(score.seconds, 3),
+        )
+
+    return Measurement(("passkey", arm, length), trials * length, run)
+
+
+def measure(
+    model: PreTrainedModel,
+    measurements: Sequence[Measurement],
+    label: str,
+    console: Console,
+    on_record: Callable[[Record], None],
+) -> None:
+    """Make each record in turn, with one progress bar over all of them; hand it on as soon as it is made."""
+    with measuring_progress(console) as bar:
+        line = bar.add_task(f"measuring {label}", total=sum(m.tokens for m in measurements))
+
+        def advance(tokens: int) -> None:
+            bar.advance(line, tokens)
+
+        for measurement in measurements:
+            on_record(measurement.run(model, advance))
+
+
+def measuring_progress(console: Console) -> Progress:
+    """Build the bar of a measurement: share done, time taken, time left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def tokenise(
+    source: str,
+    tokenizer: PreTrainedTokenizerBase,
+    console: Console,
+    *,
+    cache: str | None = None,
+    text_field: str = "text",
+    split: str = "train",
+    workers: int | None = None,
+) -> TokenStore:
+    """Build or find the token store of ``source``, and show how far it is."""
+    with Progress(
+        TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+    ) as bar:
+        line = bar.add_task(f"tokenising {source}", total=None)
+
+        def show(documents: int, tokens: int) -> None:
+            bar.update(line, description=f"tokenising {source}: {documents:,} documents, {tokens:,} tokens")
+
+        return build_token_store(
+            source,
+            tokenizer,
+            cache=Path(cache) if cache else None,
+            text_field=text_field,
+            split=split,
+            workers=workers,
+            on_progress=show,
+        )
+
+
+def longest_documents(
+    store: TokenStore, candidates: np.ndarray, *, window: int, most: int, limit: int, console: Console
+) -> tuple[list[np.ndarray], list[str]]:
+    """Take the longest of ``candidates`` that fill ``window``, each cut to ``limit`` tokens, and their names.
+
+    Where none does, the longest there are serve, and it is said which and how long they are.
+
+    Raises:
+        DataError: no candidates.
+    """
+    if len(candidates) == 0:
+        raise DataError(
+            f"no document of {len(store):,} is left to measure on; hold some out, or give other text"
+        )
+    by_length = candidates[np.argsort(-store.lengths[candidates], kind="stable")]
+    chosen = by_length[store.lengths[by_length] >= window][:most]
+    if len(chosen) == 0:
+        chosen = by_length[:most]
+        shown = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in chosen[:3])
+        console.print(
+            f"[yellow]no document has {window:,} tokens, the largest window; measuring on: {shown}[/]"
+        )
+    return [np.asarray(store.document(int(i))[:limit]) for i in chosen], [store.names[i] for i in chosen]
+
+
+def perplexity_command(
+    name: str,
+    data: str,
+    windows: list[int],
+    stride: int,
+    documents: int,
+    precision: str,
+    out: Path | None,
+    console: Console,
+) -> None:
+    """``skipwise perplexity``: measure a model on the longest documents of ``data``.
+
+    Raises:
+        SkipwiseError: model, text or lengths cannot be used.
+    """
+    device, precision = _device(precision)
+    tokenizer = load_tokenizer(name)
+    store = tokenise(data, tokenizer, console)
+    check_vocabulary(store, load_config(name).vocab_size)
+    texts, names = longest_documents(
+        store,
+        np.arange(len(store)),
+        window=max(windows),
+        most=documents,
+        limit=2 * max(windows),
+        console=console,
+    )
+    console.print(f"{len(texts)} documents: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
+    plan = [perplexity_measurement(name, texts, w, min(stride, w), precision, data) for w in windows]
+    _measure_and_show(name, plan, device, out, console)
+
+
+def passkey_command(
+    name: str, lengths: list[int], trials: int, seed: int, precision: str, out: Path | None, console: Console
+) -> None:
+    """``skipwise passkey``: hide a key at random depths and ask for it.
+
+    Raises:
+        SkipwiseError: model or lengths cannot be used.
+    """
+    device, precision = _device(precision)
+    tokenizer = load_tokenizer(name)
+    plan = [passkey_measurement(name, tokenizer, n, trials, seed, precision) for n in lengths]
+    _measure_and_show(name, plan, device, out, console)
+
+
+def _measure_and_show(
+    name: str, plan: list[Measurement], device: torch.device, out: Path | None, console: Console
+) -> None:
+    records: list[Record] = []
+
+    def keep(record: Record) -> None:
+        records.append(record)
+        if out is not None:
+            append_record(out, record)
+
+    measure(load_model(name).to(device).eval(), plan, name, console, keep)
+    console.print(summary_table(records))
+
+
+def _device(precision: str) -> tuple[torch.device, str]:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return device, choose_precision(precision, device)

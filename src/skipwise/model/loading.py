@@ -1,0 +1,235 @@
+"""Load a checkpoint as a stock transformers class, refuse what cannot be extended, set the interpolation."""
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from skipwise.errors import ModelError
+from skipwise.interpolation import Rope, frequencies, rope_parameters
+
+_LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
+_ALIBI = {"bloom", "mpt"}
+_SCALED = {"linear", "yarn", "llama3", "longrope"}
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What is asked of a model: its own window, the one to reach, and how.
+
+    Attributes:
+        rope: the model's unscaled RoPE, original length included.
+        target_length: L_t in tokens.
+        interpolation: a name of ``skipwise.interpolation.NAMES``.
+    """
+
+    rope: Rope
+    target_length: int
+    interpolation: str
+
+    @property
+    def factor(self) -> float:
+        """alpha = L_t / L_c."""
+        return self.target_length / self.rope.original_length
+
+
+def resolve(name: str) -> str:
+    """The folder of the embedded model for ``nano``, else ``name`` itself."""
+    return str(resources.files("skipwise").joinpath("assets", "nano")) if name == "nano" else name
+
+
+def load_config(name: str) -> PretrainedConfig:
+    """Read the config of a folder or a hub name; no remote code is run.
+
+    Raises:
+        ModelError: nothing there that transformers can read.
+    """
+    try:
+        return AutoConfig.from_pretrained(resolve(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_unreadable(name, error)) from error
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer beside a model.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(resolve(name))
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"model {name!r} has no tokenizer that transformers can load ({_first_line(error)}); "
+            "save one beside it with tokenizer.save_pretrained"
+        ) from error
+
+
+def plan_extension(
+    config: PretrainedConfig,
+    *,
+    target_length: int | None = None,
+    original_length: int | None = None,
+    interpolation: str = "none",
+    existing_rope: str = "refuse",
+) -> Extension:
+    """Read a config's RoPE and window, and say what extending it means.
+
+    Args:
+        config: of any model with one set of ``rope_parameters``.
+        target_length: L_t; default 8 times the original.
+        original_length: L_c, where the config does not say it truly.
+        interpolation: a name of ``skipwise.interpolation.NAMES``.
+        existing_rope: ``replace`` drops a scaling that the config already has.
+
+    Raises:
+        ModelError: no RoPE, one that switches or is scaled already, or a target not above the original.
+    """
+    current = _rope_parameters(config)
+    scaled = _check_scaling(config, current, existing_rope)
+    original = original_length or _original_length(config, current if scaled else {})
+    target = target_length or 8 * original
+    if target <= original:
+        raise ModelError(
+            f"target {target:,} must exceed the model's {original:,} tokens; "
+            "give a larger --target, or original_length if the config does not say the true window"
+        )
+    rope = Rope(float(current["rope_theta"]), _rotated_dims(config, current), original)
+    return Extension(rope, target, interpolation)
+
+
+def load_model(
+    name: str, extension: Extension | None = None, *, dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Load a causal model, with the interpolation of ``extension`` in its config, or as it is.
+
+    Frequencies are float32 whatever ``dtype`` is, and are checked against the float64 formula to 1e-6.
+
+    Raises:
+        ModelError: transformers cannot load it, or its frequencies are not what was asked for.
+    """
+    config = load_config(name)
+    if extension is not None:
+        new = rope_parameters(extension.interpolation, extension.rope, extension.factor)
+        kept = {k: v for k, v in config.rope_parameters.items() if k == "partial_rotary_factor"}
+        config.rope_parameters = {**kept, **new}
+        config.max_position_embeddings = extension.target_length
+    try:
+        model = AutoModelForCausalLM.from_pretrained(resolve(name), config=config, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_unreadable(name, error)) from error
+    if extension is not None:
+        check_frequencies(model, extension)
+    return model
+
+
+def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
+    """Require every rotary buffer to be float32 and within 1e-6 of the formula.
+
+    A model cast with ``.to(bfloat16)`` fails here: rounded frequencies are 2.5 rad off at position 2,047.
+
+    Raises:
+        ModelError: a buffer is of another type or value, or there is none.
+    """
+    wanted, attention_factor = frequencies(extension.interpolation, extension.rope, extension.factor)
+    found = [m for m in model.modules() if isinstance(getattr(m, "inv_freq", None), torch.Tensor)]
+    if not found:
+        raise ModelError("the model has no rotary frequencies (inv_freq); PoSE needs rotary positions")
+    for module in found:
+        inv_freq = module.inv_freq
+        if inv_freq.dtype != torch.float32:
+            raise ModelError(
+                f"rotary frequencies are {inv_freq.dtype}, which rounds positions; load the model with dtype=, "
+                "do not cast a loaded one"
+            )
+        actual = inv_freq.detach().cpu().numpy().astype(np.float64)
+        if actual.shape != wanted.shape or not np.allclose(actual, wanted, rtol=1e-6, atol=0):
+            raise ModelError(
+                f"the model computes other rotary frequencies than {extension.interpolation} x{extension.factor:g} "
+                "asks for; a code path of this model ignores its rope_parameters"
+            )
+        if abs(getattr(module, "attention_scaling", 1.0) - attention_factor) > 1e-6:
+            raise ModelError(
+                f"the model scales attention by {module.attention_scaling}, "
+                f"{extension.interpolation} asks for {attention_factor:.6f}"
+            )
+
+
+def _rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
+    kind = config.model_type
+    current = getattr(config, "rope_parameters", None)
+    if not current:
+        what = (
+            "learned positions" if kind in _LEARNED else "ALiBi" if kind in _ALIBI else "no rotary positions"
+        )
+        raise ModelError(
+            f"model_type {kind} has {what}; PoSE needs rotary position embeddings, as Llama, Mistral or Qwen have"
+        )
+    if "rope_theta" not in current:
+        raise ModelError(
+            f"model_type {kind} has several RoPEs ({', '.join(map(str, current))}); "
+            "one set of rope_parameters is supported"
+        )
+    return current
+
+
+def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_rope: str) -> bool:
+    """Say whether a scaling is there that is to be replaced; refuse what must not be trained on."""
+    kind = current.get("rope_type", "default")
+    if kind == "default":
+        return False
+    factor = current.get("factor")
+    if kind == "longrope" and current.get("short_factor") == current.get("long_factor"):
+        switches = False
+    else:
+        switches = kind in ("dynamic", "longrope")
+    original = _original_length(config, current)
+    if existing_rope == "replace" and kind in _SCALED | {"dynamic"}:
+        return True
+    if switches:
+        raise ModelError(
+            f"config has {kind} RoPE, whose frequencies switch with the longest position of each batch: it cannot "
+            "be trained on; choose --existing-rope replace, or start from the base model"
+        )
+    times = f" x{factor:g}" if factor else ""
+    raise ModelError(
+        f"config is already {kind}{times} (original {original:,}): choose --existing-rope replace, "
+        "or start from the base model"
+    )
+
+
+def _original_length(config: PretrainedConfig, scaling: dict[str, Any]) -> int:
+    """L_c: what the scaling says it was, else its factor's share of the window, else the window."""
+    said = scaling.get("original_max_position_embeddings")
+    if said is None and scaling and scaling.get("rope_type") == "linear":
+        return int(config.max_position_embeddings / scaling["factor"])
+    return int(said or config.max_position_embeddings)
+
+
+def _rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(head * current.get("partial_rotary_factor", 1.0))
+
+
+def _unreadable(name: str, error: Exception) -> str:
+    if Path(name).exists():
+        return f"model folder {name} cannot be loaded: {_first_line(error)}"
+    return (
+        f"model {name!r} is neither nano, nor a folder here, nor reachable on the model hub "
+        f"({_first_line(error)}); download it first and give its folder"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

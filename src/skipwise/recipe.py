@@ -1,0 +1,274 @@
+"""The run's configuration: typed, validated, and written out whole into every run folder.
+
+A recipe is YAML with the fields below; an unknown key is an error that names the nearest valid one.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from skipwise.errors import RecipeError
+from skipwise.lengths import parse_length
+
+Interpolation = Literal["none", "linear", "ntk", "yarn", "yarn-revised"]
+Scheme = Literal["pose", "randpos", "full", "short"]
+Arm = Literal["original", "pi-only", "trained"]
+
+
+def _length(value: Any) -> Any:
+    """Let pydantic report our length error as its own."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number of tokens, as 2048 or 2k")
+    try:
+        return parse_length(value)
+    except RecipeError as error:
+        raise ValueError(str(error)) from error
+
+
+Length = Annotated[int, BeforeValidator(_length), Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A part of the recipe; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True)
+
+
+class Positions(Section):
+    """Which positions the training examples get (``skipwise.positions``)."""
+
+    scheme: Scheme = Field("pose", description="pose, or a control: randpos, full, short")
+    chunks: int = Field(2, ge=1, description="N, the number of chunks (pose)")
+    lengths: Literal["paper", "released"] = Field("paper", description="how chunk lengths are drawn (pose)")
+    content: Literal["uniform", "zero", "aligned"] = Field(
+        "uniform", description="content offsets v_i: uniform, zero (contiguous text), or aligned (v_i = u_i)"
+    )
+
+
+class Data(Section):
+    """Which text is trained on and what is held out."""
+
+    source: str = Field(
+        "stdlib", description="a file or folder, a Hugging Face data set name or folder, or stdlib"
+    )
+    split: str = Field("train", description="the split of a Hugging Face data set")
+    text_field: str = Field(
+        "text", description="the field of JSON Lines, Parquet or a data set that holds the text"
+    )
+    min_tokens: Length | None = Field(None, description="shortest document kept; default: the train length")
+    held_out: float = Field(
+        0.1, ge=0, lt=1, description="share of documents held out, by a hash of their name"
+    )
+    passkey: float = Field(0.0, ge=0, le=1, description="share of examples that are passkey prompts")
+    train_jumps: bool = Field(False, description="train the label that follows a jump of the content")
+    cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
+    workers: int | None = Field(None, ge=1, description="threads that tokenise; default: all cores")
+
+
+class Training(BaseModel):
+    """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
+
+    ``batch_size`` is the global batch in examples: gradient accumulation follows from it, the micro-batch
+    and the number of processes, so that one GPU and eight see the same examples in each step.
+    """
+
+    model_config = ConfigDict(extra="allow", validate_default=True)
+
+    max_steps: int = Field(1000, gt=0, description="optimizer steps")
+    batch_size: int = Field(64, gt=0, description="examples in each step, over all processes")
+    per_device_train_batch_size: int = Field(1, gt=0, description="examples in one forward pass")
+    learning_rate: float = Field(2e-5, gt=0)
+    lr_scheduler_type: str = "linear"
+    warmup_steps: float = Field(10, ge=0, description="steps, or below 1 a share of max_steps")
+    optim: str = "adamw_torch"
+    precision: Literal["auto", "bf16", "fp16", "float32"] = Field(
+        "auto", description="auto takes bf16 autocast where the machine is fast at it"
+    )
+    save_steps: int = Field(100, gt=0, description="steps between checkpoints")
+    save_total_limit: int = Field(2, gt=0, description="complete checkpoints kept")
+    logging_steps: int = Field(10, gt=0)
+
+
+class Evaluation(Section):
+    """What is measured after training, on held-out documents."""
+
+    arms: list[Arm] = Field(["original", "pi-only", "trained"], description="which models are measured")
+    source: str | None = Field(None, description="other text to measure on; default: what data held out")
+    windows: list[Length] | None = Field(
+        None, description="sliding windows; default: the original length, doubled up to the target"
+    )
+    stride: Length | None = Field(
+        None,
+        description="default: half the original length as in the paper, for far targets target / 16; at most half the window",
+    )
+    documents: int = Field(8, gt=0, description="how many documents at the most")
+    tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
+    passkey_lengths: list[Length] | None = Field(None, description="default: the windows")
+    passkey_trials: int = Field(50, ge=0, description="prompts a length; 0 leaves passkey out")
+
+
+class Recipe(Section):
+    """One extension: a model, a target, the method and the text.
+
+    Raises:
+        RecipeError: through ``load_recipe``; names the key, its rule and the nearest valid name.
+    """
+
+    model: str = Field("nano", description="nano (embedded), a folder, or a model name on the hub")
+    target: Length | None = Field(None, description="target length L_t; default: 8 times the original")
+    original_length: Length | None = Field(None, description="L_c; default: what the model's config says")
+    train_length: Length | None = Field(None, description="window trained on; default: the original length")
+    interpolation: Interpolation = "yarn"
+    existing_rope: Literal["refuse", "replace"] = Field(
+        "refuse", description="what to do with a model whose config is scaled already"
+    )
+    seed: int = Field(0, ge=0)
+    positions: Positions = Positions()
+    data: Data = Data()
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        if self.train_length and self.positions.chunks > self.train_length:
+            raise ValueError(
+                f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
+                "a chunk has at least one token"
+            )
+        return self
+
+
+def shipped_recipes() -> list[str]:
+    """The names of the recipes in the package, for ``--recipe NAME``."""
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in resources.files("skipwise").joinpath("recipes").iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe from a YAML file or by its shipped name, then apply dotted ``changes``.
+
+    Args:
+        source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults above.
+        changes: ``{"training.learning_rate": 1e-5, ...}``; each wins over the file.
+
+    Raises:
+        RecipeError: the file is missing or not YAML, a key is unknown, a value breaks its rule.
+    """
+    values = {} if source is None else _read_yaml(source)
+    for key, value in (changes or {}).items():
+        _set_dotted(values, key, value)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError(_explain(error)) from None
+
+
+def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
+    """Read ``key=value`` words; the value is YAML, so ``1e-5``, ``true`` and ``[1k, 2k]`` mean what they say.
+
+    Raises:
+        RecipeError: a word has no ``=`` or its value is not YAML.
+    """
+    changes = {}
+    for word in assignments:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise RecipeError(f"--set {word!r} must be KEY=VALUE, as training.learning_rate=1e-5")
+        try:
+            changes[key.strip()] = _number(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise RecipeError(f"--set {key}: {text!r} is not a YAML value ({error})") from None
+    return changes
+
+
+def dump_recipe(recipe: Recipe, path: Path) -> None:
+    """Write every setting, defaults included, as YAML that ``load_recipe`` reads back equal."""
+    path.write_text(
+        yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """`` (did you mean x?)`` for the valid name closest to ``name``, or nothing."""
+    close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _read_yaml(source: str | Path) -> dict[str, Any]:
+    path = Path(source)
+    name = str(source).removeprefix("recipes/").removesuffix(".yaml")
+    if not path.is_file() and name in shipped_recipes():
+        path = Path(str(resources.files("skipwise").joinpath("recipes", f"{name}.yaml")))
+    if not path.is_file():
+        shipped = shipped_recipes()
+        raise RecipeError(
+            f"recipe {str(source)!r} is neither a file nor shipped{nearest(path.stem, shipped)}; "
+            f"shipped: {', '.join(shipped)}"
+        )
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
+    return {key: _number(value) for key, value in values.items() if value is not None}
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads ``1e-5`` as text; read it as the number that it is, everywhere in a recipe."""
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, str) and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
+    section = values
+    for parent in parents:
+        section = section.setdefault(parent, {})
+        if not isinstance(section, dict):
+            raise RecipeError(f"{key}: {parent} is a value, not a section")
+    section[leaf] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """One line a problem: the key, the value met, the rule, the nearest valid name."""
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"]) or "recipe"
+        if problem["type"] == "extra_forbidden":
+            valid = _fields_at(problem["loc"][:-1])
+            lines.append(
+                f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}"
+            )
+        else:
+            rule = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{key} = {problem['input']!r}: {rule}" if problem["loc"] else rule)
+    return "\n".join(lines)
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = Recipe
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, BaseModel)
+        section = annotation
+    return list(section.model_fields)

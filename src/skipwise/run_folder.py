@@ -1,0 +1,169 @@
+"""The folder of one run: never overwritten, resumed only by the same recipe.
+
+recipe.yaml   resolved, every default written out
+run.json      versions, seed, machine, command, data fingerprint, probe
+checkpoints/  of the training, each with its marker of completeness
+model/        the extended checkpoint
+results.jsonl figures/ report.html
+"""
+
+import json
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from skipwise.errors import RecipeError, RunError
+from skipwise.recipe import Recipe, dump_recipe, load_recipe
+
+_PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
+
+
+class RunFolder:
+    """The paths of a run, and its ``run.json``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.facts = path / "run.json"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.results = path / "results.jsonl"
+        self.figures = path / "figures"
+        self.report = path / "report.html"
+
+    def record(self, **facts: Any) -> None:
+        """Add facts to ``run.json``; written whole and renamed, so a kill never leaves half of it."""
+        known = self.read()
+        known.update(facts)
+        temporary = self.facts.with_suffix(".partial")
+        temporary.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, self.facts)
+
+    def read(self) -> dict[str, Any]:
+        """The facts recorded so far."""
+        return json.loads(self.facts.read_text(encoding="utf-8")) if self.facts.exists() else {}
+
+
+def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: bool) -> RunFolder:
+    """Create the folder of a new run, or find the one to go on with.
+
+    Args:
+        recipe: resolved.
+        out: the folder; None takes ``runs/<default_name>``, numbered on where it is taken.
+        default_name: a name for the run, free of separators.
+        resume: go on with a folder that this recipe began.
+
+    Raises:
+        RunError: the folder holds another run or other files, or there is nothing to resume.
+    """
+    folder = RunFolder(out or _default_folder(recipe, default_name, resume))
+    if folder.recipe.exists():
+        if not resume:
+            raise RunError(
+                f"{folder.path} holds another run: --resume goes on with it, or give another --out"
+            )
+        _same_recipe(load_recipe(folder.recipe), recipe, folder.path)
+        return folder
+    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        raise RunError(f"{folder.path} exists and is no run of skipwise; give another --out")
+    if resume:
+        raise RunError(f"{folder.path} holds no run to resume; leave --resume out to begin one")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.record(**_provenance(recipe.seed))
+    dump_recipe(recipe, folder.recipe)
+    return folder
+
+
+def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
+    """The newest run of this recipe to resume, or the first free of runs/name, runs/name-2, ..."""
+    number, free = 1, Path("runs") / name
+    candidates = []
+    while free.exists():
+        candidates.append(free)
+        number += 1
+        free = Path("runs") / f"{name}-{number}"
+    if not resume:
+        return free
+    for folder in reversed(candidates):
+        saved = folder / "recipe.yaml"
+        if saved.exists() and load_recipe(saved) == recipe:
+            return folder
+    raise RunError(
+        f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out"
+    )
+
+
+def _same_recipe(saved: Recipe, wanted: Recipe, folder: Path) -> None:
+    old, new = _flatten(saved.model_dump()), _flatten(wanted.model_dump())
+    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+    if changed:
+        key = changed[0]
+        raise RunError(
+            f"{folder} was begun with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: "
+            "resume with the recipe it began with, or give another --out"
+        )
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _provenance(seed: int) -> dict[str, Any]:
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": " ".join(["skipwise", *sys.argv[1:]]),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "versions": versions,
+        "machine": _machine(),
+    }
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+    }
+    if torch.cuda.is_available():
+        facts["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return facts
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def recipe_of(folder: Path) -> Recipe:
+    """The recipe that a run was begun with.
+
+    Raises:
+        RunError: the folder holds no run.
+    """
+    try:
+        return load_recipe(RunFolder(folder).recipe)
+    except RecipeError as error:
+        raise RunError(f"{folder} holds no run that can be read: {error}") from None
