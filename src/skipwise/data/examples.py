@@ -82,7 +82,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self._examples = int(self._ends[-1]) // train_length if examples is None else examples
         # Shared memory, so that workers which outlive an epoch see the next one.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self.plans(np.arange(1))  # a setting that no plan can meet is said here, not in a worker
+        # What no plan can meet is said here, by the shortest document, and not in a worker.
+        shortest = np.minimum(self._lengths.min(keepdims=True), target_length)
+        self._plan(Keys.of(seed, 0, 0), shortest)
 
     @classmethod
     def from_source(

@@ -1,0 +1,208 @@
+"""One file -> its texts, by the file's ending.
+
+A reader yields ``(suffix, text)``: the suffix, ``:`` and the line or row from 1, tells the records of one
+file apart and is empty where the file is one document.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from skipwise.errors import DataError
+
+_TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".tex")
+_PARQUET_ROWS = 64
+_ZSTD_BYTES = 2**16  # a hostile frame grows at most some 10,000 times: 600 MB
+
+Reader = Callable[[Path, str], Iterator[tuple[str, str]]]
+
+
+class NotUtf8Error(DataError):
+    """Told apart from the other DataErrors because the standard library has such files."""
+
+
+def reader_of(path: Path) -> Reader | None:
+    """Return the function (path, text field) -> texts for the ending of ``path``, or None."""
+    name = path.name.lower()
+    if name.endswith(_TEXT_ENDINGS):
+        return _read_text
+    if name.endswith(tuple(_LINES)):
+        return _read_json_lines
+    return _read_parquet if name.endswith(".parquet") else None
+
+
+def _read_text(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from error
+    text = _decode(data, str(path))
+    yield "", text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read_json_lines(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
+    begin = 0
+    for number, line in enumerate(_lines(path), 1):
+        where = f"{path}, line {number:,}"
+        if line.strip():
+            record = _parse_json(_decode(line, where, begin), where)
+            yield f":{number}", text_of(record, text_field, where)
+        begin += len(line)
+
+
+def _read_parquet(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    row = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            require_field(file.schema_arrow.names, text_field, str(path))
+            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_field]):
+                for value in batch.column(text_field):
+                    row += 1
+                    where = f"{path}, row {row:,}"
+                    yield f":{row}", text_of({text_field: value.as_py()}, text_field, where)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(f"{path}, row {row:,}", error) from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path}, after row {row:,}: not Parquet, cut short or damaged ({first_line(error)}); "
+            "fetch it again"
+        ) from error
+
+
+def _decode(data: bytes, where: str, begin: int = 0) -> str:
+    """Decode UTF-8; ``begin`` is the place of ``data`` in its file, in bytes, for the message."""
+    try:
+        return data.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(where, error, begin) from error
+
+
+def _parse_json(line: str, where: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f'{where}: not JSON ({error}); each line must be one object, as {{"text": "..."}}'
+        ) from error
+
+
+def text_of(record: Any, field: str, where: str) -> str:
+    """Take the text out of a record, or say what is there instead."""
+    if not isinstance(record, Mapping):
+        raise DataError(f"{where}: holds a {type(record).__name__}, not an object with the field {field!r}")
+    require_field(list(record), field, where)
+    text = record[field]
+    if not isinstance(text, str):
+        raise DataError(
+            f"{where}: field {field!r} is {_kind(text)}, not text; "
+            "name the one that holds the text by data.text_field"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: field {field!r}, character {error.start:,} is half of a surrogate pair, "
+            "which no UTF-8 text can hold; mend or remove the record"
+        ) from error
+    return text
+
+
+def require_field(fields: Sequence[str], field: str, where: str) -> None:
+    """Refuse records without ``field`` and name the fields that are there."""
+    if field not in fields:
+        there = ", ".join(repr(name) for name in fields) or "none"
+        raise DataError(
+            f"{where}: no field {field!r}; the fields there: {there}. "
+            "Name the one that holds the text by data.text_field"
+        )
+
+
+def _kind(value: object) -> str:
+    return "empty (null)" if value is None else f"of type {type(value).__name__}"
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataError:
+    bad = error.object[error.start]
+    return NotUtf8Error(
+        f"{where}: byte {begin + error.start:,} (0x{bad:02x}) is not UTF-8; convert the file, "
+        "as by `iconv -f latin1 -t utf-8`"
+    )
+
+
+def unreadable(path: Path, error: OSError) -> DataError:
+    """Say that the system does not let ``path`` be read."""
+    return DataError(f"{path}: cannot be read ({error.strerror or error}); mend that, or move it elsewhere")
+
+
+def first_line(error: BaseException) -> str:
+    """Shorten the message of another library to its first line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Iterate the lines of ``path``, decompressed; they keep their line end."""
+    open_lines = next(opener for ending, opener in _LINES.items() if path.name.lower().endswith(ending))
+    try:
+        yield from open_lines(path)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path}: the compressed file is cut short or damaged ({error}); fetch it again"
+        ) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def _plain_lines(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        yield from file
+
+
+def _gzip_lines(path: Path) -> Iterator[bytes]:
+    with gzip.open(path) as file:
+        yield from file
+
+
+def _zstd_lines(path: Path) -> Iterator[bytes]:
+    tail = b""
+    for chunk in _zstd_chunks(path):
+        *lines, tail = (tail + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if tail:
+        yield tail
+
+
+def _zstd_chunks(path: Path) -> Iterator[bytes]:
+    """Decompress every frame; zstandard's own reader takes a frame cut short for the end of the file."""
+    import zstandard
+
+    # Large corpora are often packed with --long=31; the default refuses such windows.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
+    frame = None
+    try:
+        with open(path, "rb") as file:
+            while data := file.read(_ZSTD_BYTES):
+                while data:
+                    frame = frame or decompressor.decompressobj()
+                    yield frame.decompress(data)
+                    data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    except zstandard.ZstdError as error:
+        raise EOFError(str(error)) from error
+    if frame is not None:
+        raise EOFError("the last frame does not end")
+
+
+_LINES: dict[str, Callable[[Path], Iterator[bytes]]] = {
+    ".jsonl": _plain_lines,
+    ".jsonl.gz": _gzip_lines,
+    ".jsonl.zst": _zstd_lines,
+}
+
+
+ENDINGS = (*_TEXT_ENDINGS, *_LINES, ".parquet")

@@ -1,0 +1,55 @@
+"""Tiny models and tokenizers, made in a moment; the hub cannot be reached and is not needed."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = "the model reads a long text and finds what was said before in it again and again until it ends here".split()
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Make a tokenizer of the 256 bytes and one end-of-text token, id 0."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<|endoftext|>": 0, **{letter: i + 1 for i, letter in enumerate(alphabet)}}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+    )
+
+
+def llama(window: int = 32, **changes: object) -> LlamaForCausalLM:
+    """Make a random Llama of two layers with the vocabulary of ``byte_tokenizer``."""
+    torch.manual_seed(0)
+    settings: dict[str, object] = {
+        "vocab_size": 257,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": window,
+        "initializer_range": 0.2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).eval()
+
+
+def checkpoint(folder: Path, window: int = 32, **changes: object) -> Path:
+    """Save ``llama`` and ``byte_tokenizer`` as one checkpoint folder."""
+    llama(window, **changes).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def corpus(folder: Path, documents: int = 30, words: int = 60) -> Path:
+    """Write text files of rising length; their names decide which are held out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(documents):
+        text = " ".join(WORDS[(i * 7 + j * (i + 3)) % len(WORDS)] for j in range(words + i))
+        (folder / f"document-{i}.txt").write_text(text, encoding="utf-8")
+    return folder

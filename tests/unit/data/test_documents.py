@@ -1,0 +1,321 @@
+"""Every kind of source, and what is said of each that cannot be read."""
+
+import ast
+import gzip
+import hashlib
+import json
+import os
+import string
+import sysconfig
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from skipwise.data.documents import Document, is_held_out, open_corpus, read_documents
+from skipwise.errors import DataError
+
+ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "", "id": 9}]
+DOCUMENTS = [(f":{row}", record["text"]) for row, record in enumerate(ROWS, 1)]
+
+
+def json_lines(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def pairs(source, **options) -> list[tuple[str, str]]:
+    return [(document.name, document.text) for document in read_documents(source, **options)]
+
+
+def error_of(source, **options) -> str:
+    with pytest.raises(DataError) as caught:
+        list(read_documents(source, **options))
+    return str(caught.value)
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+class TestHeldOut:
+    def test_agrees_with_the_embedded_models_split(self):
+        """The nano model was trained under ``< 2**64 // 10``: 103 of 2**64 hashes would tell them apart."""
+        for name in (f"package/module_{i}.py" for i in range(20_000)):
+            word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+            assert is_held_out(name, 0.1) == (word < 2**64 // 10)
+
+    def test_known_names(self):
+        """Their ``sha256sum`` begin with c4, b4, 3b and d9; half of 100 is 80."""
+        held = [name for name in ("abc.py", "ast.py", "json/decoder.py", "os.py") if is_held_out(name, 0.5)]
+        assert held == ["json/decoder.py"]
+
+    @given(st.text(alphabet=string.printable), st.floats(0, 1), st.floats(0, 1))
+    def test_grows_with_the_share(self, name, a, b):
+        assert is_held_out(name, min(a, b)) <= is_held_out(name, max(a, b))
+        assert not is_held_out(name, 0.0)
+        assert is_held_out(name, 1.0)
+
+    def test_holds_out_its_share(self):
+        held = sum(is_held_out(str(i), 0.1) for i in range(20_000))
+        assert abs(held - 2_000) < 5 * (20_000 * 0.1 * 0.9) ** 0.5
+
+
+class TestFiles:
+    def test_text_file(self, tmp_path):
+        path = write(tmp_path / "notes.txt", "\ufeffone\r\ntwo\rthree\n")
+        assert pairs(path) == [("notes.txt", "one\ntwo\nthree\n")]
+
+    def test_folder(self, tmp_path):
+        for name in ("b.md", "a/z.rst", "a/b.TEX", "a.py", "a/c/x.txt"):
+            write(tmp_path / name, name)
+        for name in (".hidden.txt", ".git/x.txt", "picture.png", "README"):
+            write(tmp_path / name, b"\xff")
+        write(tmp_path / "c.jsonl", json_lines(ROWS))
+        texts = ["a.py", "a/b.TEX", "a/c/x.txt", "a/z.rst", "b.md"]
+        assert pairs(str(tmp_path)) == [
+            *((name, name) for name in texts),
+            *(("c.jsonl" + suffix, text) for suffix, text in DOCUMENTS),
+        ]
+
+    def test_is_lazy(self, tmp_path):
+        write(tmp_path / "a.txt", "first")
+        write(tmp_path / "b.txt", b"\xff")
+        assert next(read_documents(tmp_path)) == Document("a.txt", "first")
+
+    def test_file_names_beside_utf8_can_be_hashed(self, tmp_path):
+        try:
+            write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/n\xff.txt")), "text")
+        except OSError:
+            pytest.skip("this file system has UTF-8 names only")
+        ((name, _),) = pairs(tmp_path)
+        assert name == r"n\xff.txt"
+        is_held_out(name, 0.1)
+
+    @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+    def test_json_lines(self, tmp_path, ending):
+        data = json_lines(ROWS[:2]) + json.dumps(ROWS[2]).encode()  # no line end at the end
+        packed = {
+            ".jsonl": lambda: data,
+            ".jsonl.gz": lambda: gzip.compress(data),
+            # Two frames, as appending makes, cut inside a line.
+            ".jsonl.zst": lambda: zstandard.compress(data[:9]) + zstandard.compress(data[9:]),
+        }[ending]()
+        path = write(tmp_path / f"corpus{ending}", packed)
+        assert pairs(path) == [(f"corpus{ending}{suffix}", text) for suffix, text in DOCUMENTS]
+
+    def test_json_lines_count_empty_lines(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", b"\n" + json_lines(ROWS[:1]) + b"  \n" + json_lines(ROWS[1:2]))
+        assert [name for name, _ in pairs(path)] == ["c.jsonl:2", "c.jsonl:4"]
+
+    def test_other_field(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", b'{"body": "text"}\n')
+        assert pairs(path, text_field="body") == [("c.jsonl:1", "text")]
+
+    def test_parquet_beyond_one_batch(self, tmp_path):
+        texts = [f"text {i}" for i in range(150)]
+        parquet.write_table(pyarrow.table({"id": range(150), "text": texts}), tmp_path / "c.parquet")
+        assert pairs(tmp_path / "c.parquet") == [(f"c.parquet:{i}", t) for i, t in enumerate(texts, 1)]
+
+    def test_zst_larger_than_a_read(self, tmp_path):
+        rows = [{"text": hashlib.sha256(bytes([i % 256, i // 256])).hexdigest() * 4} for i in range(3_000)]
+        path = write(tmp_path / "c.jsonl.zst", zstandard.compress(json_lines(rows)))
+        assert path.stat().st_size > 2**16
+        assert [text for _, text in pairs(path)] == [row["text"] for row in rows]
+
+
+class TestStandardLibrary:
+    def test_is_pythons_own_modules(self):
+        documents = dict(pairs("stdlib"))
+        root = Path(sysconfig.get_paths()["stdlib"])
+        assert documents["ast.py"] == (root / "ast.py").read_text(encoding="utf-8")
+        assert ast.parse(documents["json/decoder.py"])
+        left_out = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+        for name in documents:
+            assert name.endswith(".py")
+            assert not left_out & set(name.split("/"))
+            assert name.split("/")[0] not in {"encodings", "pydoc_data"}
+        assert list(documents) == sorted(documents)
+
+    def test_skips_what_is_not_utf8_and_only_here(self, tmp_path, monkeypatch):
+        write(tmp_path / "good.py", "x = 1\n")
+        write(tmp_path / "latin.py", b"# \xe9\n")
+        write(tmp_path / "site-packages/other.py", "x = 2\n")
+        write(tmp_path / "lib/encodings/kept.py", "x = 3\n")
+        write(tmp_path / "encodings/table.py", "x = 4\n")
+        assert "latin.py" in error_of(tmp_path)
+        monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+        assert [name for name, _ in pairs("stdlib")] == ["good.py", "lib/encodings/kept.py"]
+
+
+class TestHuggingFace:
+    @pytest.fixture
+    def saved(self, tmp_path) -> Path:
+        data = datasets.Dataset.from_list(ROWS)
+        data.save_to_disk(str(tmp_path / "one"))
+        datasets.DatasetDict(train=data, validation=data.select([1])).save_to_disk(str(tmp_path / "many"))
+        return tmp_path
+
+    def test_saved_data_set(self, saved):
+        assert pairs(saved / "one") == [("one" + suffix, text) for suffix, text in DOCUMENTS]
+        assert pairs(saved / "many", split="validation") == [("many:1", ROWS[1]["text"])]
+
+    def test_unknown_split(self, saved):
+        message = error_of(saved / "many", split="trian")
+        assert "no split 'trian' (did you mean train?); set data.split to one of train, validation" in message
+
+    def test_missing_field(self, saved):
+        message = error_of(saved / "one", text_field="body")
+        assert "no field 'body'; the fields there: 'text', 'id'" in message
+
+    def test_damaged(self, saved):
+        (saved / "one" / "state.json").write_text("{")
+        assert "cannot be loaded" in error_of(saved / "one")
+
+    def test_name_on_the_hub(self, monkeypatch):
+        asked = []
+
+        def load(name, split):
+            asked.append((name, split))
+            return datasets.Dataset.from_list(ROWS)
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        assert pairs("owner/set", split="test") == [("owner/set" + s, text) for s, text in DOCUMENTS]
+        assert asked == [("owner/set", "test")]
+
+    def test_no_network(self, tmp_path, monkeypatch):
+        def load(name, split):
+            raise ConnectionError("Couldn't reach 'my_corpsu' on the Hub\ntraceback")
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        monkeypatch.chdir(tmp_path)
+        write(tmp_path / "my_corpus/a.txt", "text")
+        message = error_of("my_corpsu")
+        assert message.startswith("'my_corpsu' is neither a file nor a folder here (did you mean my_corpus?)")
+        assert "(ConnectionError: Couldn't reach 'my_corpsu' on the Hub)" in message
+        assert "save_to_disk" in message
+        assert "\n" not in message
+
+
+class TestRefusals:
+    def test_missing_path(self, tmp_path):
+        write(tmp_path / "corpus.jsonl", b"")
+        message = error_of(tmp_path / "corpsu.jsonl")
+        assert "neither a file nor a folder here (did you mean corpus.jsonl?)" in message
+        assert "or stdlib" in message
+        assert "neither a file nor a folder here;" in error_of("nowhere/to/be/found/")
+
+    def test_is_refused_at_the_call(self, tmp_path):
+        with pytest.raises(DataError):
+            read_documents(tmp_path / "missing.txt")
+
+    def test_empty_folder(self, tmp_path):
+        write(tmp_path / "picture.png", b"")
+        assert error_of(tmp_path) == (
+            f"{tmp_path} holds no document; readable are .txt, .md, .rst, .py, .tex, "
+            ".jsonl, .jsonl.gz, .jsonl.zst, .parquet"
+        )
+
+    def test_no_record(self, tmp_path):
+        assert "holds no document" in error_of(write(tmp_path / "c.jsonl", b"\n\n"))
+
+    def test_unknown_ending(self, tmp_path):
+        message = error_of(write(tmp_path / "table.csv", b"a,b"))
+        assert "cannot read files ending in '.csv'; readable are .txt" in message
+
+    def test_text_not_utf8(self, tmp_path):
+        path = write(tmp_path / "latin.txt", b"caf\xe9 au lait")
+        assert error_of(path) == (
+            f"{path}: byte 3 (0xe9) is not UTF-8; convert the file, as by `iconv -f latin1 -t utf-8`"
+        )
+
+    def test_line_not_utf8(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n')
+        assert error_of(path).startswith(f"{path}, line 2: byte 24 (0xe9) is not UTF-8")
+
+    @pytest.mark.parametrize("line", [b'{"text": "a"', b"text", b"[" * 100_000])
+    def test_broken_json(self, tmp_path, line):
+        path = write(tmp_path / "c.jsonl", json_lines(ROWS) + line + b"\n")
+        assert error_of(path).startswith(f"{path}, line 4: not JSON (")
+
+    def test_record_is_no_object(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", b'"text"\n')
+        assert error_of(path) == f"{path}, line 1: holds a str, not an object with the field 'text'"
+
+    def test_missing_field(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n')
+        assert error_of(path) == (
+            f"{path}, line 4: no field 'text'; the fields there: 'body', 'id'. "
+            "Name the one that holds the text by data.text_field"
+        )
+        table = pyarrow.table({"body": ["x"]})
+        parquet.write_table(table, tmp_path / "c.parquet")
+        assert "no field 'text'; the fields there: 'body'" in error_of(tmp_path / "c.parquet")
+
+    @pytest.mark.parametrize(("value", "kind"), [("3", "of type int"), ("null", "empty (null)")])
+    def test_field_is_not_text(self, tmp_path, value, kind):
+        path = write(tmp_path / "c.jsonl", f'{{"text": {value}}}')
+        assert f"line 1: field 'text' is {kind}, not text" in error_of(path)
+
+    def test_parquet_field_is_not_text(self, tmp_path):
+        parquet.write_table(pyarrow.table({"text": ["a", None]}), tmp_path / "c.parquet")
+        assert "row 2: field 'text' is empty (null), not text" in error_of(tmp_path / "c.parquet")
+
+    def test_half_a_surrogate_pair(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", rb'{"text": "ab\ud83d"}')
+        assert "line 1: field 'text', character 2 is half of a surrogate pair" in error_of(path)
+
+    @pytest.mark.parametrize("keep", [0.5, 0.98])
+    @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
+    def test_compressed_cut_short(self, tmp_path, ending, pack, keep):
+        data = pack(json_lines([{"text": hashlib.sha256(bytes([i])).hexdigest()} for i in range(200)]))
+        path = write(tmp_path / f"c.jsonl{ending}", data[: int(len(data) * keep)])
+        assert "the compressed file is cut short or damaged" in error_of(path)
+
+    @pytest.mark.parametrize("ending", [".gz", ".zst"])
+    def test_not_compressed_at_all(self, tmp_path, ending):
+        path = write(tmp_path / f"c.jsonl{ending}", json_lines(ROWS))
+        assert "the compressed file is cut short or damaged" in error_of(path)
+
+    def test_parquet_cut_short(self, tmp_path):
+        path = tmp_path / "c.parquet"
+        parquet.write_table(pyarrow.table({"text": ["text"] * 100}), path)
+        path.write_bytes(path.read_bytes()[:-20])
+        assert "after row 0: not Parquet, cut short or damaged" in error_of(path)
+
+    @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+    def test_vanished_between_listing_and_reading(self, tmp_path, name):
+        path = write(tmp_path / name, b"")
+        corpus = open_corpus(path)
+        path.unlink()
+        with pytest.raises(DataError, match=r"a\.\w+"):
+            list(corpus)
+        with pytest.raises(DataError, match="cannot be read"):
+            corpus.fingerprint()
+
+
+class TestFingerprint:
+    def test_follows_names_contents_and_field_only(self, tmp_path):
+        def fingerprint(folder: str, name: str, text: str, **options) -> str:
+            path = write(tmp_path / folder / name, text)
+            return open_corpus(path.parent, **options).fingerprint()
+
+        base = fingerprint("a", "x.txt", "text")
+        assert fingerprint("b", "x.txt", "text") == base
+        assert fingerprint("c", "y.txt", "text") != base
+        assert fingerprint("d", "x.txt", "texT") != base
+        assert fingerprint("e", "x.txt", "text", text_field="body") != base
+
+    def test_saved_data_set_follows_its_files(self, tmp_path):
+        def fingerprint(folder: str, rows: list[dict]) -> str:
+            path = tmp_path / folder / "set"
+            datasets.Dataset.from_list(rows).save_to_disk(str(path))
+            return open_corpus(path).fingerprint()
+
+        assert fingerprint("a", ROWS) == fingerprint("b", ROWS) != fingerprint("c", ROWS[:2])

@@ -1,0 +1,127 @@
+"""Examples: what is in them, that keys alone decide it, and that nothing is trained that should not be."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from skipwise.data.examples import IGNORED, PoseDataset, collate
+from skipwise.data.tokens import TokenStore, build_token_store
+from skipwise.errors import DataError
+from skipwise.recipe import Positions
+from tests.tiny import byte_tokenizer, corpus
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    folder = tmp_path_factory.mktemp("corpus")
+    return build_token_store(str(corpus(folder / "text")), byte_tokenizer(), cache=folder / "cache")
+
+
+def dataset(store: TokenStore, **options: object) -> PoseDataset:
+    settings = {"train_length": 64, "target_length": 256, "examples": 200, **options}
+    return PoseDataset(store, np.arange(len(store)), **settings)
+
+
+def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return all((a[key] == b[key]).all() for key in a)
+
+
+@pytest.mark.parametrize("content", ["uniform", "zero", "aligned"])
+def test_every_token_is_the_documents_token_at_its_place(store: TokenStore, content: str) -> None:
+    data = dataset(store, positions=Positions(content=content, chunks=3))
+    indices = np.arange(100)
+    spans, origins, keys = data._spans(indices)
+    plans = data._plan(keys, spans)
+    for i, example in enumerate(data.__getitems__(list(indices))):
+        document = np.searchsorted(store.offsets, origins[i], side="right") - 1
+        text = store.document(document)
+        inside = origins[i] - store.offsets[document] + plans.content_indices()[i]
+        assert (example["input_ids"] == text[inside]).all()
+        assert (example["position_ids"] == plans.position_ids()[i]).all()
+        assert example["position_ids"].max() < 256
+        assert (example["attention_mask"] == 1).all()
+
+
+def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: TokenStore) -> None:
+    masked, trained = dataset(store), dataset(store, train_jumps=True)
+    jumps = 0
+    for a, b in zip(masked.__getitems__(range(100)), trained.__getitems__(range(100)), strict=True):
+        assert (b["labels"] == b["input_ids"]).all()
+        left_out = np.flatnonzero(a["labels"] == IGNORED)
+        assert len(left_out) <= 1
+        assert (np.delete(a["labels"] - a["input_ids"], left_out) == 0).all()
+        jumps += len(left_out)
+    assert jumps > 50
+
+
+def test_contiguous_text_keeps_every_label_though_positions_jump(store: TokenStore) -> None:
+    data = dataset(store, positions=Positions(content="zero"))
+    for example in data.__getitems__(range(50)):
+        assert (example["labels"] == example["input_ids"]).all()
+        assert np.diff(example["position_ids"]).max() >= 1
+
+
+def test_an_example_is_a_function_of_its_key(store: TokenStore) -> None:
+    data, again = dataset(store), dataset(store)
+    batch = data.__getitems__([5, 9, 150])
+    assert equal(batch[1], again[9])
+    assert not equal(batch[1], dataset(store, seed=1)[9])
+    again.set_epoch(1)
+    assert not equal(batch[1], again[9])
+
+
+def test_workers_see_the_epoch_and_give_the_same_examples(store: TokenStore) -> None:
+    data = dataset(store, examples=8)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=1, persistent_workers=True, collate_fn=collate
+    )
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        batches = list(loader)
+        wanted = collate(data.__getitems__(range(4)))
+        assert torch.equal(batches[0]["position_ids"], wanted["position_ids"])
+        assert torch.equal(batches[0]["input_ids"], wanted["input_ids"])
+
+
+def test_long_documents_are_sources_of_many_spans(store: TokenStore) -> None:
+    data = dataset(store, target_length=128, examples=2000)
+    _, origins, _ = data._spans(np.arange(2000))
+    document = len(store) - 1
+    inside = origins[(origins >= store.offsets[document]) & (origins < store.offsets[document + 1])]
+    assert len(set(inside.tolist())) > 20
+
+
+def test_passkey_examples_hold_a_whole_prompt_and_its_answer(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    store = build_token_store(str(corpus(tmp_path / "text", words=120)), tokenizer, cache=tmp_path)
+    data = dataset(store, train_length=400, target_length=1280, passkey=1.0, tokenizer=tokenizer)
+    texts = [tokenizer.decode(e["input_ids"]) for e in data.__getitems__(range(5))]
+    for text in texts:
+        before, _, answer = text.rpartition("The pass key is ")
+        assert f"The pass key is {answer[:5]}. Remember it." in before
+
+
+def test_collate_stacks() -> None:
+    rows = [{"input_ids": np.arange(3)}, {"input_ids": np.arange(3) + 1}]
+    batch = collate(rows)
+    assert batch["input_ids"].tolist() == [[0, 1, 2], [1, 2, 3]]
+    assert batch["input_ids"].dtype == torch.int64
+
+
+def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
+    with pytest.raises(DataError, match="no document is left"):
+        PoseDataset(store, np.array([], dtype=int), train_length=8, target_length=16)
+    with pytest.raises(DataError, match="is shorter than an example of 100,000"):
+        dataset(store, train_length=100_000, target_length=200_000)
+    with pytest.raises(DataError, match="needs the tokenizer"):
+        dataset(store, passkey=0.1)
+
+
+def test_from_source_reads_a_folder(tmp_path: Path) -> None:
+    data = PoseDataset.from_source(
+        corpus(tmp_path / "text"), byte_tokenizer(), train_length=64, target_length="1k", cache=tmp_path
+    )
+    assert len(data) > 50
+    assert data[0]["position_ids"].shape == (64,)

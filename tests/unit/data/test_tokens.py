@@ -1,0 +1,329 @@
+"""The token store: the tokenizer's own ids, cached by content, never half written."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipwise.data import tokens as tokens_module
+from skipwise.data.documents import is_held_out
+from skipwise.data.tokens import (
+    TokenStore,
+    build_token_store,
+    check_vocabulary,
+    default_cache,
+    dropped_message,
+    keep_long,
+    split_by_name,
+    tokenizer_fingerprint,
+)
+from skipwise.errors import DataError
+
+TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(corpus, cache, tokenizer) -> TokenStore:
+    return build_token_store(corpus, tokenizer, cache=cache)
+
+
+def refuse_to_build(monkeypatch) -> None:
+    def build(*arguments):
+        raise AssertionError("built again")
+
+    monkeypatch.setattr(tokens_module, "_build", build)
+
+
+class TestContents:
+    def test_are_the_tokenizers_own_ids_in_order(self, store, tokenizer):
+        assert store.names == list(TEXTS)
+        assert len(store) == len(TEXTS)
+        for index, text in enumerate(TEXTS.values()):
+            assert store.document(index).tolist() == tokenizer(text)["input_ids"]
+            assert store.document(index)[0] == tokenizer.bos_token_id
+        assert store.lengths.tolist() == [len(tokenizer(text)["input_ids"]) for text in TEXTS.values()]
+        assert store.offsets.tolist() == [0, *np.cumsum(store.lengths)]
+        assert store.largest_token == store.tokens.max()
+
+    def test_are_mapped_not_loaded(self, store):
+        assert isinstance(store.tokens, np.memmap)
+        assert isinstance(store.document(2), np.memmap)
+        assert not store.tokens.flags.writeable
+        assert store.tokens.dtype == np.uint16
+        assert store.offsets.dtype == store.lengths.dtype == np.int64
+
+    def test_large_vocabulary_takes_uint32(self, corpus, cache, make_tokenizer, monkeypatch):
+        large = make_tokenizer()
+        monkeypatch.setattr(type(large), "__len__", lambda self: 2**16 + 1)
+        assert build_token_store(corpus, large, cache=cache).tokens.dtype == np.uint32
+
+    def test_truncation_and_padding_left_in_the_tokenizer_are_not_applied(
+        self, corpus, cache, make_tokenizer
+    ):
+        fresh, used = make_tokenizer(), make_tokenizer()
+        used(["the sky", "is"], truncation=True, max_length=2, padding="max_length")
+        assert tokenizer_fingerprint(used) == tokenizer_fingerprint(fresh)
+        state = used.backend_tokenizer.truncation
+        store = build_token_store(corpus, used, cache=cache)
+        assert store.document(2).tolist() == fresh(TEXTS["c.txt"])["input_ids"]
+        assert used.backend_tokenizer.truncation == state
+
+    def test_split_special_tokens(self, corpus, cache, make_tokenizer):
+        plain, split = make_tokenizer(), make_tokenizer()
+        split.split_special_tokens = True
+        ids = [build_token_store(corpus, t, cache=cache).document(2).tolist() for t in (plain, split)]
+        assert ids == [t(TEXTS["c.txt"])["input_ids"] for t in (plain, split)]
+        assert ids[0] != ids[1]
+
+    def test_no_warning_about_long_texts(self, store, tokenizer, capfd):
+        assert store.lengths.max() > tokenizer.model_max_length
+        assert capfd.readouterr().err == ""
+
+    def test_tokenizer_without_a_rust_side(self, corpus, cache, tokenizer):
+        class Slow:
+            special_tokens_map: ClassVar = {}
+            __len__ = lambda self: len(tokenizer)  # noqa: E731
+            get_vocab = staticmethod(tokenizer.get_vocab)
+            __call__ = staticmethod(tokenizer.__call__)
+
+        slow = build_token_store(corpus, Slow(), cache=cache)
+        fast = build_token_store(corpus, tokenizer, cache=cache)
+        assert slow.fingerprint != fast.fingerprint
+        assert np.array_equal(slow.tokens, fast.tokens)
+
+    def test_small_batches_change_nothing_and_report_progress(
+        self, corpus, cache, tokenizer, monkeypatch, store
+    ):
+        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
+        seen = []
+        again = build_token_store(
+            corpus, tokenizer, cache=cache / "other", on_progress=lambda *counts: seen.append(counts)
+        )
+        assert np.array_equal(again.tokens, store.tokens)
+        # An empty document does not fill a batch.
+        assert seen == [(documents, again.offsets[documents]) for documents in (1, 3, 4)]
+
+    def test_no_token_at_all(self, tmp_path, cache, make_tokenizer):
+        (tmp_path / "empty.txt").write_text("")
+        store = build_token_store(tmp_path / "empty.txt", make_tokenizer(bos=False), cache=cache)
+        assert (len(store), len(store.tokens), store.largest_token) == (1, 0, -1)
+
+    def test_indices_beyond_are_errors(self, store):
+        for index in (-1, 4):
+            with pytest.raises(IndexError):
+                store.document(index)
+
+    def test_pickles_as_its_path(self, store):
+        data = pickle.dumps(store)
+        assert len(data) < 1_000
+        assert np.array_equal(pickle.loads(data).tokens, store.tokens)
+
+    @settings(max_examples=20)
+    @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=8))
+    def test_any_text_is_split_at_its_offsets(self, texts, tokenizer, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("any")
+        (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        store = build_token_store(folder / "c.jsonl", tokenizer, cache=folder)
+        assert [store.document(i).tolist() for i in range(len(store))] == tokenizer(texts)["input_ids"]
+
+
+class TestCache:
+    def test_is_used_again_wherever_the_same_content_lies(self, store, corpus, cache, tokenizer, monkeypatch):
+        refuse_to_build(monkeypatch)
+        moved = corpus.rename(corpus.with_name("moved"))
+        seen = []
+        again = build_token_store(
+            moved, tokenizer, cache=cache, on_progress=lambda *counts: seen.append(counts)
+        )
+        assert again.path == store.path == cache / "tokens" / store.fingerprint
+        assert seen == [(4, len(store.tokens))]
+
+    def test_follows_content_and_tokenizer(self, store, corpus, cache, make_tokenizer, tokenizer):
+        others = [
+            build_token_store(corpus, make_tokenizer(vocabulary=280), cache=cache),
+            build_token_store(corpus, make_tokenizer(bos=False), cache=cache),
+        ]
+        (corpus / "d.txt").write_text("here we stay")
+        others.append(build_token_store(corpus, tokenizer, cache=cache))
+        assert len({store.fingerprint, *(other.fingerprint for other in others)}) == 4
+        assert others[2].document(3).tolist() == tokenizer("here we stay")["input_ids"]
+
+    @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "names.jsonl", "store.json"])
+    @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
+    def test_a_damaged_store_is_built_again(self, store, corpus, cache, tokenizer, name, damage):
+        whole = {path.name: path.read_bytes() for path in store.path.iterdir()}
+        path = store.path / name
+        if damage == "missing":
+            path.unlink()
+        else:
+            path.write_bytes(whole[name][:-5] if damage == "cut" else b"")
+        with pytest.raises(DataError, match=r"no whole token store .* remove it, and it is built again"):
+            TokenStore(store.path)
+        again = build_token_store(corpus, tokenizer, cache=cache)
+        assert {path.name: path.read_bytes() for path in again.path.iterdir()} == whole
+        assert os.listdir(cache / "tokens") == [store.fingerprint]
+
+    def test_another_schema_is_refused(self, store):
+        about = json.loads((store.path / "store.json").read_text())
+        (store.path / "store.json").write_text(json.dumps(about | {"schema": 99}))
+        with pytest.raises(DataError, match="schema 99"):
+            TokenStore(store.path)
+
+    def test_a_failed_build_leaves_nothing(self, corpus, cache, tokenizer):
+        (corpus / "z.txt").write_bytes(b"\xff")
+        with pytest.raises(DataError, match="not UTF-8"):
+            build_token_store(corpus, tokenizer, cache=cache)
+        assert os.listdir(cache / "tokens") == []
+
+    def test_the_slower_of_two_builders_takes_the_store_of_the_faster(
+        self, corpus, cache, tokenizer, monkeypatch
+    ):
+        write = tokens_module._write
+
+        def overtaken(*arguments):
+            about = write(*arguments)
+            monkeypatch.setattr(tokens_module, "_write", write)
+            faster.append(build_token_store(corpus, tokenizer, cache=cache))
+            inode.append((faster[0].path / "tokens.bin").stat().st_ino)
+            return about
+
+        faster, inode = [], []
+        monkeypatch.setattr(tokens_module, "_write", overtaken)
+        slower = build_token_store(corpus, tokenizer, cache=cache)
+        assert slower.path == faster[0].path
+        assert (slower.path / "tokens.bin").stat().st_ino == inode[0]
+        assert os.listdir(cache / "tokens") == [slower.fingerprint]
+
+    def test_many_builders_at_once(self, corpus, cache, tokenizer):
+        with ThreadPoolExecutor(8) as pool:
+            stores = list(pool.map(lambda _: build_token_store(corpus, tokenizer, cache=cache), range(24)))
+        assert {bytes(store.tokens) for store in stores} == {bytes(stores[0].tokens)}
+        assert os.listdir(cache / "tokens") == [stores[0].fingerprint]
+
+    def test_drafts_of_killed_builds_are_swept_and_others_kept(self, corpus, cache, tokenizer):
+        for name, age in (("old", 100_000), ("young", 0)):
+            draft = cache / "tokens" / f".draft-{name}"
+            draft.mkdir(parents=True)
+            (draft / "tokens.bin").write_bytes(b"x")
+            for path in (draft / "tokens.bin", draft):
+                time = path.stat().st_mtime - age
+                os.utime(path, (time, time))
+        build_token_store(corpus, tokenizer, cache=cache)
+        assert [name for name in os.listdir(cache / "tokens") if name.startswith(".")] == [".draft-young"]
+
+    def test_a_cache_that_cannot_be_written(self, corpus, tmp_path, tokenizer):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(
+            DataError, match=r"cannot be written \(Not a directory\); set data\.cache or \$SKIPWISE"
+        ):
+            build_token_store(corpus, tokenizer, cache=tmp_path / "file")
+
+    def test_disk_full(self, corpus, cache, tokenizer, monkeypatch):
+        def full(file):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(tokens_module, "_flush", full)
+        with pytest.raises(DataError, match=r"cannot be written \(No space left on device\).*with room"):
+            build_token_store(corpus, tokenizer, cache=cache)
+        assert os.listdir(cache / "tokens") == []
+
+    def test_default_folder(self, monkeypatch, tmp_path):
+        monkeypatch.delenv("SKIPWISE_CACHE", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        assert default_cache() == Path.home() / ".cache" / "skipwise"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert default_cache() == tmp_path / "skipwise"
+        monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "own"))
+        assert default_cache() == tmp_path / "own"
+
+    def test_is_used_by_default(self, corpus, tokenizer, monkeypatch, tmp_path):
+        monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "own"))
+        assert build_token_store(corpus, tokenizer).path.parent == tmp_path / "own" / "tokens"
+
+    def test_workers_set_the_threads(self, corpus, cache, tokenizer, monkeypatch):
+        monkeypatch.setenv("RAYON_NUM_THREADS", "2")
+        build_token_store(corpus, tokenizer, cache=cache)
+        assert os.environ["RAYON_NUM_THREADS"] == "2"
+        build_token_store(corpus, tokenizer, cache=cache / "other", workers=1)
+        assert os.environ["RAYON_NUM_THREADS"] == "1"
+
+
+class TestChoosing:
+    def test_vocabulary(self, store):
+        check_vocabulary(store, store.largest_token + 1)
+        index = next(i for i in range(4) if (store.document(i) >= 97).any())
+        beyond = next(token for token in store.document(index) if token >= 97)
+        with pytest.raises(DataError) as caught:
+            check_vocabulary(store, 97)
+        assert str(caught.value) == (
+            f"document {index} ({store.names[index]}): token {beyond} >= vocabulary 97: "
+            "another model's tokenizer?"
+        )
+
+    def test_keep_long(self, store):
+        lengths = store.lengths
+        assert keep_long(store, 1).tolist() == [0, 1, 2, 3]
+        assert keep_long(store, int(lengths[0])).tolist() == [i for i in range(4) if lengths[i] >= lengths[0]]
+        assert keep_long(store, int(lengths.max())).tolist() == [2]
+        assert keep_long(store, 1, among=np.array([0, 3])).tolist() == [0, 3]
+
+    def test_none_is_long_enough(self, store):
+        with pytest.raises(DataError) as caught:
+            keep_long(store, 2048)
+        assert str(caught.value) == (
+            f"kept 0 of 4 documents; all are under 2,048 tokens: the longest, c.txt, has {store.lengths.max():,}. "
+            "Lower `train_length`, or pack them"
+        )
+        with pytest.raises(DataError, match="kept 0 of 0 documents"):
+            keep_long(store, 1, among=np.array([], dtype=np.int64))
+
+    def test_dropped_message(self):
+        assert dropped_message(1000, 812, 2048) == (
+            "kept 812 of 1,000 documents; 188 under 2,048 tokens. Lower `train_length`, or pack them"
+        )
+        assert dropped_message(1000, 1000, 2048) == "kept all 1,000 documents; none under 2,048 tokens"
+
+    @given(names=st.lists(st.text(), max_size=50), share=st.floats(0, 0.99))
+    def test_split_is_a_partition_by_name(self, names, share):
+        names = [name.encode(errors="ignore").decode() for name in names]
+        train, held_out = split_by_name(_Named(names), share)
+        assert sorted([*train, *held_out]) == list(range(len(names)))
+        assert all(is_held_out(names[i], share) for i in held_out)
+        assert not any(is_held_out(names[i], share) for i in train)
+
+
+class _Named(SimpleNamespace):
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names=names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def test_imports_neither_torch_nor_transformers():
+    code = "import sys, skipwise.data.tokens; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

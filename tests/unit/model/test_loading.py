@@ -1,0 +1,117 @@
+"""What is refused, what is kept, and that the frequencies are what was asked for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, BertConfig, BloomConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
+
+from skipwise.errors import ModelError
+from skipwise.model.loading import (
+    check_frequencies,
+    load_config,
+    load_model,
+    load_tokenizer,
+    plan_extension,
+)
+from tests.tiny import checkpoint, llama
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPT2Config(), "model_type gpt2 has learned positions; PoSE needs rotary"),
+        (BertConfig(), "model_type bert has learned positions"),
+        (BloomConfig(), "model_type bloom has ALiBi"),
+    ],
+)
+def test_models_without_rope_are_refused(config, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        plan_extension(config)
+
+
+def scaled(**rope: object) -> LlamaConfig:
+    return LlamaConfig(max_position_embeddings=1024, rope_parameters={"rope_theta": 10000.0, **rope})
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (LLAMA3, r"already llama3 x8 \(original 128\): choose --existing-rope replace"),
+        ({"rope_type": "linear", "factor": 4.0}, r"already linear x4 \(original 256\)"),
+        ({"rope_type": "dynamic", "factor": 4.0}, "dynamic RoPE, whose frequencies switch"),
+    ],
+)
+def test_scaled_models_are_refused_with_the_way_out(rope: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        plan_extension(scaled(**rope))
+
+
+def test_replacing_a_scaling_starts_from_the_original_window() -> None:
+    extension = plan_extension(scaled(**LLAMA3), existing_rope="replace", interpolation="yarn")
+    assert extension.rope.original_length == 128
+    assert extension.target_length == 1024
+    assert extension.factor == 8
+
+
+def test_targets_not_above_the_original_are_refused() -> None:
+    with pytest.raises(ModelError, match="target 2,048 must exceed the model's 4,096"):
+        plan_extension(LlamaConfig(max_position_embeddings=4096), target_length=2048)
+
+
+def test_partial_rotary_is_kept() -> None:
+    config = GPTNeoXConfig(hidden_size=64, num_attention_heads=2, max_position_embeddings=64)
+    assert plan_extension(config).rope.dim == 8
+
+
+def test_a_name_that_is_nowhere_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="neither nano, nor a folder here, nor reachable"):
+        load_config("no-such/model-anywhere")
+    llama().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="has no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("interpolation", ["none", "linear", "ntk", "yarn", "yarn-revised"])
+def test_loading_sets_the_interpolation_and_stores_it(tmp_path: Path, interpolation: str) -> None:
+    folder = checkpoint(tmp_path / "base", window=64)
+    extension = plan_extension(load_config(str(folder)), interpolation=interpolation)
+    model = load_model(str(folder), extension)
+    check_frequencies(model, extension)
+    model.save_pretrained(tmp_path / "saved")
+    config = AutoConfig.from_pretrained(tmp_path / "saved")
+    assert config.max_position_embeddings == 512
+    if interpolation.startswith("yarn"):
+        assert config.rope_parameters["original_max_position_embeddings"] == 64
+    check_frequencies(load_model(str(tmp_path / "saved")), extension)
+
+
+def test_a_cast_model_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    extension = plan_extension(load_config(str(folder)), interpolation="yarn")
+    check_frequencies(load_model(str(folder), extension, dtype=torch.bfloat16), extension)
+    with pytest.raises(
+        ModelError, match=r"torch\.bfloat16, which rounds positions; load the model with dtype="
+    ):
+        check_frequencies(load_model(str(folder), extension).to(torch.bfloat16), extension)
+
+
+def test_other_frequencies_than_asked_for_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    linear = plan_extension(load_config(str(folder)), interpolation="linear")
+    yarn = plan_extension(load_config(str(folder)), interpolation="yarn")
+    with pytest.raises(ModelError, match="computes other rotary frequencies than yarn x8"):
+        check_frequencies(load_model(str(folder), linear), yarn)
+    model = load_model(str(folder), yarn)
+    model.model.rotary_emb.attention_scaling = 1.0
+    with pytest.raises(ModelError, match=r"scales attention by 1\.0"):
+        check_frequencies(model, yarn)
