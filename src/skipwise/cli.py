@@ -83,7 +83,7 @@ def coverage(
     chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
     scheme: Annotated[str, typer.Option(help="pose or randpos")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
-    samples: Annotated[int, typer.Option(help="examples drawn where there is no closed form")] = 20_000,
+    samples: Annotated[int | None, typer.Option(help="examples drawn where there is no closed form")] = None,
     seed: Annotated[int, typer.Option(help="of those examples")] = 0,
     figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
 ) -> None:
@@ -98,8 +98,8 @@ def coverage(
         parse_length(original),
         parse_length(target),
         chunks,
-        scheme=scheme,
-        lengths=lengths,
+        scheme=scheme,  # type: ignore[arg-type]
+        lengths=lengths,  # type: ignore[arg-type]
         samples=samples,
         seed=seed,
     )
@@ -163,7 +163,8 @@ def passkey(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders; several are compared")],
     out: Annotated[
-        Path | None, typer.Option(help="the page; default: report.html in the first folder")
+        Path | None,
+        typer.Option(help="the page; default: report.html in the run folder; needed for several runs"),
     ] = None,
 ) -> None:
     """Make figures and the page again from the records alone."""

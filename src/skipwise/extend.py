@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import PoseDataset, collate
 from skipwise.data.tokens import TokenStore, check_vocabulary, keep_long, split_by_name
 from skipwise.errors import DataError, RecipeError
@@ -39,14 +40,19 @@ from skipwise.model.loading import (
 )
 from skipwise.model.probe import probe_connectivity
 from skipwise.model.saving import save_extended, write_card
-from skipwise.recipe import Evaluation, Recipe
+from skipwise.recipe import Arm, Evaluation, Recipe
 from skipwise.report.page import write_report
 from skipwise.report.summary import summary_markdown, summary_table
-from skipwise.results import Record, TrainingRecord, append_record, read_records
+from skipwise.results import (
+    CoverageRecord,
+    Record,
+    TrainingRecord,
+    append_record,
+    drop_torn_record,
+    read_records,
+)
 from skipwise.run_folder import RunFolder, open_run
-from skipwise.training import choose_precision, train
-
-TRAINED_ARM = "trained"
+from skipwise.training import choose_precision, train, training_arguments
 
 
 @dataclass(frozen=True)
@@ -135,10 +141,13 @@ def prepare(recipe: Recipe, console: Console) -> Job:
             f"of {len(store):,} documents none of {needed:,} tokens or more is left to train on after holding out "
             f"{len(held_out):,}; give more text, or lower data.held_out"
         )
+    training_arguments(recipe.training, Path("."), recipe.seed)  # an unknown field is refused before any work
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Job(
+    job = Job(
         recipe, extension, train_length, tokenizer, store, kept, held_out, len(train) - len(kept), device
     )
+    job.dataset()  # so is a plan that the lengths cannot meet
+    return job
 
 
 def describe(job: Job, console: Console) -> None:
@@ -183,13 +192,18 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         SkipwiseError: a user's mistake, or training that cannot go on; what was written stays intact.
     """
     job = prepare(recipe, console)
+    documents, names = evaluation_documents(job, console)
+    plans = {arm: _measurements(job, arm, documents) for arm in recipe.evaluation.arms}
     run = open_run(recipe, out, job.name, resume=resume)
     describe(job, console)
     console.print(f"run folder: {run.path}")
-    run.record(model=_model_facts(job), data=_data_facts(job))
+    run.record(model=_model_facts(job), data=_data_facts(job), evaluation={"documents": names})
+    if drop_torn_record(run.results):
+        console.print("[yellow]the last record was cut off by a kill; it is measured again[/]")
     if not run.model.exists():
         _train_and_save(job, run, resume, console)
-    _evaluate(job, run, console)
+    _record_coverage(job, run)
+    _evaluate(job, plans, run, console)
     records = read_records(run.results)
     write_report([run.path])
     _write_card(job, run, records)
@@ -200,7 +214,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
 
 
 def _train_and_save(job: Job, run: RunFolder, resume: bool, console: Console) -> None:
-    model = load_model(job.recipe.model, job.extension).to(job.device)
+    model = load_model(job.recipe.model, job.extension, device=job.device)
     probe = probe_connectivity(model, job.extension.target_length, precision=AUTOCAST[job.precision])
     run.record(probe=probe.as_dict())
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
@@ -224,33 +238,56 @@ def _train_and_save(job: Job, run: RunFolder, resume: bool, console: Console) ->
     save_extended(model, job.tokenizer, job.extension, run.model)
 
 
-def _evaluate(job: Job, run: RunFolder, console: Console) -> None:
+def _record_coverage(job: Job, run: RunFolder) -> None:
+    """Put the chance of each relative distance beside the results, once a run."""
+    if any(isinstance(record, CoverageRecord) for record in read_records(run.results)):
+        return
+    rule = job.recipe.positions
+    curve = coverage(
+        job.train_length,
+        job.extension.target_length,
+        rule.chunks,
+        scheme=rule.scheme,
+        lengths=rule.lengths,
+        seed=job.recipe.seed,
+    )
+    names = {"pose": f"{rule.chunks} chunks", "randpos": "RandPos", "full": "full-length", "short": "short"}
+    append_record(
+        run.results, coverage_record(coverage(job.train_length, curve.target_length, 1), "original")
+    )
+    append_record(run.results, coverage_record(curve, names[rule.scheme]))
+
+
+def _evaluate(job: Job, plans: dict[Arm, list[Measurement]], run: RunFolder, console: Console) -> None:
     """Measure every arm; what the results hold already is not measured again."""
-    documents, names = evaluation_documents(job, console)
-    run.record(evaluation={"documents": names})
     known = {identity(record) for record in read_records(run.results)}
-    for arm in job.recipe.evaluation.arms:
-        label = job.recipe.positions.scheme if arm == TRAINED_ARM else arm
-        plan = [m for m in _measurements(job, label, documents) if m.identity not in known]
-        if plan:
-            model = _arm_model(job, run, arm).to(job.device).eval()
-            measure(model, plan, label, console, lambda record: append_record(run.results, record))
+    for arm, plan in plans.items():
+        missing = [m for m in plan if m.identity not in known]
+        if missing:
+            model = _arm_model(job, run, arm).eval()
+            measure(model, missing, _label(job, arm), console, lambda r: append_record(run.results, r))
 
 
-def _measurements(job: Job, arm: str, documents: list[np.ndarray]) -> list[Measurement]:
+def _label(job: Job, arm: Arm) -> str:
+    """The arm's name in the results: a trained one is called after its scheme."""
+    return job.recipe.positions.scheme if arm == "trained" else arm
+
+
+def _measurements(job: Job, arm: Arm, documents: list[np.ndarray]) -> list[Measurement]:
+    """What is measured of one arm; settings that cannot be measured are refused here, before training."""
     rule, target = job.recipe.evaluation, job.extension.target_length
     original = job.extension.rope.original_length
-    data = rule.source or job.recipe.data.source
+    label, data = _label(job, arm), rule.source or job.recipe.data.source
     plan = []
     windows = evaluation_windows(rule, original, target)
     for window in windows:
         stride = rule.stride or min(max(original // 2, target // 16), window // 2)
-        plan.append(perplexity_measurement(arm, documents, window, stride, job.precision, data))
+        plan.append(perplexity_measurement(label, documents, window, stride, job.precision, data))
     if rule.passkey_trials:
         for length in rule.passkey_lengths or windows:
             plan.append(
                 passkey_measurement(
-                    arm, job.tokenizer, length, rule.passkey_trials, job.recipe.seed, job.precision
+                    label, job.tokenizer, length, rule.passkey_trials, job.recipe.seed, job.precision
                 )
             )
     return plan
@@ -285,12 +322,12 @@ def evaluation_documents(job: Job, console: Console) -> tuple[list[np.ndarray], 
     )
 
 
-def _arm_model(job: Job, run: RunFolder, arm: str) -> PreTrainedModel:
+def _arm_model(job: Job, run: RunFolder, arm: Arm) -> PreTrainedModel:
     if arm == "original":
-        return load_model(job.recipe.model)
+        return load_model(job.recipe.model, device=job.device)
     if arm == "pi-only":
-        return load_model(job.recipe.model, job.extension)
-    return load_model(str(run.model))
+        return load_model(job.recipe.model, job.extension, device=job.device)
+    return load_model(str(run.model), device=job.device)
 
 
 def _tokenise(

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from skipwise.data.passkey import passkey_prompt
 from skipwise.data.tokens import TokenStore, build_token_store, check_vocabulary
 from skipwise.errors import DataError
 from skipwise.evaluation.passkey import passkey_accuracy
@@ -75,6 +76,7 @@ def passkey_measurement(
     arm: str, tokenizer: PreTrainedTokenizerBase, length: int, trials: int, seed: int, precision: str
 ) -> Measurement:
     """Passkey accuracy of ``arm`` at one prompt length."""
+    passkey_prompt(tokenizer, length, np.random.default_rng(0))  # a length too short is said before any work
 
     def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
         score = passkey_accuracy(
@@ -242,7 +244,7 @@ def _measure_and_show(
         if out is not None:
             append_record(out, record)
 
-    measure(load_model(name).to(device).eval(), plan, name, console, keep)
+    measure(load_model(name, device=device).eval(), plan, name, console, keep)
     console.print(summary_table(records))
 
 

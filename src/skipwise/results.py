@@ -109,7 +109,7 @@ _KINDS: dict[str, type] = {
 
 def append_record(path: Path, record: Record) -> None:
     """Append one record to the JSON Lines file ``path`` and flush it to the disk."""
-    _drop_torn_tail(path)
+    drop_torn_record(path)
     line = json.dumps({"schema": SCHEMA, "kind": record.kind, **asdict(record)})
     with open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")
@@ -150,11 +150,13 @@ def _parse(path: Path, number: int, line: str) -> Record:
         ) from error
 
 
-def _drop_torn_tail(path: Path) -> None:
-    """Cut an unfinished last line off, so that the next record starts a line of its own."""
+def drop_torn_record(path: Path) -> bool:
+    """Cut an unfinished last line off, so that the next record starts a line of its own; say if there was one."""
     if not path.exists() or path.stat().st_size == 0:
-        return
+        return False
     with open(path, "rb+") as file:
         data = file.read()
-        if not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
+        if data.endswith(b"\n"):
+            return False
+        file.truncate(data.rfind(b"\n") + 1)
+    return True

@@ -9,7 +9,6 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.keys import Keys
 from skipwise.positions import SCHEMES, Plans, full_length, pose, randpos, short
 
-
 GOLDEN_LENGTHS = [[154, 16, 86], [74, 104, 78], [159, 51, 46]]
 GOLDEN_SKIPS = [[0, 227, 513], [0, 1222, 1377], [0, 285, 972]]
 GOLDEN_OFFSETS = [[0, 1085, 2574], [0, 4275, 4386], [0, 3, 2193]]

@@ -132,7 +132,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if not self.train_jumps:
             labels[:, 1:][np.diff(rows, axis=1) != 1] = IGNORED
         for row in np.flatnonzero(keys.uniform(_PASSKEY) < self.passkey):
-            self._write_passkey(int(indices[row]), origins[row], input_ids[row], labels[row])
+            self._write_passkey(int(indices[int(row)]), origins[row], input_ids[row], labels[row])
         return [
             {"input_ids": i, "position_ids": p, "labels": y, "attention_mask": np.ones_like(i)}
             for i, p, y in zip(input_ids, plans.position_ids(), labels, strict=True)

@@ -110,7 +110,11 @@ def plan_extension(
 
 
 def load_model(
-    name: str, extension: Extension | None = None, *, dtype: torch.dtype = torch.float32
+    name: str,
+    extension: Extension | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> PreTrainedModel:
     """Load a causal model, with the interpolation of ``extension`` in its config, or as it is.
 
@@ -129,6 +133,7 @@ def load_model(
         model = AutoModelForCausalLM.from_pretrained(resolve(name), config=config, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(_unreadable(name, error)) from error
+    torch.nn.Module.to(model, device)
     if extension is not None:
         check_frequencies(model, extension)
     return model
@@ -148,6 +153,7 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
         raise ModelError("the model has no rotary frequencies (inv_freq); PoSE needs rotary positions")
     for module in found:
         inv_freq = module.inv_freq
+        assert isinstance(inv_freq, torch.Tensor)
         if inv_freq.dtype != torch.float32:
             raise ModelError(
                 f"rotary frequencies are {inv_freq.dtype}, which rounds positions; load the model with dtype=, "
@@ -159,7 +165,7 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
                 f"the model computes other rotary frequencies than {extension.interpolation} x{extension.factor:g} "
                 "asks for; a code path of this model ignores its rope_parameters"
             )
-        if abs(getattr(module, "attention_scaling", 1.0) - attention_factor) > 1e-6:
+        if abs(float(getattr(module, "attention_scaling", 1.0)) - attention_factor) > 1e-6:
             raise ModelError(
                 f"the model scales attention by {module.attention_scaling}, "
                 f"{extension.interpolation} asks for {attention_factor:.6f}"

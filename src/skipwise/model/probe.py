@@ -64,15 +64,15 @@ def probe_connectivity(
     mask = torch.ones_like(positions) if attention_mask else None
     autocast = torch.autocast(device.type, precision) if precision else nullcontext()
 
-    @torch.no_grad()
     def logits(tokens: torch.Tensor) -> torch.Tensor:  # [chunks, chunk, vocabulary]
+        torch.manual_seed(0)  # the same dropout in every pass
         with autocast:
             out = model(input_ids=tokens[None], position_ids=positions, attention_mask=mask, use_cache=False)
         return out.logits[0].float().view(_CHUNKS, _CHUNK, -1)
 
-    was_training, dropout_off = model.training, _WithoutDropout(model)
+    was_training = model.training
     model.train()
-    with dropout_off:
+    with torch.no_grad(), torch.random.fork_rng():
         base = logits(ids)
         changes = []
         for chunk in range(_CHUNKS):
@@ -97,25 +97,3 @@ def probe_connectivity(
             "PoSE trains next-token prediction"
         )
     return Probe(attention, str(precision or model.dtype).removeprefix("torch."), forward, backward)
-
-
-class _WithoutDropout:
-    """Hold every dropout at 0 while the probe compares two passes in train mode."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._layers = [(m, m.p) for m in model.modules() if isinstance(m, torch.nn.Dropout)]
-        self._attention = [
-            (m, m.attention_dropout) for m in model.modules() if hasattr(m, "attention_dropout")
-        ]
-
-    def __enter__(self) -> None:
-        for layer, _ in self._layers:
-            layer.p = 0.0
-        for module, _ in self._attention:
-            module.attention_dropout = 0.0  # type: ignore[assignment]
-
-    def __exit__(self, *_: object) -> None:
-        for layer, p in self._layers:
-            layer.p = p
-        for module, p in self._attention:
-            module.attention_dropout = p  # type: ignore[assignment]

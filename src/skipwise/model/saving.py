@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import ModelError
-from skipwise.model.loading import Extension
+from skipwise.model.loading import Extension, load_model
 
 
 def save_extended(
@@ -38,7 +38,7 @@ def save_extended(
 @torch.no_grad()
 def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension) -> float:
     """Largest absolute difference of logits, model against reload, at the last positions of the target."""
-    reloaded = AutoModelForCausalLM.from_pretrained(folder, dtype=model.dtype).to(model.device)
+    reloaded = load_model(str(folder), dtype=model.dtype, device=model.device)
     tokens = min(64, extension.target_length)
     ids = (torch.arange(tokens, device=model.device) * 7 + 3) % model.config.vocab_size
     batch = {

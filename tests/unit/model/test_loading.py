@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tiny import checkpoint, llama
 from transformers import AutoConfig, BertConfig, BloomConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
 
 from skipwise.errors import ModelError
@@ -14,7 +15,6 @@ from skipwise.model.loading import (
     load_tokenizer,
     plan_extension,
 )
-from tests.tiny import checkpoint, llama
 
 
 @pytest.mark.parametrize(

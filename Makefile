@@ -1,0 +1,43 @@
+# Needs git, make and Python 3.11 or newer with its venv module; `make PYTHON=python3.12 demo` picks another one.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help demo test lint clean
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
+
+demo: $(VENV)/.installed  ## extend the embedded model 8 times and prove it; ARGS="--help" passes options on
+	$(BIN)/skipwise extend $(ARGS)
+
+test: $(VENV)/.installed-dev  ## run the tests, without a network; ARGS="-k passkey" passes options on
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:  ## remove the environment and every cache; runs/ stays
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: an install is repeated only when what it depends on is newer. The constraints pin torch to a release
+# that the checkout was tested with.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is missing or older than Python 3.11; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing into $(VENV); the first time takes minutes, most of them for torch."
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing with the dev extra into $(VENV); the first time takes minutes, most of them for torch."
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,74 @@
+"""Sliding windows over a document, as pure plans: which tokens are fed, which are scored.
+
+Press, Smith, Lewis, "Train Short, Test Long" (ICLR 2022), appendix B: each window advances by ``stride`` and
+scores only the tokens that are new in it, so every scored token after the first window has at least
+``window - stride`` tokens of context.
+"""
+
+from dataclasses import dataclass
+
+from skipwise.errors import RecipeError
+
+
+@dataclass(frozen=True)
+class Window:
+    """Feed ``tokens[begin:end]``, score the targets ``scored_from .. end - 1``; all are absolute indices.
+
+    The prediction of target t is made at t - 1, so ``begin < scored_from < end``.
+    """
+
+    begin: int
+    end: int
+    scored_from: int
+
+    @property
+    def width(self) -> int:
+        """How many tokens are fed."""
+        return self.end - self.begin
+
+    @property
+    def context(self) -> int:
+        """How many tokens stand before the first target, the least context of any target here."""
+        return self.scored_from - self.begin
+
+    @property
+    def scored(self) -> int:
+        """How many targets are scored."""
+        return self.end - self.scored_from
+
+
+def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
+    """Cover a document of ``tokens`` tokens so that every token but the first is scored exactly once.
+
+    The first window scores all its tokens. The last ends with the document: it may advance by less than
+    ``stride`` and is still ``window`` wide. A document shorter than ``window`` is one short window; one of
+    fewer than two tokens has nothing to score. With ``stride == window`` neighbours share one token, the
+    context without which the next token could not be scored.
+
+    Args:
+        tokens: length of the document.
+        window: tokens fed at once, at least 2.
+        stride: tokens by which windows advance, ``1 .. window``.
+
+    Raises:
+        RecipeError: ``window`` or ``stride`` breaks its rule.
+    """
+    if window < 2:
+        raise RecipeError(
+            f"window {window} must be at least 2 tokens, one of context and one to score; widen it"
+        )
+    if stride < 1:
+        raise RecipeError(f"stride {stride} must be at least 1 token; choose 1 to the window, {window}")
+    if stride > window:
+        raise RecipeError(
+            f"stride {stride} must not exceed the window {window}, or tokens between windows would never be "
+            "scored; lower the stride or widen the window"
+        )
+    if tokens < 2:
+        return []
+    end = min(window, tokens)
+    windows = [Window(0, end, 1)]
+    while end < tokens:
+        scored_from, end = end, min(end + min(stride, window - 1), tokens)
+        windows.append(Window(end - window, end, scored_from))
+    return windows

@@ -1,0 +1,424 @@
+"""Records -> figures, each as SVG, PNG and CSV. The only file that imports matplotlib.
+
+The SVG takes its text colour from the page (``currentColor``) and keeps text as text, so that one file reads
+on light and dark; the same records give the same bytes.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from skipwise.errors import RecipeError
+from skipwise.lengths import format_length
+from skipwise.report.summary import (
+    BASELINES,
+    Row,
+    arm_name,
+    format_share,
+    results_table,
+    wilson_interval,
+)
+from skipwise.report.svg import FAINT, INK, for_any_page, standalone
+from skipwise.results import CoverageRecord, PasskeyRecord, Record, TrainingRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Mid-tones, at least 3:1 against white and against #15181c; neighbours differ in lightness too.
+ARM_COLOURS = {
+    "original": "#848c96",
+    "pi-only": "#d9760f",
+    "pose": "#2f7de1",
+    "full": "#1a9a60",
+    "randpos": "#a162d6",
+    "short": "#a8693d",
+}
+OTHER_COLOUR = "#c9508f"
+_MARKERS = {"original": "o", "pi-only": "s", "pose": "D", "full": "^", "randpos": "v", "short": "P"}
+_DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
+COVERAGE_COLOURS = {
+    "original": "#848c96",
+    "1 chunk": "#848c96",
+    "2 chunks": "#2f7de1",
+    "3 chunks": "#1a9a60",
+    "RandPos": "#a162d6",
+}
+_PNG_INK, _PNG_FAINT = "#2b3138", "#e2e5e9"
+DEPTH_BINS = 5
+_ANNOTATION: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "alpha": 0.85}
+_STYLE: dict[str, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.8,
+    "ytick.left": False,
+    "xtick.major.size": 3.5,
+    "lines.markersize": 5.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "legend.handlelength": 1.8,
+    "legend.columnspacing": 1.4,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that was written, as ``NAME.svg``, ``.png`` and ``.csv``; ``svg`` is to be put into a page."""
+
+    name: str
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure to be drawn: its data as a table, and the function that draws it on ``(axes, ink)``."""
+
+    name: str
+    title: str
+    columns: list[str]
+    data: list[list[Any]]
+    draw: Callable[["Axes", str], None]
+
+
+def draw_figures(
+    runs: Mapping[str, Sequence[Record]], folder: Path, original_length: int | None = None
+) -> list[Figure]:
+    """Draw what the records of one or more runs allow, into ``folder``.
+
+    Args:
+        runs: records by the run's name.
+        folder: made if missing; files of the same names are replaced.
+        original_length: marked by a dashed line, in tokens.
+    """
+    table = results_table(runs)
+    plots = [
+        _perplexity_plot([row for row in table.rows if row.perplexity], original_length),
+        _passkey_plot([row for row in table.rows if row.passkey], table.lengths),
+        _depth_plot([row for row in table.rows if row.passkey and row.trained]),
+        _loss_plot(runs),
+        _coverage_plot(runs),
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_write(plot, folder) for plot in plots if plot]
+
+
+def _perplexity_plot(rows: list[Row], original_length: int | None) -> Plot | None:
+    """Perplexity by window, a line an arm; logarithmic where an arm explodes."""
+    values = [r.perplexity for row in rows for r in row.perplexity.values() if math.isfinite(r.perplexity)]
+    if not values:
+        return None
+    windows = sorted({w for row in rows for w in row.perplexity})
+    log = max(values) / min(values) > 3
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for row, style in zip(rows, _styles(rows), strict=True):
+            curve = {
+                w: r.perplexity for w, r in sorted(row.perplexity.items()) if math.isfinite(r.perplexity)
+            }
+            axes.plot(list(curve), list(curve.values()), label=_named(row.label), **style)
+        _length_axis(axes, windows, "window (tokens)")
+        if log:
+            _log_axis(axes, min(values), max(values))
+        _mark_original(axes, original_length, ink)
+
+    columns = ["arm", "window", "stride", "documents", "tokens_scored", "nll_nats", "perplexity"]
+    data = [
+        [row.label, w, r.stride, r.documents, r.tokens, r.nll, r.perplexity]
+        for row in rows
+        for w, r in sorted(row.perplexity.items())
+    ]
+    title = "Perplexity by window" + (" (log scale)" if log else "")
+    return Plot("perplexity", title, columns, data, draw)
+
+
+def _passkey_plot(rows: list[Row], lengths: list[int]) -> Plot | None:
+    """Passkey accuracy by prompt length, a bar an arm, with Wilson 95% intervals."""
+    if not rows:
+        return None
+    data: list[list[Any]] = [
+        [row.label, n, r.trials, sum(r.hits), r.accuracy, *wilson_interval(sum(r.hits), r.trials)]
+        for row in rows
+        for n, r in sorted(row.passkey.items())
+    ]
+    width = 0.84 / len(rows)
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for i, (row, style) in enumerate(zip(rows, _styles(rows), strict=True)):
+            bars = [values[1:] for values in data if values[0] == row.label]
+            places = [lengths.index(bar[0]) + (i - (len(rows) - 1) / 2) * width for bar in bars]
+            share, low, high = (np.array([100 * bar[k] for bar in bars]) for k in (3, 4, 5))
+            fade = 1.0 if style["linestyle"] == "-" else 0.55
+            axes.bar(places, share, width * 0.88, color=style["color"], alpha=fade, label=_named(row.label))
+            spans = [np.clip(share - low, 0, None), np.clip(high - share, 0, None)]
+            axes.errorbar(places, share, spans, fmt="none", ecolor=ink, elinewidth=0.8, alpha=0.5)
+            for x, bar, top in zip(places, bars, high, strict=True):
+                if len(data) <= 20:
+                    axes.annotate(format_share(bar[3])[:-1], (x, top), (0, 3), **_ANNOTATION)
+        axes.set_xticks(range(len(lengths)), [format_length(n) for n in lengths])
+        axes.set_xlabel("prompt length (tokens)")
+        axes.set_ylim(0, 112)
+        axes.set_yticks(range(0, 101, 25), [f"{p}%" for p in range(0, 101, 25)])
+
+    columns = ["arm", "length", "trials", "hits", "accuracy", "low_95", "high_95"]
+    return Plot("passkey", "Passkey found, by prompt length", columns, data, draw)
+
+
+def _depth_plot(rows: list[Row]) -> Plot | None:
+    """Passkey accuracy of the trained arm by depth and length; one arm only, to stay readable."""
+    if len(rows) != 1:
+        return None
+    row = rows[0]
+    lengths = sorted(row.passkey)
+    data: list[list[Any]] = [
+        [row.label, n, i / DEPTH_BINS, (i + 1) / DEPTH_BINS, len(hits), sum(hits)]
+        for n in lengths
+        for i, hits in enumerate(hits_by_depth(row.passkey[n]))
+    ]
+
+    def draw(axes: "Axes", ink: str) -> None:
+        from matplotlib.patches import Rectangle
+
+        for _, n, top, _, trials, hits in data:
+            x, y, share = lengths.index(n), top * DEPTH_BINS, hits / trials if trials else 0.0
+            colour = ARM_COLOURS.get(row.arm, OTHER_COLOUR)
+            axes.add_patch(
+                Rectangle((x + 0.03, y + 0.04), 0.94, 0.92, color=colour, alpha=0.05 + 0.7 * share, lw=0)
+            )
+            text = format_share(share) if trials else "–"
+            axes.text(x + 0.5, y + 0.52, text, ha="center", va="center", fontsize=9)
+        axes.set_xlim(0, len(lengths))
+        axes.set_ylim(DEPTH_BINS, 0)
+        axes.set_xticks([i + 0.5 for i in range(len(lengths))], [format_length(n) for n in lengths])
+        axes.set_yticks(range(DEPTH_BINS + 1), [f"{i / DEPTH_BINS:.0%}" for i in range(DEPTH_BINS + 1)])
+        axes.set_xlabel("prompt length (tokens)")
+        axes.grid(visible=False)
+
+    columns = ["arm", "length", "depth_from", "depth_to", "trials", "hits"]
+    return Plot("passkey-depth", f"Passkey found by {row.label}, by depth in the prompt", columns, data, draw)
+
+
+def _loss_plot(runs: Mapping[str, Sequence[Record]]) -> Plot | None:
+    """Training loss; over tokens where they are known, else over steps. A step logged twice counts last."""
+    logs: dict[tuple[str, str], dict[int, TrainingRecord]] = {}
+    for run, records in runs.items():
+        for r in records:
+            if isinstance(r, TrainingRecord):
+                logs.setdefault((run, r.arm), {})[r.step] = r
+    steps = {key: [log[step] for step in sorted(log)] for key, log in logs.items()}
+    if not any(len(log) > 1 for log in steps.values()):
+        return None
+    by_tokens = all(a.tokens < b.tokens for log in steps.values() for a, b in pairwise(log))
+    rows = [
+        Row(run, arm, "", f"{run} · {arm_name(arm)}" if len(runs) > 1 else arm_name(arm))
+        for run, arm in steps
+    ]
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for row, log, style in zip(rows, steps.values(), _styles(rows), strict=True):
+            x = [r.tokens if by_tokens else r.step for r in log]
+            line = {"color": style["color"], "linestyle": style["linestyle"]}
+            axes.plot(x, [r.loss for r in log], lw=0.9, alpha=0.35, **line)
+            axes.plot(x, _smooth([r.loss for r in log]), lw=1.8, label=_named(row.label), **line)
+        axes.set_xlabel("tokens trained on" if by_tokens else "optimizer step")
+        axes.xaxis.set_major_formatter(lambda value, _: _short_count(value))
+        axes.set_xlim(left=0)
+
+    columns = ["arm", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
+    data = [
+        [row.label, r.step, r.tokens, r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second]
+        for row, log in zip(rows, steps.values(), strict=True)
+        for r in log
+    ]
+    return Plot("loss", "Training loss (nats per token)", columns, data, draw)
+
+
+def _coverage_plot(runs: Mapping[str, Sequence[Record]]) -> Plot | None:
+    """The probability that one example trains each relative distance (the paper's ``fig:prob``)."""
+    found = (r for records in runs.values() for r in records if isinstance(r, CoverageRecord))
+    curves = list({(r.label, r.train_length, r.target_length): r for r in found}.values())
+    if not curves:
+        return None
+    longest = max(r.target_length for r in curves)
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for r in curves:
+            colour = COVERAGE_COLOURS.get(r.label, OTHER_COLOUR)
+            p, error = np.array(r.probability), 1.96 * np.array(r.standard_error)
+            axes.plot(r.distances, p, lw=1.8, color=colour, label=_named(r.label))
+            if error.any():
+                axes.fill_between(r.distances, p - error, p + error, color=colour, alpha=0.2, lw=0)
+        ticks = [longest * i // 4 for i in range(5)]
+        axes.set_xticks(ticks, [format_length(t) if t else "0" for t in ticks])
+        axes.set_xlabel("relative distance (tokens)")
+        axes.set_xlim(0, longest)
+        axes.set_ylim(0, 1.04)
+
+    columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
+    data = [
+        [r.label, r.train_length, r.target_length, *point]
+        for r in curves
+        for point in zip(r.distances, r.probability, r.standard_error, strict=True)
+    ]
+    return Plot("coverage", "Chance that one example trains a distance", columns, data, draw)
+
+
+def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
+    """Draw coverage curves into one file, ``.svg`` or ``.png``.
+
+    Raises:
+        RecipeError: the path has another ending.
+    """
+    plot = _coverage_plot({"": records})
+    assert plot is not None, "no curve to draw"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".png":
+        path.write_bytes(_png(plot))
+    elif path.suffix == ".svg":
+        path.write_text(standalone(_svg(plot)), encoding="utf-8")
+    else:
+        raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
+
+
+def hits_by_depth(record: PasskeyRecord, bins: int = DEPTH_BINS) -> list[list[bool]]:
+    """Sort the trials' hits by depth into ``bins`` equal parts of the prompt, first part first."""
+    parts: list[list[bool]] = [[] for _ in range(bins)]
+    for depth, hit in zip(record.depths, record.hits, strict=True):
+        parts[min(int(depth * bins), bins - 1)].append(hit)
+    return parts
+
+
+def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """A colour and marker by arm, a dash by the run among those that share the arm."""
+    seen: dict[str, int] = {}
+    styles = []
+    for row in rows:
+        turn = seen[row.arm] = seen.get(row.arm, -1) + 1
+        styles.append(
+            {
+                "color": ARM_COLOURS.get(row.arm, OTHER_COLOUR),
+                "marker": _MARKERS.get(row.arm, "o"),
+                "linestyle": _DASHES[turn % len(_DASHES)],
+                "lw": 1.5 if row.arm in BASELINES else 2.2,
+            }
+        )
+    return styles
+
+
+def _length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
+    axes.set_xscale("log", base=2)
+    shown = lengths[:: math.ceil(len(lengths) / 9)]
+    axes.set_xticks(shown, [format_length(n) for n in shown])
+    axes.minorticks_off()
+    axes.set_xlabel(title)
+
+
+def _log_axis(axes: "Axes", low: float, high: float) -> None:
+    """Ticks at 1, 2, 5 times powers of ten (over three decades, the powers alone)."""
+    axes.set_yscale("log")
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [m * 10.0**k for k in powers for m in steps if low / 1.3 <= m * 10.0**k <= high * 1.3]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.minorticks_off()
+
+
+def _mark_original(axes: "Axes", length: int | None, ink: str) -> None:
+    if length is None:
+        return
+    axes.axvline(length, color=ink, lw=0.9, ls=(0, (3, 3)), alpha=0.6, zorder=1)
+    axes.annotate(
+        f"original length {format_length(length)}", (length, 1), (5, -2), xycoords=("data", "axes fraction"),
+        textcoords="offset points", va="top", fontsize=8.5, alpha=0.75,
+    )  # fmt: skip
+
+
+def _named(label: str) -> str:
+    """The label as Matplotlib shows it: it hides what begins with an underscore."""
+    return f"\u200b{label}" if label.startswith("_") else label
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """Exponential moving average over about a fifteenth of the curve, without bias at its start."""
+    keep = 1 - 1 / max(1.0, len(values) / 15)
+    mean = weight = 0.0
+    smoothed = []
+    for value in values:
+        mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
+        smoothed.append(mean / weight)
+    return smoothed
+
+
+def _short_count(value: float) -> str:
+    for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.3g}"
+
+
+def _write(plot: Plot, folder: Path) -> Figure:
+    with open(folder / f"{plot.name}.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([plot.columns, *plot.data])
+    (folder / f"{plot.name}.png").write_bytes(_png(plot))
+    svg = _svg(plot)
+    (folder / f"{plot.name}.svg").write_text(standalone(svg), encoding="utf-8")
+    return Figure(plot.name, plot.title, svg)
+
+
+def _png(plot: Plot) -> bytes:
+    return _render(plot, "png", _PNG_INK, _PNG_FAINT)
+
+
+def _svg(plot: Plot) -> str:
+    return for_any_page(_render(plot, "svg", INK, FAINT).decode(), plot.title)
+
+
+def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> bytes:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    style: Any = {**_STYLE, **_inks(ink, faint), "svg.hashsalt": plot.name}
+    with matplotlib.rc_context(style):
+        figure = Canvas(figsize=(4.8, 3.35), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        plot.draw(axes, ink)
+        axes.set_title(plot.title, loc="left", pad=12)
+        handles, labels = axes.get_legend_handles_labels()
+        if len(handles) > 1:
+            columns = 4 if max(map(len, labels)) <= 12 else 2 if max(map(len, labels)) <= 28 else 1
+            figure.set_figheight(3.35 + 0.2 * (math.ceil(len(labels) / columns) - 1))
+            figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+        buffer = io.BytesIO()
+        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+        figure.savefig(buffer, format=kind, dpi=200, transparent=kind == "svg", metadata=metadata)
+    return buffer.getvalue()
+
+
+def _inks(ink: str, faint: str) -> dict[str, Any]:
+    names = (
+        "text.color",
+        "axes.labelcolor",
+        "axes.titlecolor",
+        "xtick.color",
+        "ytick.color",
+        "axes.edgecolor",
+    )
+    return {**dict.fromkeys(names, ink), "grid.color": faint}

@@ -1,0 +1,211 @@
+"""The main job by the real command on real files: run, records, report, reload, resume, bad input."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.tiny import checkpoint, corpus
+from transformers import GPT2Config
+
+from skipwise.cli import main
+from skipwise.model.loading import load_model
+from skipwise.results import PasskeyRecord, PerplexityRecord, TrainingRecord, read_records
+
+SMALL = {
+    "target": "2k",
+    "data.held_out": 0.3,
+    "data.passkey": 0.1,
+    "training.max_steps": 4,
+    "training.batch_size": 4,
+    "training.per_device_train_batch_size": 2,
+    "training.learning_rate": 1e-3,
+    "training.logging_steps": 1,
+    "training.save_steps": 2,
+    "training.precision": "float32",
+    "evaluation.documents": 2,
+    "evaluation.windows": "[256, 512]",
+    "evaluation.passkey_lengths": "[512]",
+    "evaluation.passkey_trials": 2,
+}
+
+
+def command(model: Path, text: Path, out: Path, *more: str, **changes: object) -> list[str]:
+    words = ["extend", str(model), "--data", str(text), "--out", str(out)]
+    for key, value in {**SMALL, **changes}.items():
+        words += ["--set", f"{key}={value}"]
+    return [*words, *more]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["skipwise", *map(str, words)])
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def refused(monkeypatch, capsys, *words: str) -> str:
+    """The message of a refused command; a traceback fails the test."""
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, *words)
+    assert end.value.code == 1
+    message = capsys.readouterr().err
+    assert message.startswith("skipwise: ")
+    assert "Traceback" not in message
+    return " ".join(message.split())
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    os.environ["SKIPWISE_CACHE"] = str(folder / "cache")
+    return checkpoint(folder / "base", window=400), corpus(folder / "text", documents=24, words=200)
+
+
+@pytest.fixture(scope="module")
+def finished(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whole run by the installed command, in a process of its own."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    words = [sys.executable, "-m", "skipwise", *command(*files, out)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "report:" in done.stdout
+    assert "PoSE" in done.stdout
+    return out
+
+
+def test_the_run_folder_holds_everything(finished: Path) -> None:
+    for name in ("recipe.yaml", "run.json", "results.jsonl", "report.html", "model/README.md"):
+        assert (finished / name).stat().st_size > 0, name
+    for name in ("perplexity", "passkey", "loss", "coverage"):
+        assert (finished / "figures" / f"{name}.svg").exists(), name
+        assert (finished / "figures" / f"{name}.png").exists(), name
+    facts = json.loads((finished / "run.json").read_text())
+    assert facts["probe"]["forward"] > 0
+    assert facts["data"]["fingerprint"]
+    assert facts["seed"] == 0
+    assert facts["versions"]["torch"]
+    assert facts["training"]["steps"] == 4
+    html = (finished / "report.html").read_text()
+    assert "http://" not in html.replace("http://www.w3.org", "")
+
+
+def test_the_records_hold_every_arm(finished: Path) -> None:
+    records = read_records(finished / "results.jsonl")
+    perplexity = {(r.arm, r.window): r for r in records if isinstance(r, PerplexityRecord)}
+    assert set(perplexity) == {(arm, w) for arm in ("original", "pi-only", "pose") for w in (256, 512)}
+    assert len({r.tokens for r in perplexity.values()}) == 1
+    assert {r.arm for r in records if isinstance(r, PasskeyRecord)} == {"original", "pi-only", "pose"}
+    assert [r.step for r in records if isinstance(r, TrainingRecord)] == [1, 2, 3, 4]
+
+
+def test_a_process_without_skipwise_loads_the_same_model(finished: Path, tmp_path: Path) -> None:
+    positions = np.arange(2048 - 32, 2048)
+    ids = np.arange(32) * 3 + 5
+    ours = load_model(str(finished / "model"))
+    with torch.no_grad():
+        wanted = ours(
+            input_ids=torch.tensor(ids)[None],
+            position_ids=torch.tensor(positions)[None],
+            attention_mask=torch.ones(1, 32, dtype=torch.long),
+        ).logits
+    script = tmp_path / "reload.py"
+    script.write_text(
+        "import sys, numpy, torch\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "ids = torch.arange(32)[None] * 3 + 5\n"
+        "at = torch.arange(2048 - 32, 2048)[None]\n"
+        "with torch.no_grad():\n"
+        "    logits = model(input_ids=ids, position_ids=at, attention_mask=torch.ones_like(ids)).logits\n"
+        "assert 'skipwise' not in sys.modules\n"
+        "assert tokenizer.model_max_length == 2048\n"
+        "numpy.save(sys.argv[2], logits.numpy())\n"
+    )
+    subprocess.run([sys.executable, script, finished / "model", tmp_path / "out.npy"], check=True)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), wanted.numpy(), atol=1e-6)
+
+
+def test_a_taken_folder_is_never_overwritten(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    before = (finished / "results.jsonl").read_bytes()
+    message = refused(monkeypatch, capsys, *command(*files, finished))
+    assert "holds another run: --resume goes on with it, or give another --out" in message
+    message = refused(monkeypatch, capsys, *command(*files, finished, "--resume", seed=1))
+    assert "was begun with seed = 0, now it is 1" in message
+    assert (finished / "results.jsonl").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("dear")
+    assert "is no run of skipwise" in refused(monkeypatch, capsys, *command(*files, tmp_path / "mine"))
+
+
+def test_resume_measures_only_what_is_missing(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    lines = (copy / "results.jsonl").read_text().splitlines(keepends=True)
+    (copy / "results.jsonl").write_text("".join(lines[:-2]) + lines[-2][:40])
+    run(monkeypatch, "extend", "--resume", "--out", copy)
+    after = (copy / "results.jsonl").read_text().splitlines(keepends=True)
+    assert after[: len(lines) - 2] == lines[:-2]
+    keys = [("arm", "window", "length", "hits", "nll", "tokens")]
+    for old, new in zip(lines, after, strict=True):
+        old, new = json.loads(old), json.loads(new)
+        assert [old.get(k) for k in keys[0]] == [new.get(k) for k in keys[0]]
+
+
+def test_report_is_made_again_from_the_records_alone(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = tmp_path / "run"
+    copy.mkdir()
+    for name in ("results.jsonl", "run.json", "recipe.yaml"):
+        shutil.copy(finished / name, copy)
+    run(monkeypatch, "report", copy, finished, "--out", tmp_path / "both.html")
+    assert (tmp_path / "both.html").stat().st_size > 10_000
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, *command(*files, tmp_path / "out", "--dry-run"))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "400 -> 2,048 tokens" in printed
+    assert "training: 4 steps of 4 x 400 tokens = 6,400 tokens" in printed
+    assert printed.count("positions 0..") == 3
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"target": 256}, "target 256 must exceed the model's 400"),
+        ({"positions.chunk": 3}, "unknown key positions.chunk (did you mean chunks?)"),
+        ({"training.learning_rat": 1}, "did you mean learning_rate?"),
+        ({"training.max_steps": "many"}, "training.max_steps = 'many'"),
+        ({"train_length": -5}, "train_length = -5"),
+        ({"positions.chunks": 401}, "chunks 401 must lie in 1..400"),
+        ({"data.min_tokens": 100000}, "100,000"),
+        ({"evaluation.stride": 300}, "stride"),
+        ({"training.batch_size": 3}, "batch_size"),
+    ],
+)
+def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:
+    assert message in refused(monkeypatch, capsys, *command(*files, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_models_and_text_are_explained(files, monkeypatch, capsys, tmp_path) -> None:
+    GPT2Config(n_layer=1, n_embd=8, n_head=1).save_pretrained(tmp_path / "gpt2")
+    message = refused(monkeypatch, capsys, *command(tmp_path / "gpt2", files[1], tmp_path / "a"))
+    assert "model_type gpt2 has learned positions" in message
+    checkpoint(tmp_path / "small", window=400, vocab_size=97)
+    message = refused(monkeypatch, capsys, *command(tmp_path / "small", files[1], tmp_path / "b"))
+    assert ">= vocabulary 97" in message
+    (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    message = refused(monkeypatch, capsys, *command(files[0], tmp_path / "broken.jsonl", tmp_path / "c"))
+    assert "broken.jsonl" in message
+    assert "line 2" in message
+    assert not any((tmp_path / name).exists() for name in "abc")

@@ -1,0 +1,165 @@
+"""Sliding perplexity against a brute-force oracle: one forward a token, with its window as context."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from skipwise.errors import DataError, RecipeError
+from skipwise.evaluation import perplexity
+from skipwise.evaluation.perplexity import Score, fed_tokens, sliding_perplexity
+from skipwise.evaluation.windows import sliding_windows
+
+VOCABULARY = 61
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=8,  # shorter than most windows here: evaluation goes beyond it on purpose
+        initializer_range=0.7,  # attention far from uniform, so that context and positions matter
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def documents_of(lengths):
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, VOCABULARY, n).astype(np.uint16) for n in lengths]
+
+
+def context_begin(target, tokens, window, stride):
+    """First token of the window that scores ``target``, from the definition: the first window that has it."""
+    end, step = min(window, tokens), min(stride, window - 1)
+    while end <= target:
+        end += step
+    return max(0, min(end, tokens) - window)
+
+
+@torch.no_grad()
+def brute_force(model, documents, window, stride):
+    nll = 0.0
+    for document in documents:
+        for target in range(1, len(document)):
+            begin = context_begin(target, len(document), window, stride)
+            context = torch.tensor(document[begin:target].astype(np.int64))[None]
+            logits = model(input_ids=context, attention_mask=torch.ones_like(context)).logits[0, -1]
+            nll -= logits.double().log_softmax(-1)[int(document[target])].item()
+    return nll
+
+
+@st.composite
+def evaluations(draw):
+    window = draw(st.integers(2, 14))
+    lengths = draw(st.lists(st.integers(0, 26), min_size=1, max_size=3).filter(lambda ls: max(ls) > 1))
+    return lengths, window, draw(st.integers(1, window)), draw(st.sampled_from([1, 40, 16384]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(evaluations())
+def test_equals_one_forward_a_token(model, evaluation):
+    lengths, window, stride, tokens_per_batch = evaluation
+    documents = documents_of(lengths)
+    score = sliding_perplexity(
+        model, documents, window=window, stride=stride, tokens_per_batch=tokens_per_batch
+    )
+    expected = brute_force(model, documents, window, stride)
+    assert score.nll == pytest.approx(expected, rel=1e-5)
+    assert score.tokens == sum(max(0, n - 1) for n in lengths)
+    assert score.documents == sum(n > 1 for n in lengths)
+    assert score.perplexity == pytest.approx(math.exp(expected / score.tokens), rel=1e-5)
+
+
+def test_logits_exist_only_where_a_token_is_scored(model, monkeypatch):
+    seen, inputs = [], []
+    forward = LlamaForCausalLM.forward
+
+    def spy(self, **arguments):
+        output = forward(self, **arguments)
+        inputs.append(arguments)
+        seen.append(output.logits.shape[:2].numel())
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", spy)
+    documents = documents_of([50, 31, 5])
+    score = sliding_perplexity(model, documents, window=12, stride=4)
+    assert sum(seen) == score.tokens == 49 + 30 + 4
+    assert len(seen) < len([w for d in documents for w in sliding_windows(len(d), 12, 4)])  # batched
+    for call in inputs:
+        assert call["attention_mask"].shape == call["input_ids"].shape
+        assert call["attention_mask"].all()
+        assert call["use_cache"] is False
+        width = call["input_ids"].shape[1]
+        assert call["position_ids"].tolist() == [list(range(width))] * len(call["input_ids"])
+
+
+def test_the_batch_does_not_change_the_result(model):
+    documents = documents_of([60, 33, 33, 7])
+    one, small, large = (
+        sliding_perplexity(model, documents, window=10, stride=3, tokens_per_batch=n).nll
+        for n in (1, 25, 16384)
+    )
+    assert one == pytest.approx(small, rel=1e-6)
+    assert one == pytest.approx(large, rel=1e-6)
+
+
+def test_slicing_the_logits_does_not_change_the_result(model, monkeypatch):
+    documents = documents_of([60])
+    whole = sliding_perplexity(model, documents, window=20, stride=5).nll
+    monkeypatch.setattr(perplexity, "_LOGITS_AT_ONCE", 3 * VOCABULARY)
+    assert sliding_perplexity(model, documents, window=20, stride=5).nll == pytest.approx(whole, rel=1e-6)
+
+
+def test_progress_counts_the_tokens_fed(model):
+    documents, steps = documents_of([60, 33, 1]), []
+    sliding_perplexity(model, documents, window=10, stride=3, tokens_per_batch=40, on_progress=steps.append)
+    assert len(steps) > 2
+    assert sum(steps) == fed_tokens(documents, 10, 3)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_models_mode_is_restored(model, training):
+    model.train(training)
+    sliding_perplexity(model, documents_of([9]), window=4, stride=2)
+    assert model.training is training
+    model.eval()
+
+
+def test_precision_is_that_of_the_forward_pass(model):
+    documents = documents_of([60])
+    exact = sliding_perplexity(model, documents, window=20, stride=5).nll
+    rounded = sliding_perplexity(model, documents, window=20, stride=5, precision=torch.bfloat16).nll
+    assert exact != rounded
+    assert exact == pytest.approx(rounded, rel=0.05)
+
+
+def test_an_exploded_model_has_infinite_perplexity():
+    assert Score(documents=1, tokens=1, nll=1e4, seconds=0.0).perplexity == math.inf
+
+
+@pytest.mark.parametrize("lengths", [[], [1, 0]])
+def test_nothing_to_score_is_explained(model, lengths):
+    with pytest.raises(DataError, match=rf"{len(lengths)} documents hold no token to score; give one of two"):
+        sliding_perplexity(model, documents_of(lengths), window=8, stride=4)
+
+
+def test_a_token_beyond_the_vocabulary_is_explained(model):
+    documents = [*documents_of([5]), np.array([1, 2, 200])]
+    with pytest.raises(
+        DataError, match=r"document 1: token 200 >= vocabulary 61; another model's tokenizer\?"
+    ):
+        sliding_perplexity(model, documents, window=8, stride=4)
+
+
+def test_a_stride_wider_than_the_window_is_refused(model):
+    with pytest.raises(RecipeError, match="stride 9 must not exceed the window 8"):
+        sliding_perplexity(model, documents_of([20]), window=8, stride=9)
