@@ -6,7 +6,29 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WORDS = ["the", "model", "reads", "a", "long", "text", "and", "finds", "what", "was", "said", "before", "in", "it", "again", "and", "again", "until", "it", "ends", "here"]
+WORDS = [
+    "the",
+    "model",
+    "reads",
+    "a",
+    "long",
+    "text",
+    "and",
+    "finds",
+    "what",
+    "was",
+    "said",
+    "before",
+    "in",
+    "it",
+    "again",
+    "and",
+    "again",
+    "until",
+    "it",
+    "ends",
+    "here",
+]
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:

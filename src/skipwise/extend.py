@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import PoseDataset, collate
-from skipwise.data.tokens import TokenStore, check_vocabulary, keep_long, split_by_name
+from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError, RecipeError
 from skipwise.lengths import format_length
 from skipwise.measure import (
@@ -161,13 +161,30 @@ def describe(job: Job, console: Console) -> None:
     )
     console.print(
         f"text: {recipe.data.source}, {len(data):,} documents, {int(data.lengths.sum()):,} tokens; "
-        f"{len(job.held_out):,} held out by name; kept {len(job.train):,} to train on, "
-        f"{job.dropped:,} under {max(recipe.data.min_tokens or 0, job.train_length):,} tokens"
+        f"{len(job.held_out):,} held out by name"
     )
+    shortest = max(recipe.data.min_tokens or 0, job.train_length)
+    console.print(dropped_message(len(job.train) + job.dropped, len(job.train), shortest))
+    console.print(_assumed(job.tokenizer))
     console.print(
         f"training: {steps:,} steps of {batch:,} x {tokens // steps // batch:,} tokens = {tokens:,} tokens, "
         f"{job.precision} on {job.device.type}"
     )
+
+
+def _assumed(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What follows from the special tokens that the tokenizer has and lacks."""
+    first = tokenizer("a").input_ids[:1]
+    begins = tokenizer.bos_token is not None and first == [tokenizer.bos_token_id]
+    beginning = (
+        f"each document begins with {tokenizer.bos_token}" if begins else "documents begin without a BOS"
+    )
+    end = (
+        f"; {tokenizer.eos_token} ends an answer"
+        if tokenizer.eos_token
+        else "; no EOS, answers end by length"
+    )
+    return f"tokenizer: {beginning}{end}; no padding is needed, every example is full"
 
 
 def describe_examples(job: Job, console: Console) -> None:

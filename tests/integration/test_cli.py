@@ -8,7 +8,7 @@ import pytest
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
 
-HEAVY = ("torch", "transformers", "pydantic", "matplotlib", "datasets", "pandas")
+HEAVY = ("torch", "transformers", "matplotlib", "datasets", "pandas")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["extend", "--help"], ["coverage", "--chunks", "2"]])

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from tests.tiny import checkpoint, llama
-from transformers import AutoConfig, BertConfig, BloomConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
+from transformers import (
+    AutoConfig,
+    BertConfig,
+    BloomConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+)
 
 from skipwise.errors import ModelError
 from skipwise.model.loading import (
@@ -68,9 +76,25 @@ def test_targets_not_above_the_original_are_refused() -> None:
         plan_extension(LlamaConfig(max_position_embeddings=4096), target_length=2048)
 
 
-def test_partial_rotary_is_kept() -> None:
-    config = GPTNeoXConfig(hidden_size=64, num_attention_heads=2, max_position_embeddings=64)
-    assert plan_extension(config).rope.dim == 8
+@pytest.mark.parametrize("interpolation", ["linear", "ntk", "yarn", "yarn-revised"])
+def test_partial_rotary_and_theta_are_kept(tmp_path: Path, interpolation: str) -> None:
+    """Dropped from ``rope_parameters``, GPT-NeoX would rotate all 32 dims of a head, without a word."""
+    config = GPTNeoXConfig(
+        vocab_size=32,
+        hidden_size=64,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        intermediate_size=8,
+        max_position_embeddings=64,
+        rope_parameters={"rope_type": "default", "rope_theta": 50_000.0, "partial_rotary_factor": 0.25},
+    )
+    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
+    extension = plan_extension(load_config(str(tmp_path)), interpolation=interpolation)
+    assert extension.rope.dim == 8
+    assert extension.rope.theta == 50_000.0
+    model = load_model(str(tmp_path), extension)
+    assert model.gpt_neox.rotary_emb.inv_freq.shape == (4,)
+    assert model.config.rope_parameters["partial_rotary_factor"] == 0.25
 
 
 def test_a_name_that_is_nowhere_is_explained(tmp_path: Path) -> None:
