@@ -24,7 +24,7 @@ from rich.console import Console  # noqa: E402
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup  # noqa: E402
 
 from skipwise.data.examples import collate  # noqa: E402
-from skipwise.extend import Job, prepare  # noqa: E402
+from skipwise.job import Job, prepare  # noqa: E402
 from skipwise.measure import AUTOCAST  # noqa: E402
 from skipwise.model.loading import load_model  # noqa: E402
 from skipwise.recipe import load_recipe  # noqa: E402

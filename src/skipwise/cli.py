@@ -24,8 +24,8 @@ Setting = Annotated[
 ]
 
 
-@app.command()
-def extend(
+@app.command("extend")
+def extend_command(
     model: Annotated[
         str | None, typer.Argument(help="nano (embedded, the default), a folder, or a name on the model hub")
     ] = None,
@@ -48,7 +48,8 @@ def extend(
 ) -> None:
     """Extend a model to a longer context, measure it beside its controls, and write a report."""
     console = _prepare_process()
-    from skipwise import extend as job
+    from skipwise.extend import extend
+    from skipwise.job import describe, describe_examples, prepare
     from skipwise.recipe import load_recipe, parse_changes
 
     options: dict[str, Any] = {
@@ -69,11 +70,11 @@ def extend(
         embedded = recipe is None and model in (None, "nano")
         settings = load_recipe("nano" if embedded else recipe, changes)
     if dry_run:
-        prepared = job.prepare(settings, console)
-        job.describe(prepared, console)
-        job.describe_examples(prepared, console)
+        job = prepare(settings, console)
+        describe(job, console)
+        describe_examples(job, console)
         return
-    job.extend(settings, out=out, resume=resume, console=console)
+    extend(settings, out=out, resume=resume, console=console)
 
 
 @app.command()

@@ -6,6 +6,7 @@
     ├── ModelError       a checkpoint cannot be extended, or would not attend across chunks
     ├── TrainingError    training cannot go on; what was written before is intact
     │   └── NonFiniteLossError
+    ├── EvaluationError  a model cannot be measured; what was measured before is kept
     └── RunError         the run folder is taken, incomplete or of another run
 
 Each message states the value met, the rule it breaks and the way out. The command line prints it without
@@ -35,6 +36,10 @@ class TrainingError(SkipwiseError):
 
 class NonFiniteLossError(TrainingError):
     """The loss or a gradient is NaN or infinite; raised before the weights are updated."""
+
+
+class EvaluationError(SkipwiseError):
+    """A model cannot be measured; what was measured before is kept."""
 
 
 class RunError(SkipwiseError):

@@ -1,6 +1,7 @@
 """Models + held-out documents -> records: what ``extend`` measures, and the commands of their own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.data.tokens import TokenStore, build_token_store, check_vocabulary
-from skipwise.errors import DataError
+from skipwise.errors import DataError, EvaluationError
 from skipwise.evaluation.passkey import passkey_accuracy
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.windows import sliding_windows
@@ -26,20 +27,20 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 
 @dataclass(frozen=True)
 class Measurement:
-    """One record to be made: its identity (kind, arm, length), the tokens it reads, and how it is made."""
+    """One record to be made: its identity, the tokens it reads, and how it is made."""
 
-    identity: tuple[str, str, int]
+    identity: tuple[object, ...]
     tokens: int
     run: Callable[[PreTrainedModel, Callable[[int], None]], Record]
 
 
-def identity(record: Record) -> tuple[str, str, int]:
-    """What a record measures, so that a resumed run does not measure it again."""
+def identity(record: Record) -> tuple[object, ...]:
+    """What a record measures and how, so that a resumed run does not measure it again."""
     if isinstance(record, PerplexityRecord):
-        return (record.kind, record.arm, record.window)
+        return (record.kind, record.arm, record.window, record.stride, record.data)
     if isinstance(record, PasskeyRecord):
-        return (record.kind, record.arm, record.length)
-    return (record.kind, "", 0)
+        return (record.kind, record.arm, record.length, record.trials, record.seed)
+    return (record.kind,)
 
 
 def perplexity_measurement(
@@ -69,7 +70,8 @@ def perplexity_measurement(
             data=data,
         )
 
-    return Measurement(("perplexity", arm, window), fed_tokens(documents, window, stride), run)
+    key = (PerplexityRecord.kind, arm, window, stride, data)
+    return Measurement(key, fed_tokens(documents, window, stride), run)
 
 
 def passkey_measurement(
@@ -99,7 +101,7 @@ def passkey_measurement(
             seconds=round(score.seconds, 3),
         )
 
-    return Measurement(("passkey", arm, length), trials * length, run)
+    return Measurement((PasskeyRecord.kind, arm, length, trials, seed), trials * length, run)
 
 
 def measure(
@@ -117,7 +119,27 @@ def measure(
             bar.advance(line, tokens)
 
         for measurement in measurements:
-            on_record(measurement.run(model, advance))
+            with _memory_explained(label, measurement):
+                record = measurement.run(model, advance)
+            on_record(record)
+
+
+@contextmanager
+def _memory_explained(label: str, measurement: Measurement) -> Iterator[None]:
+    """Turn a want of memory into what was being held and the way out."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "allocate memory" not in str(
+            error
+        ):
+            raise
+        kind, _, length = measurement.identity[:3]
+        raise EvaluationError(
+            f"out of memory measuring the {kind} of {label} at {length:,} tokens: the model, the keys and values of "
+            "that many tokens and the logits of those scored; what was measured is kept. Lower the windows "
+            "(evaluation.windows, evaluation.passkey_lengths) and go on with --resume"
+        ) from error
 
 
 def measuring_progress(console: Console) -> Progress:

@@ -67,6 +67,7 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
                 f"{folder.path} holds another run: --resume goes on with it, or give another --out"
             )
         _same_recipe(load_recipe(folder.recipe), recipe, folder.path)
+        dump_recipe(recipe, folder.recipe)  # what is measured afterwards may change
         return folder
     if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
         raise RunError(f"{folder.path} exists and is no run of skipwise; give another --out")
@@ -90,20 +91,24 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
         return free
     for folder in reversed(candidates):
         saved = folder / "recipe.yaml"
-        if saved.exists() and load_recipe(saved) == recipe:
+        if saved.exists() and not _changed(load_recipe(saved), recipe):
             return folder
     raise RunError(
         f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out"
     )
 
 
+def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:
+    """(key, old, new) of every setting that decides the trained model and differs."""
+    old = _flatten(saved.model_dump(exclude={"evaluation"}))
+    new = _flatten(wanted.model_dump(exclude={"evaluation"}))
+    return [(k, old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)]
+
+
 def _same_recipe(saved: Recipe, wanted: Recipe, folder: Path) -> None:
-    old, new = _flatten(saved.model_dump()), _flatten(wanted.model_dump())
-    changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    if changed:
-        key = changed[0]
+    for key, old, new in _changed(saved, wanted):
         raise RunError(
-            f"{folder} was begun with {key} = {old.get(key)!r}, now it is {new.get(key)!r}: "
+            f"{folder} was begun with {key} = {old!r}, now it is {new!r}: "
             "resume with the recipe it began with, or give another --out"
         )
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.tiny import checkpoint, corpus
 from transformers import GPT2Config
 
 from skipwise.cli import main
 from skipwise.model.loading import load_model
 from skipwise.results import PasskeyRecord, PerplexityRecord, TrainingRecord, read_records
+from tests.tiny import checkpoint, corpus
 
 SMALL = {
     "target": "2k",
@@ -56,9 +56,10 @@ def refused(monkeypatch, capsys, *words: str) -> str:
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, *words)
     assert end.value.code == 1
-    message = capsys.readouterr().err
-    assert message.startswith("skipwise: ")
-    assert "Traceback" not in message
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    _, prefix, message = printed.partition("skipwise: ")
+    assert prefix
     return " ".join(message.split())
 
 

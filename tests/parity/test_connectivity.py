@@ -6,7 +6,6 @@ Each case is shown to fail when the mask is left out, which is how frameworks cu
 import numpy as np
 import pytest
 import torch
-from tests.tiny import llama
 from transformers import Trainer, TrainingArguments
 
 from skipwise.data.examples import collate
@@ -14,6 +13,7 @@ from skipwise.errors import ModelError
 from skipwise.keys import Keys
 from skipwise.model.probe import probe_connectivity
 from skipwise.positions import pose
+from tests.tiny import llama
 
 TOKENS = 12
 

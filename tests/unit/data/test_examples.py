@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.tiny import byte_tokenizer, corpus
 
 from skipwise.data.examples import IGNORED, PoseDataset, collate
 from skipwise.data.tokens import TokenStore, build_token_store
 from skipwise.errors import DataError
 from skipwise.recipe import Positions
+from tests.tiny import byte_tokenizer, corpus
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny import checkpoint, llama
 from transformers import (
     AutoConfig,
     BertConfig,
@@ -23,6 +22,7 @@ from skipwise.model.loading import (
     load_tokenizer,
     plan_extension,
 )
+from tests.tiny import checkpoint, llama
 
 
 @pytest.mark.parametrize(
