@@ -259,7 +259,7 @@ def main() -> None:
 
 
 # As the embedded model was trained.
-STABLE_STEPS = 2400
+STABLE_STEPS = 1861
 DECAY_STEPS = 1100
 
 if __name__ == "__main__":
