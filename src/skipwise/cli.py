@@ -48,7 +48,7 @@ def extend_command(
 ) -> None:
     """Extend a model to a longer context, measure it beside its controls, and write a report."""
     console = _prepare_process()
-    from skipwise.extend import extend
+    from skipwise.extend import extend, plan_evaluation
     from skipwise.job import describe, describe_examples, prepare
     from skipwise.recipe import load_recipe, parse_changes
 
@@ -62,15 +62,17 @@ def extend_command(
     }
     changes = {key: value for key, value in options.items() if value is not None}
     changes.update(parse_changes(set_ or []))
-    if recipe is None and resume and out is not None and not changes:
+    if resume and out is not None and model is None and recipe is None:
         from skipwise.run_folder import recipe_of
 
-        settings = recipe_of(out)
+        recipe_of(out)  # a folder that holds no run is refused
+        settings = load_recipe(out / "recipe.yaml", changes)
     else:
         embedded = recipe is None and model in (None, "nano")
         settings = load_recipe("nano" if embedded else recipe, changes)
     if dry_run:
         job = prepare(settings, console)
+        plan_evaluation(job, console)  # refuses what could not be measured
         describe(job, console)
         describe_examples(job, console)
         return
@@ -89,12 +91,15 @@ def coverage(
     figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
 ) -> None:
     """Show how likely one example trains each relative distance."""
-    from rich.console import Console
     from rich.table import Table
 
     from skipwise.coverage import coverage as compute
     from skipwise.coverage import coverage_record
 
+    if figure is not None:
+        from skipwise.report.plots import coverage_figure, require_figure_ending
+
+        require_figure_ending(figure)
     result = compute(
         parse_length(original),
         parse_length(target),
@@ -104,7 +109,7 @@ def coverage(
         samples=samples,
         seed=seed,
     )
-    monte_carlo = bool(result.standard_error.any())
+    monte_carlo = result.samples > 0
     table = Table(title=f"coverage, {original} -> {target}, {scheme}, {chunks} chunks")
     for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
         table.add_column(column, justify="right")
@@ -113,14 +118,13 @@ def coverage(
         if monte_carlo:
             row.append(f"{result.standard_error[distance - 1]:.4f}")
         table.add_row(*row)
-    Console().print(table)
-    Console().print("Monte Carlo" if monte_carlo else "closed form")
+    console = _console()
+    console.print(table)
+    console.print("Monte Carlo" if monte_carlo else "closed form")
     if figure is not None:
-        from skipwise.report.plots import coverage_figure
-
         label = f"{chunks} chunks" if scheme == "pose" else scheme
         coverage_figure([coverage_record(result, label)], figure)
-        Console().print(f"figure: {figure}")
+        console.print(f"figure: {figure}", soft_wrap=True)
 
 
 @app.command()
@@ -169,11 +173,9 @@ def report(
     ] = None,
 ) -> None:
     """Make figures and the page again from the records alone."""
-    from rich.console import Console
-
     from skipwise.report.page import write_report
 
-    Console().print(f"report: {write_report(runs, out)}")
+    _console().print(f"report: {write_report(runs, out)}", soft_wrap=True)
 
 
 def main() -> None:
@@ -195,12 +197,18 @@ def _prepare_process() -> Any:
     from skipwise.allocator import keep_freed_memory
 
     keep_freed_memory()
-    from rich.console import Console
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    return Console(highlight=False)
+    return _console()
+
+
+def _console() -> Any:
+    """A console that prints names and paths as they are."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def _lengths(text: str) -> list[int]:

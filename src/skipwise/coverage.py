@@ -6,7 +6,7 @@ Closed form for one and two chunks, Monte Carlo with a stated standard error for
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -20,6 +20,7 @@ Scheme = Literal["pose", "randpos", "full", "short"]
 # Up to this many chunks, merging the intervals of all chunk pairs is cheaper than a Fourier transform.
 _MOST_CHUNKS_AS_INTERVALS = 32
 _BATCH_ELEMENTS = 2**22
+_MOST_DISTANCES = 2**24
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,14 @@ class Coverage:
         probability: float64 [target_length - 1].
         standard_error: float64 [target_length - 1], sqrt(p (1 - p) / samples); zeros in closed form.
         train_length: L_c in tokens.
+        samples: how many examples were drawn; 0 in closed form.
     """
 
     distances: np.ndarray
     probability: np.ndarray
     standard_error: np.ndarray
     train_length: int
+    samples: int = 0
 
     @property
     def target_length(self) -> int:
@@ -67,8 +70,11 @@ def coverage(
         seed: of the Monte Carlo examples.
 
     Raises:
-        RecipeError: a length, the chunks or the samples break their rule.
+        RecipeError: the scheme or the length rule is unknown, or a length, the chunks or the samples break
+            their rule.
     """
+    _one_of("scheme", scheme, get_args(Scheme))
+    _one_of("lengths", lengths, get_args(LengthRule))
     if scheme in ("short", "full"):
         _check(train_length, target_length, chunks=1)
         return _contiguous(target_length if scheme == "full" else train_length, target_length)
@@ -150,7 +156,7 @@ def monte_carlo(
             _plans(scheme, seed, indices, train_length, target_length, chunks, lengths), target_length
         )
     p = covered / samples
-    return Coverage(np.arange(1, target_length), p, np.sqrt(p * (1 - p) / samples), train_length)
+    return Coverage(np.arange(1, target_length), p, np.sqrt(p * (1 - p) / samples), train_length, samples)
 
 
 def coverage_record(curve: Coverage, label: str, points: int = 1024) -> CoverageRecord:
@@ -239,12 +245,22 @@ def _plans(
     return pose(keys, train_length, target_length, documents, chunks=chunks, lengths=lengths, content="zero")
 
 
+def _one_of(name: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise RecipeError(f"{name} {value!r} is unknown; choose one of {', '.join(valid)}")
+
+
 def _check(train_length: int, target_length: int, chunks: int) -> None:
     if train_length < 1:
         raise RecipeError(f"train length {train_length} must be at least 1 token")
     if target_length <= train_length:
         raise RecipeError(
             f"target {target_length:,} must exceed the train length {train_length:,}; choose a longer target"
+        )
+    if target_length > _MOST_DISTANCES:
+        raise RecipeError(
+            f"target {target_length:,}: coverage is computed distance by distance, for {_MOST_DISTANCES:,} at the "
+            "most; choose a nearer target, the curve has the same shape at the same ratio of lengths"
         )
     if not 1 <= chunks <= train_length:
         raise RecipeError(

@@ -7,6 +7,7 @@ Each stage leaves files that the next one reads, and is passed over when a resum
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
 from skipwise.data.tokens import check_vocabulary
+from skipwise.errors import DataError
 from skipwise.job import Job, describe, prepare, tokenise_source
 from skipwise.measure import (
     AUTOCAST,
@@ -27,7 +29,7 @@ from skipwise.measure import (
     perplexity_measurement,
 )
 from skipwise.model.loading import check_frequencies, load_config, load_model
-from skipwise.model.probe import probe_connectivity
+from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.saving import save_extended, write_card
 from skipwise.recipe import Arm, Evaluation, Recipe
 from skipwise.report.page import write_report
@@ -51,18 +53,28 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         SkipwiseError: a user's mistake, or training that cannot go on; what was written stays intact.
     """
     job = prepare(recipe, console)
-    documents, names = evaluation_documents(job, console)
-    plans = {arm: _measurements(job, arm, documents) for arm in recipe.evaluation.arms}
+    evaluation = plan_evaluation(job, console)
     run = open_run(recipe, out, job.name, resume=resume)
+    fingerprints = {"training text": job.store.fingerprint, "evaluation text": evaluation.fingerprint}
+    run.require_same(**fingerprints)
+    curves = _coverage(job)
     describe(job, console)
+    model = None if run.model.exists() else _load_and_probe(job, console)
+    run.begin(recipe)
     console.print(f"run folder: {run.path}")
-    run.record(model=_model_facts(job), data=_data_facts(job), evaluation={"documents": names})
+    run.record(
+        model=_model_facts(job),
+        data=_data_facts(job),
+        evaluation={"documents": evaluation.documents},
+        fingerprints=fingerprints,
+    )
     if drop_torn_record(run.results):
-        console.print("[yellow]the last record was cut off by a kill; it is measured again[/]")
-    if not run.model.exists():
-        _train_and_save(job, run, resume, console)
-    _record_coverage(job, run)
-    _evaluate(job, plans, run, console)
+        console.print("the last record was cut off by a kill; it is measured again", style="yellow")
+    if model is not None:
+        _train_and_save(job, model, run, resume)
+        del model
+    _record_coverage(run, curves)
+    _evaluate(job, evaluation, run, console)
     records = read_records(run.results)
     write_report([run.path])
     _write_card(job, run, records)
@@ -72,11 +84,17 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     return run
 
 
-def _train_and_save(job: Job, run: RunFolder, resume: bool, console: Console) -> None:
+def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]:
+    """Load the interpolated model and prove that its chunks attend to each other."""
     model = load_model(job.recipe.model, job.extension, device=job.device)
     probe = probe_connectivity(model, job.extension.target_length, precision=AUTOCAST[job.precision])
-    run.record(probe=probe.as_dict())
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
+    return model, probe
+
+
+def _train_and_save(job: Job, probed: tuple[PreTrainedModel, Probe], run: RunFolder, resume: bool) -> None:
+    model, probe = probed
+    run.record(probe=probe.as_dict())
     arm = job.recipe.positions.scheme
 
     def keep(log: dict[str, float]) -> None:
@@ -97,10 +115,8 @@ def _train_and_save(job: Job, run: RunFolder, resume: bool, console: Console) ->
     save_extended(model, job.tokenizer, job.extension, run.model)
 
 
-def _record_coverage(job: Job, run: RunFolder) -> None:
-    """Put the chance of each relative distance beside the results, once a run."""
-    if any(isinstance(record, CoverageRecord) for record in read_records(run.results)):
-        return
+def _coverage(job: Job) -> list[CoverageRecord]:
+    """The chance that one example trains each relative distance: without skips, and as this run draws them."""
     rule = job.recipe.positions
     curve = coverage(
         job.train_length,
@@ -111,16 +127,66 @@ def _record_coverage(job: Job, run: RunFolder) -> None:
         seed=job.recipe.seed,
     )
     names = {"pose": f"{rule.chunks} chunks", "randpos": "RandPos", "full": "full-length", "short": "short"}
-    append_record(
-        run.results, coverage_record(coverage(job.train_length, curve.target_length, 1), "original")
+    original = coverage(job.train_length, curve.target_length, 1)
+    return [coverage_record(original, "original"), coverage_record(curve, names[rule.scheme])]
+
+
+def _record_coverage(run: RunFolder, curves: list[CoverageRecord]) -> None:
+    """Put the curves beside the results, once a run."""
+    if not any(isinstance(record, CoverageRecord) for record in read_records(run.results)):
+        for curve in curves:
+            append_record(run.results, curve)
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """What is measured, of each arm, on which text.
+
+    Attributes:
+        documents: names of the documents.
+        fingerprint: of the token store that they come from.
+        measurements: by arm, in the order in which they are made.
+    """
+
+    documents: list[str]
+    fingerprint: str
+    measurements: dict[Arm, list[Measurement]]
+
+
+def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
+    """Plan every measurement; settings that cannot be measured are refused here, before training.
+
+    The documents are what training held out, or all of ``evaluation.source``, the longest first, each cut to
+    ``tokens_per_document``.
+
+    Raises:
+        DataError: nothing is held out, or a length too short to ask for a passkey.
+        RecipeError: a stride that its window cannot take.
+    """
+    rule = job.recipe.evaluation
+    store, candidates = job.store, job.held_out
+    if rule.source:
+        store = tokenise_source(job.recipe, rule.source, job.tokenizer, console)
+        check_vocabulary(store, load_config(job.recipe.model).vocab_size)
+        candidates = np.arange(len(store))
+    window = evaluation_windows(rule, job.extension.rope.original_length, job.extension.target_length)[-1]
+    limit = rule.tokens_per_document or 2 * window
+    documents, names = longest_documents(
+        store, candidates, window=window, most=rule.documents, limit=limit, console=console
     )
-    append_record(run.results, coverage_record(curve, names[rule.scheme]))
+    if max(map(len, documents)) < 2:
+        raise DataError(
+            "the documents to measure on have no token with a context; "
+            "raise evaluation.tokens_per_document, or give other text by evaluation.source"
+        )
+    plans = {arm: _measurements(job, arm, documents) for arm in rule.arms}
+    return EvaluationPlan(names, store.fingerprint, plans)
 
 
-def _evaluate(job: Job, plans: dict[Arm, list[Measurement]], run: RunFolder, console: Console) -> None:
+def _evaluate(job: Job, evaluation: EvaluationPlan, run: RunFolder, console: Console) -> None:
     """Measure every arm; what the results hold already is not measured again."""
     known = {identity(record) for record in read_records(run.results)}
-    for arm, plan in plans.items():
+    for arm, plan in evaluation.measurements.items():
         missing = [m for m in plan if m.identity not in known]
         if missing:
             model = _arm_model(job, run, arm).eval()
@@ -133,7 +199,7 @@ def _label(job: Job, arm: Arm) -> str:
 
 
 def _measurements(job: Job, arm: Arm, documents: list[np.ndarray]) -> list[Measurement]:
-    """What is measured of one arm; settings that cannot be measured are refused here, before training."""
+    """What is measured of one arm."""
     rule, target = job.recipe.evaluation, job.extension.target_length
     original = job.extension.rope.original_length
     label, data = _label(job, arm), rule.source or job.recipe.data.source
@@ -153,32 +219,11 @@ def _measurements(job: Job, arm: Arm, documents: list[np.ndarray]) -> list[Measu
 
 
 def evaluation_windows(rule: Evaluation, original: int, target: int) -> list[int]:
-    """The windows asked for, else the original length doubled up to the target, which is always in."""
+    """The windows asked for, else the original length doubled up to the target, itself included."""
     if rule.windows:
         return sorted(set(rule.windows))
     doubled = [original * 2**k for k in range(32) if original * 2**k < target]
     return [*doubled, target]
-
-
-def evaluation_documents(job: Job, console: Console) -> tuple[list[np.ndarray], list[str]]:
-    """The documents measured on, cut to ``tokens_per_document``, and their names.
-
-    What training held out, or all of ``evaluation.source``; the longest first.
-
-    Raises:
-        DataError: nothing is held out.
-    """
-    rule = job.recipe.evaluation
-    store, candidates = job.store, job.held_out
-    if rule.source:
-        store = tokenise_source(job.recipe, rule.source, job.tokenizer, console)
-        check_vocabulary(store, load_config(job.recipe.model).vocab_size)
-        candidates = np.arange(len(store))
-    window = evaluation_windows(rule, job.extension.rope.original_length, job.extension.target_length)[-1]
-    limit = rule.tokens_per_document or 2 * window
-    return longest_documents(
-        store, candidates, window=window, most=rule.documents, limit=limit, console=console
-    )
 
 
 def _arm_model(job: Job, run: RunFolder, arm: Arm) -> PreTrainedModel:

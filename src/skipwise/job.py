@@ -33,7 +33,8 @@ class Job:
         store: the tokens of the training text.
         train: indices into the store of the documents trained on.
         held_out: indices of the documents held out by name, of any length.
-        dropped: how many documents were shorter than the shortest kept.
+        shortest: the fewest tokens of a document that is kept.
+        dropped: how many documents were shorter.
         device: where training and evaluation run.
     """
 
@@ -44,6 +45,7 @@ class Job:
     store: TokenStore
     train: np.ndarray
     held_out: np.ndarray
+    shortest: int
     dropped: int
     device: torch.device
 
@@ -100,17 +102,27 @@ def prepare(recipe: Recipe, console: Console) -> Job:
     check_vocabulary(store, config.vocab_size)
     train, held_out = split_by_name(store, recipe.data.held_out)
     needed = extension.target_length if recipe.positions.scheme == "full" else train_length
-    long = keep_long(store, max(recipe.data.min_tokens or 0, needed))
+    shortest = max(recipe.data.min_tokens or 0, needed)
+    long = keep_long(store, shortest)
     kept = np.intersect1d(train, long)
     if len(kept) == 0:
         raise DataError(
-            f"of {len(store):,} documents none of {needed:,} tokens or more is left to train on after holding out "
+            f"of {len(store):,} documents none of {shortest:,} tokens or more is left to train on after holding out "
             f"{len(held_out):,}; give more text, or lower data.held_out"
         )
     training_arguments(recipe.training, Path("."), recipe.seed)  # an unknown field is refused before any work
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = Job(
-        recipe, extension, train_length, tokenizer, store, kept, held_out, len(train) - len(kept), device
+        recipe,
+        extension,
+        train_length,
+        tokenizer,
+        store,
+        kept,
+        held_out,
+        shortest,
+        len(train) - len(kept),
+        device,
     )
     job.dataset()  # so is a plan that the lengths cannot meet
     return job
@@ -122,15 +134,17 @@ def describe(job: Job, console: Console) -> None:
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
     tokens = steps * batch * job.dataset().plans(np.arange(1)).position_ids().shape[1]
     console.print(
-        f"[bold]{recipe.model}[/]: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "
-        f"(x{ext.factor:g}, {recipe.interpolation}, {recipe.positions.scheme})"
+        f"{recipe.model}: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "
+        f"(x{ext.factor:g}, {recipe.interpolation}, {recipe.positions.scheme})",
+        style="bold",
     )
     console.print(
         f"text: {recipe.data.source}, {len(data):,} documents, {int(data.lengths.sum()):,} tokens; "
         f"{len(job.held_out):,} held out by name"
     )
-    shortest = max(recipe.data.min_tokens or 0, job.train_length)
-    console.print(dropped_message(len(job.train) + job.dropped, len(job.train), shortest))
+    shortest = job.shortest
+    setting = "train_length" if shortest == job.train_length else "data.min_tokens"
+    console.print(dropped_message(len(job.train) + job.dropped, len(job.train), shortest, setting))
     console.print(_assumed(job.tokenizer))
     console.print(
         f"training: {steps:,} steps of {batch:,} x {tokens // steps // batch:,} tokens = {tokens:,} tokens, "

@@ -1,5 +1,6 @@
 """Models + held-out documents -> records: what ``extend`` measures, and the commands of their own."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.data.tokens import TokenStore, build_token_store, check_vocabulary
-from skipwise.errors import DataError, EvaluationError
+from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation.passkey import passkey_accuracy
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.recipe import nearest
 from skipwise.report.summary import summary_table
-from skipwise.results import PasskeyRecord, PerplexityRecord, Record, append_record
+from skipwise.results import PasskeyRecord, PerplexityRecord, Record, append_record, require_results
 from skipwise.training import choose_precision
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
@@ -58,6 +60,8 @@ def perplexity_measurement(
             precision=AUTOCAST[precision],
             on_progress=on_progress,
         )
+        if math.isnan(score.nll):
+            raise _not_finite(arm)
         return PerplexityRecord(
             arm=arm,
             window=window,
@@ -81,15 +85,16 @@ def passkey_measurement(
     passkey_prompt(tokenizer, length, np.random.default_rng(0))  # a length too short is said before any work
 
     def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
-        score = passkey_accuracy(
-            model,
-            tokenizer,
-            length=length,
-            trials=trials,
-            seed=seed,
-            precision=AUTOCAST[precision],
-            on_progress=lambda prompts: on_progress(prompts * length),
-        )
+        with _finite_logits(model, arm):
+            score = passkey_accuracy(
+                model,
+                tokenizer,
+                length=length,
+                trials=trials,
+                seed=seed,
+                precision=AUTOCAST[precision],
+                on_progress=lambda prompts: on_progress(prompts * length),
+            )
         return PasskeyRecord(
             arm=arm,
             length=length,
@@ -119,7 +124,7 @@ def measure(
             bar.advance(line, tokens)
 
         for measurement in measurements:
-            with _memory_explained(label, measurement):
+            with _positions_explained(model, label, measurement), _memory_explained(label, measurement):
                 record = measurement.run(model, advance)
             on_record(record)
 
@@ -142,10 +147,49 @@ def _memory_explained(label: str, measurement: Measurement) -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def _positions_explained(model: PreTrainedModel, label: str, measurement: Measurement) -> Iterator[None]:
+    """Turn a position that the model has no embedding for into its limit."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as error:
+        if not isinstance(error, IndexError) and "device-side assert" not in str(error):
+            raise
+        most, length = getattr(model.config, "max_position_embeddings", None), measurement.identity[2]
+        if not isinstance(most, int) or not isinstance(length, int) or length <= most:
+            raise
+        raise EvaluationError(
+            f"{label} cannot read {length:,} tokens: its positions end at {most:,} "
+            "(config max_position_embeddings); lower the length"
+        ) from error
+
+
+@contextmanager
+def _finite_logits(model: PreTrainedModel, label: str) -> Iterator[None]:
+    """Refuse what was written from logits that are not numbers: greedy decoding takes any of them."""
+    broken: list[torch.Tensor] = []
+    head = model.get_output_embeddings()
+    assert isinstance(head, torch.nn.Module)
+    hook = head.register_forward_hook(lambda _module, _inputs, logits: broken.append(logits.isnan().any()))
+    try:
+        yield
+    finally:
+        hook.remove()
+    if any(broken):
+        raise _not_finite(label)
+
+
+def _not_finite(label: str) -> EvaluationError:
+    return EvaluationError(
+        f"logits are not finite measuring {label}: its weights are damaged, or overflow in this precision; "
+        "try precision float32, or train again"
+    )
+
+
 def measuring_progress(console: Console) -> Progress:
     """Build the bar of a measurement: share done, time taken, time left."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TextColumn("{task.percentage:3.0f}%"),
         TimeElapsedColumn(),
@@ -167,7 +211,10 @@ def tokenise(
 ) -> TokenStore:
     """Build or find the token store of ``source``, and show how far it is."""
     with Progress(
-        TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
     ) as bar:
         line = bar.add_task(f"tokenising {source}", total=None)
 
@@ -205,7 +252,7 @@ def longest_documents(
         chosen = by_length[:most]
         shown = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in chosen[:3])
         console.print(
-            f"[yellow]no document has {window:,} tokens, the largest window; measuring on: {shown}[/]"
+            f"no document has {window:,} tokens, the largest window; measuring on: {shown}", style="yellow"
         )
     return [np.asarray(store.document(int(i))[:limit]) for i in chosen], [store.names[i] for i in chosen]
 
@@ -225,10 +272,14 @@ def perplexity_command(
     Raises:
         SkipwiseError: model, text or lengths cannot be used.
     """
-    device, precision = _device(precision)
+    _require_least("documents", documents, 1)
+    for window in windows:
+        sliding_windows(window, window, stride)
+    device, precision = _prepare(precision, out)
+    config = load_config(name)
     tokenizer = load_tokenizer(name)
     store = tokenise(data, tokenizer, console)
-    check_vocabulary(store, load_config(name).vocab_size)
+    check_vocabulary(store, config.vocab_size)
     texts, names = longest_documents(
         store,
         np.arange(len(store)),
@@ -238,7 +289,7 @@ def perplexity_command(
         console=console,
     )
     console.print(f"{len(texts)} documents: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
-    plan = [perplexity_measurement(name, texts, w, min(stride, w), precision, data) for w in windows]
+    plan = [perplexity_measurement(name, texts, w, stride, precision, data) for w in windows]
     _measure_and_show(name, plan, device, out, console)
 
 
@@ -250,7 +301,10 @@ def passkey_command(
     Raises:
         SkipwiseError: model or lengths cannot be used.
     """
-    device, precision = _device(precision)
+    _require_least("trials", trials, 1)
+    _require_least("seed", seed, 0)
+    device, precision = _prepare(precision, out)
+    load_config(name)  # a model that is not there is said to be missing, not to lack a tokenizer
     tokenizer = load_tokenizer(name)
     plan = [passkey_measurement(name, tokenizer, n, trials, seed, precision) for n in lengths]
     _measure_and_show(name, plan, device, out, console)
@@ -270,6 +324,19 @@ def _measure_and_show(
     console.print(summary_table(records))
 
 
-def _device(precision: str) -> tuple[torch.device, str]:
+def _require_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise RecipeError(f"{name} {value} must be at least {least}; raise it")
+
+
+def _prepare(precision: str, out: Path | None) -> tuple[torch.device, str]:
+    """Choose device and precision, and make sure that the results have a place."""
+    valid = ("auto", *AUTOCAST)
+    if precision not in valid:
+        raise RecipeError(
+            f"precision {precision!r} is unknown{nearest(precision, valid)}; choose one of {', '.join(valid)}"
+        )
+    if out is not None:
+        require_results(out)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return device, choose_precision(precision, device)

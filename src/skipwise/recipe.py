@@ -19,6 +19,9 @@ Interpolation = Literal["none", "linear", "ntk", "yarn", "yarn-revised"]
 Scheme = Literal["pose", "randpos", "full", "short"]
 Arm = Literal["original", "pi-only", "trained"]
 
+_MOST = 2**31 - 1  # of steps and of examples
+_LAST_SEED = 2**32 - 1  # numpy takes no more
+
 
 def _length(value: Any) -> Any:
     """Let pydantic report our length error as its own."""
@@ -30,20 +33,29 @@ def _length(value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
+def _no_truth(value: Any) -> Any:
+    """Keep pydantic from reading true as 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth)]
+Real = Annotated[float, BeforeValidator(_no_truth)]
 Length = Annotated[int, BeforeValidator(_length), Field(gt=0)]
 
 
 class Section(BaseModel):
     """A part of the recipe; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class Positions(Section):
     """Which positions the training examples get (``skipwise.positions``)."""
 
     scheme: Scheme = Field("pose", description="pose, or a control: randpos, full, short")
-    chunks: int = Field(2, ge=1, description="N, the number of chunks (pose)")
+    chunks: Whole = Field(2, ge=1, description="N, the number of chunks (pose)")
     lengths: Literal["paper", "released"] = Field("paper", description="how chunk lengths are drawn (pose)")
     content: Literal["uniform", "zero", "aligned"] = Field(
         "uniform", description="content offsets v_i: uniform, zero (contiguous text), or aligned (v_i = u_i)"
@@ -61,13 +73,13 @@ class Data(Section):
         "text", description="the field of JSON Lines, Parquet or a data set that holds the text"
     )
     min_tokens: Length | None = Field(None, description="shortest document kept; default: the train length")
-    held_out: float = Field(
+    held_out: Real = Field(
         0.1, ge=0, lt=1, description="share of documents held out, by a hash of their name"
     )
-    passkey: float = Field(0.0, ge=0, le=1, description="share of examples that are passkey prompts")
+    passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that are passkey prompts")
     train_jumps: bool = Field(False, description="train the label that follows a jump of the content")
     cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
-    workers: int | None = Field(None, ge=1, description="threads that tokenise; default: all cores")
+    workers: Whole | None = Field(None, ge=1, description="threads that tokenise; default: all cores")
 
 
 class Training(BaseModel):
@@ -77,21 +89,21 @@ class Training(BaseModel):
     and the number of processes, so that one GPU and eight see the same examples in each step.
     """
 
-    model_config = ConfigDict(extra="allow", validate_default=True)
+    model_config = ConfigDict(extra="allow", validate_default=True, allow_inf_nan=False)
 
-    max_steps: int = Field(1000, gt=0, description="optimizer steps")
-    batch_size: int = Field(64, gt=0, description="examples in each step, over all processes")
-    per_device_train_batch_size: int = Field(1, gt=0, description="examples in one forward pass")
-    learning_rate: float = Field(2e-5, gt=0)
+    max_steps: Whole = Field(1000, gt=0, le=_MOST, description="optimizer steps")
+    batch_size: Whole = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
+    per_device_train_batch_size: Whole = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
+    learning_rate: Real = Field(2e-5, gt=0)
     lr_scheduler_type: str = "linear"
-    warmup_steps: float = Field(10, ge=0, description="steps, or below 1 a share of max_steps")
+    warmup_steps: Real = Field(10, ge=0, le=_MOST, description="steps, or below 1 a share of max_steps")
     optim: str = "adamw_torch"
     precision: Literal["auto", "bf16", "fp16", "float32"] = Field(
         "auto", description="auto takes bf16 autocast where the machine is fast at it"
     )
-    save_steps: int = Field(100, gt=0, description="steps between checkpoints")
-    save_total_limit: int = Field(2, gt=0, description="complete checkpoints kept")
-    logging_steps: int = Field(10, gt=0)
+    save_steps: Whole = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
+    save_total_limit: Whole = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
+    logging_steps: Whole = Field(10, gt=0, le=_MOST)
 
 
 class Evaluation(Section):
@@ -106,10 +118,10 @@ class Evaluation(Section):
         None,
         description="default: half the original length as in the paper, for far targets target / 16; at most half the window",
     )
-    documents: int = Field(8, gt=0, description="how many documents at the most")
+    documents: Whole = Field(8, gt=0, description="how many documents at the most")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
     passkey_lengths: list[Length] | None = Field(None, description="default: the windows")
-    passkey_trials: int = Field(50, ge=0, description="prompts a length; 0 leaves passkey out")
+    passkey_trials: Whole = Field(50, ge=0, description="prompts a length; 0 leaves passkey out")
 
 
 class Recipe(Section):
@@ -127,7 +139,7 @@ class Recipe(Section):
     existing_rope: Literal["refuse", "replace"] = Field(
         "refuse", description="what to do with a model whose config is scaled already"
     )
-    seed: int = Field(0, ge=0)
+    seed: Whole = Field(0, ge=0, le=_LAST_SEED)
     positions: Positions = Positions()
     data: Data = Data()
     training: Training = Training()

@@ -1,7 +1,8 @@
 """What was measured: schema-versioned records, one JSON object a line in ``results.jsonl``.
 
 A record is appended whole and flushed, so a killed run keeps what it had measured; a last line that was cut
-off is dropped on reading and said.
+off is dropped on reading and said. What is read is checked against the types below, and a file that is not
+ours is never changed.
 """
 
 import json
@@ -10,11 +11,18 @@ import os
 import warnings
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 from skipwise.errors import RunError
 
 SCHEMA = 1
+
+# Numbers with the least, and the largest where there is one, that a record may hold.
+Natural = Annotated[int, 0]
+Count = Annotated[int, 1]
+Amount = Annotated[float, 0]
+Share = Annotated[float, 0, 1]
 
 
 @dataclass(frozen=True)
@@ -23,11 +31,11 @@ class TrainingRecord:
 
     kind: ClassVar[str] = "training"
     arm: str
-    step: int
+    step: Natural
     loss: float
     learning_rate: float
     grad_norm: float | None
-    tokens: int
+    tokens: Natural
     tokens_per_second: float
 
 
@@ -40,13 +48,13 @@ class PerplexityRecord:
 
     kind: ClassVar[str] = "perplexity"
     arm: str
-    window: int
-    stride: int
-    documents: int
-    tokens: int
-    nll: float
+    window: Count
+    stride: Count
+    documents: Count
+    tokens: Count
+    nll: Amount
     precision: str
-    seconds: float
+    seconds: Amount
     data: str = ""
 
     @property
@@ -66,12 +74,12 @@ class PasskeyRecord:
 
     kind: ClassVar[str] = "passkey"
     arm: str
-    length: int
+    length: Count
     seed: int
-    depths: list[float]
-    prompt_tokens: list[int]
+    depths: list[Share]
+    prompt_tokens: list[Count]
     hits: list[bool]
-    seconds: float
+    seconds: Amount
     answers: list[str] = field(default_factory=list)
 
     @property
@@ -94,11 +102,11 @@ class CoverageRecord:
 
     kind: ClassVar[str] = "coverage"
     label: str
-    train_length: int
-    target_length: int
-    distances: list[int]
-    probability: list[float]
-    standard_error: list[float]
+    train_length: Count
+    target_length: Count
+    distances: list[Count]
+    probability: list[Share]
+    standard_error: list[Amount]
 
 
 Record = TrainingRecord | PerplexityRecord | PasskeyRecord | CoverageRecord
@@ -107,28 +115,99 @@ _KINDS: dict[str, type] = {
 }
 
 
+_HEAD = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
+
+
 def append_record(path: Path, record: Record) -> None:
-    """Append one record to the JSON Lines file ``path`` and flush it to the disk."""
+    """Append one record to the JSON Lines file ``path`` and flush it to the disk.
+
+    Raises:
+        RunError: the file holds something else, or cannot be written.
+    """
     drop_torn_record(path)
     line = json.dumps({"schema": SCHEMA, "kind": record.kind, **asdict(record)})
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unusable(path, error) from None
 
 
 def read_records(path: Path) -> list[Record]:
     """Read every record of ``path``, in order; no file gives no records.
 
     Raises:
-        RunError: a line is not a record of this schema.
+        RunError: it is no file, or a line is not a record of this schema.
     """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    if lines[-1]:
+    *lines, torn = _read(path).decode(errors="replace").split("\n")
+    if torn:
         warnings.warn(f"{path}: the last line was cut off by a kill and is left out", stacklevel=2)
-    return [_parse(path, number, line) for number, line in enumerate(lines[:-1], 1) if line]
+    return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
+
+
+def require_results(path: Path) -> None:
+    """Require, before any work, that records can be appended to ``path``; its folder is made if missing.
+
+    Raises:
+        RunError: it holds something else than records, or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.touch()
+            path.unlink()  # a measurement that fails leaves no empty file
+        else:
+            data = _read(path)
+            _require_records(path, data, data.splitlines())
+            open(path, "ab").close()
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def drop_torn_record(path: Path) -> bool:
+    """Cut an unfinished last line off, so that the next record starts a line of its own; say if there was one.
+
+    Raises:
+        RunError: the file does not end in a record; it is left as it is.
+    """
+    data = _read(path)
+    whole = data.rfind(b"\n") + 1
+    _require_records(path, data, data.splitlines()[-2:])
+    if whole < len(data):
+        try:
+            os.truncate(path, whole)
+        except OSError as error:
+            raise _unusable(path, error) from None
+    return whole < len(data)
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a file; of none where there is no file."""
+    if path.exists() and not path.is_file():
+        raise RunError(f"{path} is no file; results are one file of JSON Lines, as results.jsonl")
+    try:
+        return path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error}; mend its permissions") from None
+
+
+def _require_records(path: Path, data: bytes, lines: list[bytes]) -> None:
+    """Require ``lines``, the last of ``data``, to be records; the very last may be the beginning of one."""
+    torn = lines.pop() if lines and not data.endswith(b"\n") else _HEAD
+    try:
+        for line in filter(None, lines):
+            _parse(path, 0, line.decode())
+        ours = torn.startswith(_HEAD) or _HEAD.startswith(torn)
+    except (RunError, UnicodeDecodeError):
+        ours = False
+    if not ours:
+        raise RunError(f"{path} holds no results of skipwise; give another --out; nothing was changed")
+
+
+def _unusable(path: Path, error: OSError) -> RunError:
+    return RunError(f"results cannot be written to {path}: {error}; give another --out")
 
 
 def _parse(path: Path, number: int, line: str) -> Record:
@@ -142,21 +221,57 @@ def _parse(path: Path, number: int, line: str) -> Record:
             )
         cls = _KINDS[kind]
         known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in raw.items() if key in known})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        record: Record = cls(**{key: value for key, value in raw.items() if key in known})
+        _check(record)
+        return record
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
             f"{path}, line {number}: not a result record ({error!r}); "
             "delete that line, or the file to measure again"
         ) from error
 
 
-def drop_torn_record(path: Path) -> bool:
-    """Cut an unfinished last line off, so that the next record starts a line of its own; say if there was one."""
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    with open(path, "rb+") as file:
-        data = file.read()
-        if data.endswith(b"\n"):
-            return False
-        file.truncate(data.rfind(b"\n") + 1)
-    return True
+def _check(record: Record) -> None:
+    """Require every field to be of its type and range, and the lists to be of one length.
+
+    Raises:
+        ValueError: names the field, its value and the rule.
+    """
+    counts = {}
+    for name, kind in get_type_hints(type(record), include_extras=True).items():
+        value = getattr(record, name)
+        if get_origin(kind) is ClassVar:
+            continue
+        if not _fits(value, kind):
+            raise ValueError(f"{name} = {str(value)[:40]!r} must be {_rule(kind)}")
+        if isinstance(value, list) and name != "answers":
+            counts[name] = len(value)
+    if counts and (len(set(counts.values())) > 1 or 0 in counts.values()):
+        raise ValueError(f"{', '.join(counts)} must be lists of one length, not {list(counts.values())}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether ``value``, read from JSON, is of the annotated type ``kind``; NaN is in no range."""
+    inner = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return _fits(value, inner[0]) and inner[1] <= value <= (inner[2] if inner[2:] else math.inf)
+    if get_origin(kind) is list:
+        return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
+    if inner:
+        return any(_fits(value, one) for one in inner)
+    if kind in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, kind)
+
+
+def _rule(kind: Any) -> str:
+    """An annotated type in words."""
+    inner = get_args(kind)
+    if get_origin(kind) is Annotated:
+        return f"{_rule(inner[0])} from {inner[1]}" + (f" to {inner[2]}" if inner[2:] else "")
+    if get_origin(kind) is list:
+        return f"a list, each {_rule(inner[0])}"
+    if inner:
+        return " or ".join(map(_rule, inner))
+    names = {int: "a whole number", float: "a number", bool: "true or false", NoneType: "null"}
+    return names.get(kind, "text")

@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from skipwise.errors import RecipeError, RunError
 from skipwise.recipe import Recipe, dump_recipe, load_recipe
 
@@ -34,22 +36,67 @@ class RunFolder:
         self.results = path / "results.jsonl"
         self.figures = path / "figures"
         self.report = path / "report.html"
+        self._lock = FileLock(path / ".lock")
+
+    def begin(self, recipe: Recipe) -> None:
+        """Take the folder for this process, and make what a new run needs.
+
+        Raises:
+            RunError: another process runs in it, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=0)
+            if not self.facts.exists():
+                self.record(**_provenance(recipe.seed))
+            dump_recipe(recipe, self.recipe)  # of a resumed run too: what is measured afterwards may change
+        except Timeout:
+            raise RunError(
+                f"another process is running {self.path}; wait for it, or give another --out"
+            ) from None
+        except (OSError, UnicodeError) as error:
+            raise RunError(
+                f"run folder {str(self.path)!r} cannot be written: {error}; give another --out"
+            ) from None
+
+    def require_same(self, **fingerprints: str) -> None:
+        """Require the text of a resumed run to be what it began with.
+
+        Raises:
+            RunError: it changed; numbers of two texts would stand in one table.
+        """
+        known = self.read().get("fingerprints", {})
+        for name, value in fingerprints.items():
+            if known.get(name, value) != value:
+                raise RunError(
+                    f"the {name} has changed since {self.path} was begun (fingerprint {value[:12]}, was "
+                    f"{known[name][:12]}): bring it back, or begin a run with another --out"
+                )
 
     def record(self, **facts: Any) -> None:
         """Add facts to ``run.json``; written whole and renamed, so a kill never leaves half of it."""
         known = self.read()
         known.update(facts)
         temporary = self.facts.with_suffix(".partial")
-        temporary.write_text(json.dumps(known, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, self.facts)
 
     def read(self) -> dict[str, Any]:
-        """The facts recorded so far."""
-        return json.loads(self.facts.read_text(encoding="utf-8")) if self.facts.exists() else {}
+        """The facts recorded so far.
+
+        Raises:
+            RunError: ``run.json`` is damaged.
+        """
+        try:
+            return json.loads(self.facts.read_text(encoding="utf-8")) if self.facts.exists() else {}
+        except ValueError as error:
+            raise RunError(
+                f"{self.facts} is damaged ({error}); delete it to go on without what it recorded"
+            ) from None
 
 
 def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: bool) -> RunFolder:
-    """Create the folder of a new run, or find the one to go on with.
+    """Choose the folder of a new run, or find the one to go on with; nothing is written before ``begin``.
 
     Args:
         recipe: resolved.
@@ -67,15 +114,17 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
                 f"{folder.path} holds another run: --resume goes on with it, or give another --out"
             )
         _same_recipe(load_recipe(folder.recipe), recipe, folder.path)
-        dump_recipe(recipe, folder.recipe)  # what is measured afterwards may change
         return folder
-    if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+    if folder.facts.exists():
+        raise RunError(
+            f"{folder.path} is a run that lost its recipe.yaml; put it back, or give another --out"
+        )
+    if folder.path.exists() and (
+        not folder.path.is_dir() or any(p.name != ".lock" for p in folder.path.iterdir())
+    ):
         raise RunError(f"{folder.path} exists and is no run of skipwise; give another --out")
     if resume:
         raise RunError(f"{folder.path} holds no run to resume; leave --resume out to begin one")
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.record(**_provenance(recipe.seed))
-    dump_recipe(recipe, folder.recipe)
     return folder
 
 
@@ -100,8 +149,8 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
 
 def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:
     """(key, old, new) of every setting that decides the trained model and differs."""
-    old = _flatten(saved.model_dump(exclude={"evaluation"}))
-    new = _flatten(wanted.model_dump(exclude={"evaluation"}))
+    free: Any = {"evaluation": True, "data": {"cache", "workers"}}
+    old, new = _flatten(saved.model_dump(exclude=free)), _flatten(wanted.model_dump(exclude=free))
     return [(k, old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)]
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_type_hints
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -25,7 +25,10 @@ from transformers import (
     TrainerControl,
     TrainerState,
     TrainingArguments,
+    get_scheduler,
 )
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.utils import is_liger_kernel_available
 from transformers.utils import logging as transformers_logging
 
 from skipwise import guards, recipe
@@ -55,6 +58,7 @@ _DECIDED = {
     "auto_find_batch_size": "set training.per_device_train_batch_size",
     "eval_strategy": "the evaluation section measures after training",
     "load_best_model_at_end": "the evaluation section measures after training",
+    "push_to_hub": "nothing is published while it is trained; publish the run's model folder afterwards",
 }
 
 
@@ -110,15 +114,17 @@ def train(
     checkpoint = _resume_point(folder, resume, args.world_size)
     meter, guard, display = _Meter(on_log), guards.NonFiniteGuard(folder), TrainingProgress(progress)
     use_cache = model.config.use_cache  # Trainer switches it off
-    trainer = _Trainer(
-        model=model,
-        args=args,
-        train_dataset=_whole_run(dataset, settings),
-        data_collator=collate,
-        callbacks=[guard, meter, display],
-        guard=guard,
-        keep=settings.save_total_limit,
-    )
+    examples = _whole_run(dataset, settings)
+    with _settings_errors():
+        trainer = _Trainer(
+            model=model,
+            args=args,
+            train_dataset=examples,
+            data_collator=collate,
+            callbacks=[guard, meter, display],
+            guard=guard,
+            keep=settings.save_total_limit,
+        )
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
     try:
@@ -138,12 +144,13 @@ def train(
 
 
 def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> TrainingArguments:
-    """Turn the recipe's training section into ``TrainingArguments``.
+    """Turn the recipe's training section into ``TrainingArguments``, and try what they name on a stand-in.
 
     ``gradient_accumulation_steps`` follows from the global batch, the micro-batch and the processes.
 
     Raises:
-        RecipeError: an unknown field, a value it does not take, or settings that contradict each other.
+        RecipeError: an unknown field, a value it does not take, a package that is not installed, or settings
+            that contradict each other.
     """
     given = _known_fields(settings)
     use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
@@ -171,11 +178,10 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
         "remove_unused_columns": False,
         "train_sampling_strategy": "sequential",
     }
-    try:
+    with _settings_errors():
         args = TrainingArguments(**{**defaults, **given, **fixed})
         examples = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        raise RecipeError(f"training: {error}") from error
+        _check_arguments(args)
     assert examples == settings.batch_size, f"{examples} examples a step instead of {settings.batch_size}"
     return args
 
@@ -209,8 +215,16 @@ class _Trainer(Trainer):
         self.guard, self.keep = guard, keep
         self.micro_batch: tuple[int, ...] = (0, 0)
 
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        with _settings_errors():
+            return super().create_optimizer(*args, **kwargs)
+
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        with _settings_errors():
+            return super().create_scheduler(*args, **kwargs)
+
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Take back Accelerate's forward, which copies all logits to float32: 4% of nano's step, for no use.
+        """Take back Accelerate's forward, which copies all logits to float32, in every step and for no use.
 
         The loss is taken under the same autocast instead, and the model stays stock after training.
         """
@@ -309,12 +323,66 @@ def _argument_types() -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
+    rules = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
     try:
-        return TypeAdapter(hint | None, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(
-            value
-        )
+        typed = TypeAdapter(hint | None, config=rules).validate_python(value)
     except ValidationError as error:
         raise RecipeError(f"training.{name} = {value!r}: {error.errors()[0]['msg']}") from None
+    if isinstance(value, bool) and type(typed) in (int, float):
+        raise RecipeError(f"training.{name} = {value!r}: must be a number, not true or false")
+    return typed
+
+
+@contextmanager
+def _settings_errors() -> Iterator[None]:
+    """What cannot be built from the settings is a mistake in them; around construction only."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise RecipeError(f"training: {error}") from error
+
+
+def _check_arguments(args: TrainingArguments) -> None:
+    """Build on a stand-in what Trainer builds only once the run folder is there."""
+    if args.max_grad_norm is None or args.max_grad_norm < 0:
+        raise RecipeError(
+            f"training.max_grad_norm = {args.max_grad_norm} must be above 0, or 0 for no clipping"
+        )
+    if args.fsdp and args.parallel_mode.value != "distributed":
+        raise RecipeError(
+            "training.fsdp shards over processes, and this is one; start several with torchrun, or leave it out"
+        )
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise RecipeError(
+            "training.use_liger_kernel = True needs the liger-kernel package; install it, or leave it out"
+        )
+    for callback in get_reporting_integration_callbacks(args.report_to):
+        callback()
+    DataLoader(
+        cast(Dataset, [0]),
+        num_workers=args.dataloader_num_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        persistent_workers=args.dataloader_persistent_workers,
+    )
+    if not args.deepspeed:  # its own file may decide both
+        _check_optimizer(args)
+
+
+def _check_optimizer(args: TrainingArguments) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    if not args.optim_target_modules and "lomo" not in args.optim:  # those look into the model
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+            kind(weights, **options)
+    get_scheduler(
+        args.lr_scheduler_type,
+        torch.optim.SGD(weights, lr=args.learning_rate),
+        args.get_warmup_steps(args.max_steps),
+        args.max_steps,
+        cast(dict | None, args.lr_scheduler_kwargs),
+    )
 
 
 def _accumulation(settings: recipe.Training, device: torch.device) -> int:

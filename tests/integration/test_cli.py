@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from skipwise.recipe import dump_recipe, load_recipe
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
 
@@ -53,3 +54,48 @@ def test_missing_runs_and_recipes_are_explained(monkeypatch, capsys, tmp_path: P
     assert "nowhere" in refused(monkeypatch, capsys, "report", tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     assert "no run of this recipe" in refused(monkeypatch, capsys, "extend", "--resume")
+
+
+def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(
+    monkeypatch, capsys, tmp_path: Path
+) -> None:
+    run(monkeypatch, "coverage", "--chunks", "3", "--samples", "1")
+    assert "Monte Carlo" in capsys.readouterr().out
+    for words, rule in (
+        (["--scheme", "foo"], "choose one of pose, randpos"),
+        (["--lengths", "foo"], "choose one of paper, released"),
+        (["--target", "1000000000"], "distance by distance"),
+        (["--figure", tmp_path / "c.jpg"], "must end in .svg or .png"),
+        (["--figure", Path(__file__) / "c.svg"], "cannot be written"),
+    ):
+        assert rule in refused(monkeypatch, capsys, "coverage", *words)
+
+
+def test_names_in_brackets_are_printed_as_they_are(monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    checkpoint(tmp_path / "m[" / "x]", window=64)
+    corpus(tmp_path / "text[b]", documents=2)
+    folder = tmp_path / "r[v2]:smile:"
+    words = ["--windows", "64", "--stride", "32", "--out", folder / "results.jsonl"]
+    run(monkeypatch, "perplexity", "m[/x]", "--data", "text[b]", *words)
+    assert capsys.readouterr().out.count("m[/x]") == 2
+    run(monkeypatch, "report", folder)
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
+
+
+def test_a_missing_model_is_said_to_be_missing(monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    for command in ("perplexity", "passkey"):
+        assert "model 'nope' is neither nano, nor a folder" in refused(monkeypatch, capsys, command, "nope")
+
+
+def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_path: Path) -> None:
+    run_recipe = load_recipe("nano", {"target": "1k", "seed": 7})
+    dump_recipe(run_recipe, tmp_path / "recipe.yaml")
+    seen = []
+    monkeypatch.setattr("skipwise.extend.extend", lambda recipe, **_: seen.append(recipe))
+    run(monkeypatch, "extend", "--resume", "--out", tmp_path, "--set", "evaluation.windows=[256, 512]")
+    changed = run_recipe.evaluation.model_copy(update={"windows": [256, 512]})
+    assert seen == [run_recipe.model_copy(update={"evaluation": changed})]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 from transformers import GPT2Config
 
 from skipwise.cli import main
@@ -147,6 +148,40 @@ def test_a_taken_folder_is_never_overwritten(finished, files, monkeypatch, capsy
     assert "is no run of skipwise" in refused(monkeypatch, capsys, *command(*files, tmp_path / "mine"))
 
 
+def test_a_running_folder_is_left_alone(finished, files, monkeypatch, capsys) -> None:
+    with FileLock(finished / ".lock"):
+        message = refused(monkeypatch, capsys, *command(*files, finished, "--resume"))
+    assert "another process is running" in message
+
+
+def test_changed_text_is_not_resumed_on(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    text = tmp_path / "text"
+    shutil.copytree(files[1], text)
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    recipe = (copy / "recipe.yaml").read_text().replace(str(files[1]), str(text))
+    (copy / "recipe.yaml").write_text(recipe)
+    (text / "document-3.txt").write_text("other " * 400)
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert "the training text has changed since" in message
+
+
+def test_damaged_runs_are_explained(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    (copy / "run.json").write_text("{bad")
+    assert "run.json is damaged" in refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
+    (copy / "recipe.yaml").unlink()
+    assert "lost its recipe.yaml" in refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
+
+
+def test_names_with_markup_are_printed_as_they_are(files, monkeypatch, capsys, tmp_path) -> None:
+    odd = tmp_path / "text[/x]"
+    shutil.copytree(files[1], odd)
+    run(monkeypatch, *command(files[0], odd, tmp_path / "out", "--dry-run"))
+    assert "text[/x]" in capsys.readouterr().out.replace("\n", "")
+
+
 def test_resume_measures_only_what_is_missing(finished, files, monkeypatch, capsys, tmp_path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
@@ -191,6 +226,11 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
         ({"data.min_tokens": 100000}, "100,000"),
         ({"evaluation.stride": 300}, "stride"),
         ({"training.batch_size": 3}, "batch_size"),
+        ({"data.passkey": 0.5, "train_length": 64}, "too short for a passkey prompt"),
+        ({"train_length": 2}, "too short for 2 chunks"),
+        ({"evaluation.tokens_per_document": 1}, "raise evaluation.tokens_per_document"),
+        ({"evaluation.source": "nope"}, "nope"),
+        ({"evaluation.passkey_lengths": "[10]"}, "too short for a passkey prompt"),
     ],
 )
 def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:

@@ -67,6 +67,15 @@ def test_the_probe_passes_with_the_mask_and_refuses_without(attention: str) -> N
         probe_connectivity(model, 96, attention_mask=False)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_called_so(value: float) -> None:
+    model = llama(96).train()
+    torch.nn.init.constant_(model.model.layers[0].mlp.up_proj.weight, value)
+    with pytest.raises(ModelError, match="logits are not finite; its weights hold NaN or infinity"):
+        probe_connectivity(model, 96)
+    assert model.training
+
+
 def test_a_model_that_looks_ahead_is_refused() -> None:
     model = llama(96, attn_implementation="eager")
     for layer in model.model.layers:

@@ -113,3 +113,23 @@ def test_bad_methods_are_explained():
         monte_carlo(16, 64, 3, samples=0)
     with pytest.raises(RecipeError, match="'full'"):
         monte_carlo(16, 64, 3, scheme="full")
+
+
+def test_unknown_schemes_and_length_rules_name_the_valid_ones():
+    with pytest.raises(
+        RecipeError, match="scheme 'foo' is unknown; choose one of pose, randpos, full, short"
+    ):
+        coverage(16, 64, scheme="foo")
+    with pytest.raises(RecipeError, match="lengths 'foo' is unknown; choose one of paper, released"):
+        coverage(16, 64, lengths="foo")
+
+
+def test_a_target_too_far_for_a_curve_is_refused():
+    with pytest.raises(RecipeError, match="target 1,000,000,000: coverage is computed distance by distance"):
+        coverage(2 * K, 10**9)
+
+
+def test_the_samples_tell_the_method_even_where_the_error_is_zero():
+    assert coverage(16, 64, 2).samples == 0
+    assert coverage(16, 64, 3, samples=1).samples == 1
+    assert not coverage(16, 64, 3, samples=1).standard_error.any()

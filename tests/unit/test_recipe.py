@@ -187,12 +187,27 @@ def test_set_that_is_not_yaml() -> None:
             ["chunks 300", "train_length 256", "at least one token"],
         ),
         ({"data.held_out": 1}, ["data.held_out = 1", "less than 1"]),
+        ({"seed": 2**32}, ["seed = 4294967296", "less than or equal to 4294967295"]),
+        ({"training.batch_size": 1e20}, ["training.batch_size = 1e+20"]),
+        ({"training.batch_size": 2**31}, ["training.batch_size", "less than or equal to 2147483647"]),
+        ({"training.max_steps": 10**19}, ["training.max_steps", "less than or equal to 2147483647"]),
+        ({"training.max_steps": True}, ["training.max_steps = True", "a number, not true or false"]),
+        ({"training.learning_rate": float("inf")}, ["training.learning_rate = inf", "finite"]),
+        ({"training.learning_rate": True}, ["training.learning_rate = True", "not true or false"]),
+        ({"data.passkey": float("nan")}, ["data.passkey = nan"]),
     ],
 )
 def test_message_has_key_value_rule_and_nearest_name(changes: dict[str, Any], parts: list[str]) -> None:
     said = message(changes=changes)
     for part in parts:
         assert part in said
+
+
+def test_bounds_are_taken_and_whole_numbers_in_any_notation() -> None:
+    recipe = load_recipe(
+        None, {"seed": 2**32 - 1, "training.max_steps": 1e3, "training.batch_size": 2**31 - 1}
+    )
+    assert (recipe.seed, recipe.training.max_steps) == (2**32 - 1, 1000)
 
 
 def test_each_problem_has_a_line() -> None:

@@ -14,7 +14,9 @@ from skipwise.results import (
     PerplexityRecord,
     TrainingRecord,
     append_record,
+    drop_torn_record,
     read_records,
+    require_results,
 )
 
 TRAINING = TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6)
@@ -119,3 +121,91 @@ def test_perplexity_too_large_for_a_float_is_infinite() -> None:
 
 def test_passkey_accuracy_is_the_share_of_hits() -> None:
     assert (PASSKEY.trials, PASSKEY.accuracy) == (2, 0.5)
+
+
+FOREIGN = [
+    b"my notes",
+    b"my notes\nwithout an end",
+    b"my notes\n",
+    b'{"schema": "https://json-schema.org"}',
+    b'{"schema": 1, "kind": "training"}\n',
+    b'{"schema": 2, "kind": "training", "arm": "po',
+    b"\xff\xfe\n",
+]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_file_of_another_kind_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    for use in (require_results, drop_torn_record, lambda file: append_record(file, TRAINING)):
+        with pytest.raises(RunError, match=r"holds no results of skipwise; give another --out; nothing was"):
+            use(path)
+        assert path.read_bytes() == content
+
+
+def test_foreign_text_after_records_is_kept(path: Path) -> None:
+    append_record(path, TRAINING)
+    with open(path, "a") as file:
+        file.write("a note of my own")
+    before = path.read_bytes()
+    with pytest.raises(RunError, match="nothing was changed"):
+        append_record(path, PASSKEY)
+    assert path.read_bytes() == before
+
+
+def test_every_beginning_of_a_record_may_be_gone_on_from(path: Path) -> None:
+    append_record(path, TRAINING)
+    whole = path.read_bytes()
+    for cut in range(len(whole)):
+        path.write_bytes(whole[:cut])
+        require_results(path)
+        append_record(path, PASSKEY)
+        assert read_records(path) == [PASSKEY]
+
+
+def test_a_place_for_results_is_made_and_left_empty(tmp_path: Path) -> None:
+    require_results(tmp_path / "a" / "b" / "r.jsonl")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_places_that_cannot_hold_results_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"is no file; results are one file of JSON Lines"):
+        require_results(tmp_path)
+    with pytest.raises(RunError, match=r"results cannot be written to .* give another --out"):
+        require_results(tmp_path / "file" / "r.jsonl")
+    with pytest.raises(RunError, match=r"results cannot be written to .* give another --out"):
+        append_record(tmp_path / "missing" / "r.jsonl", TRAINING)
+    with pytest.raises(RunError, match="is no file"):
+        read_records(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value", "rule"),
+    [
+        (TRAINING, "step", "a", "a whole number from 0"),
+        (TRAINING, "loss", None, "a number"),
+        (TRAINING, "grad_norm", "x", "a number or null"),
+        (PERPLEXITY, "nll", "abc", "a number from 0"),
+        (PERPLEXITY, "nll", math.nan, "a number from 0"),
+        (PERPLEXITY, "tokens", 0, "a whole number from 1"),
+        (PERPLEXITY, "window", "x", "a whole number from 1"),
+        (PERPLEXITY, "window", True, "a whole number from 1"),
+        (PERPLEXITY, "window", 10**400, "a whole number from 1"),
+        (PERPLEXITY, "arm", None, "text"),
+        (PASSKEY, "hits", [], "lists of one length"),
+        (PASSKEY, "hits", [True], "lists of one length"),
+        (PASSKEY, "hits", "abc", "a list, each true or false"),
+        (PASSKEY, "hits", [1, 0], "a list, each true or false"),
+        (PASSKEY, "depths", [0.5, 1.5], "a list, each a number from 0 to 1"),
+        (COVERAGE, "probability", [], "lists of one length"),
+        (COVERAGE, "distances", "x", "a list, each a whole number from 1"),
+    ],
+)
+def test_a_field_of_the_wrong_type_or_range_is_named(path: Path, record, field, value, rule) -> None:
+    append_record(path, TRAINING)
+    append_record(path, record)
+    first, second = path.read_text(encoding="utf-8").splitlines()
+    path.write_text(f"{first}\n{json.dumps({**json.loads(second), field: value})}\n", encoding="utf-8")
+    with pytest.raises(RunError, match=rf"results\.jsonl, line 2: .*{field}.* must be {rule}"):
+        read_records(path)

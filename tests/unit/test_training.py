@@ -1,4 +1,5 @@
 import gc
+import importlib.util
 import io
 import math
 from collections import namedtuple
@@ -6,7 +7,8 @@ from collections import namedtuple
 import pytest
 import torch
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
+from transformers.integrations import integration_utils
 
 from skipwise import guards, progress, recipe, training
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError
@@ -104,15 +106,16 @@ def same(a, b) -> bool:
 # --- settings ---------------------------------------------------------------------------------------------
 
 
-def test_any_field_of_training_arguments_passes_through(tmp_path):
+def test_any_field_of_training_arguments_passes_through(tmp_path, monkeypatch):
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", TrainerCallback)
     args = training.training_arguments(
-        settings(weight_decay=0.1, adam_beta2=0.95, max_grad_norm="0.5", report_to=["tensorboard"]),
+        settings(weight_decay=0.1, adam_beta2=0.95, max_grad_norm="0.5", report_to=["seen"]),
         tmp_path,
         7,
     )
     assert (args.weight_decay, args.adam_beta2, args.max_grad_norm) == (0.1, 0.95, 0.5)
     assert (args.seed, args.data_seed, args.max_steps, args.output_dir) == (7, 7, 4, str(tmp_path))
-    assert args.report_to == ["tensorboard"]
+    assert args.report_to == ["seen"]
 
 
 def test_what_trainer_gets_wrong_is_off(tmp_path):
@@ -136,11 +139,70 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("bf16", True, r"training.bf16 cannot be set: set training.precision"),
         ("seed", 3, r"training.seed cannot be set: set seed at the top"),
         ("save_only_model", True, r"training.save_only_model cannot be set: .*resumable"),
+        (
+            "push_to_hub",
+            True,
+            r"training.push_to_hub cannot be set: .*publish the run's model folder afterwards",
+        ),
+        ("max_grad_norm", -1, r"training.max_grad_norm = -1.0 must be above 0, or 0 for no clipping"),
+        ("max_grad_norm", math.inf, r"training.max_grad_norm = inf: Input should be a finite number"),
+        ("max_grad_norm", True, r"training.max_grad_norm = True: must be a number, not true or false"),
+        ("adam_beta1", 2.0, r"training: Invalid beta parameter"),
+        ("dataloader_num_workers", -1, r"training: num_workers option should be non-negative"),
+        ("fsdp", "full_shard", r"training.fsdp shards over processes, and this is one; start several"),
+        ("lr_scheduler_type", "cosine_with_min_lr", r"training: .*min_lr"),
+        ("lr_scheduler_kwargs", {"speed": 1}, r"training: .*speed"),
+        ("report_to", "nobody", r"training: nobody is not supported, only "),
     ],
 )
 def test_wrong_settings_are_named(tmp_path, field, value, message):
     with pytest.raises(RecipeError, match=message):
         training.training_arguments(settings(**{field: value}), tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("package", "field", "value", "message"),
+    [
+        ("bitsandbytes", "optim", "adamw_bnb_8bit", r"training: .*bitsandbytes"),
+        ("wandb", "report_to", "wandb", r"training: .*wandb"),
+        (
+            "liger_kernel",
+            "use_liger_kernel",
+            True,
+            r"training.use_liger_kernel = True needs the liger-kernel",
+        ),
+    ],
+)
+def test_a_package_that_is_not_there_is_named(tmp_path, package, field, value, message):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(RecipeError, match=message):
+        training.training_arguments(settings(**{field: value}), tmp_path, 0)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "rmsprop"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_what_can_be_built_is_taken(tmp_path, optim, schedule):
+    training.training_arguments(settings(optim=optim, lr_scheduler_type=schedule), tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["__init__", "create_optimizer", "create_scheduler"])
+def test_what_trainer_cannot_build_is_a_mistake_in_the_settings(tmp_path, monkeypatch, name):
+    def fail(*args, **kwargs):
+        raise ImportError("no such package")
+
+    monkeypatch.setattr(Trainer, name, fail)
+    with pytest.raises(RecipeError, match="training: no such package"):
+        run(tmp_path)
+
+
+def test_an_error_of_training_itself_stays_what_it_is(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("in the middle")
+
+    monkeypatch.setattr(Trainer, "training_step", fail)
+    with pytest.raises(ValueError, match="in the middle"):
+        run(tmp_path)
 
 
 def test_gradient_checkpointing_by_either_name(tmp_path):

@@ -109,6 +109,8 @@ def open_corpus(source: str | Path, *, text_field: str = "text", split: str = "t
     """Find out what ``source`` is; ``read_documents`` says the arguments and the errors."""
     if source == "stdlib":
         return FileCorpus("stdlib", _stdlib_files(), text_field, skip_undecodable=True)
+    if not str(source).strip():
+        raise DataError("data.source is empty; give a file, a folder, a Hugging Face data set, or stdlib")
     path = Path(source).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():

@@ -71,8 +71,6 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     ) -> None:
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
-        if passkey and tokenizer is None:
-            raise DataError(f"passkey = {passkey:g} needs the tokenizer that the prompts are written with")
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
         self.train_length, self.target_length = train_length, target_length
         self.positions = positions or Positions()
@@ -85,6 +83,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         # What no plan can meet is said here, by the shortest document, and not in a worker.
         shortest = np.minimum(self._lengths.min(keepdims=True), target_length)
         self._plan(Keys.of(seed, 0, 0), shortest)
+        _check_options(train_length, self.positions.chunks, passkey, tokenizer)
 
     @classmethod
     def from_source(
@@ -124,6 +123,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Build the examples ``indices`` in one vectorised batch; the loader of torch calls this."""
+        outside = [i for i in indices if not 0 <= i < len(self)]
+        if outside:
+            raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
         spans, origins, keys = self._spans(np.asarray(indices))
         plans = self._plan(keys, spans)
         rows = origins[:, None] + plans.content_indices()
@@ -175,6 +177,22 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         labels[:] = input_ids
         if not self.train_jumps:
             labels[text] = IGNORED
+
+
+def _check_options(
+    train_length: int, chunks: int, passkey: float, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
+    if train_length < 4 * chunks:
+        raise DataError(
+            f"train length {train_length:,} is too short for {chunks} chunks: at least {4 * chunks:,} tokens, "
+            "so that there is something to predict inside a chunk"
+        )
+    if not 0 <= passkey <= 1:
+        raise DataError(f"passkey = {passkey:g} must lie in 0..1, a share of the examples")
+    if passkey and tokenizer is None:
+        raise DataError(f"passkey = {passkey:g} needs the tokenizer that the prompts are written with")
+    if passkey and tokenizer is not None:
+        training_passkey(tokenizer, train_length, np.random.default_rng(0))
 
 
 def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:

@@ -215,18 +215,18 @@ def keep_long(store: TokenStore, min_tokens: int, among: np.ndarray | None = Non
         )
         raise DataError(
             f"kept 0 of {len(among):,} documents; all are under {min_tokens:,} tokens: {longest}. "
-            "Lower `train_length`, or pack them"
+            "Lower `train_length` or `data.min_tokens`, or pack them"
         )
     return kept
 
 
-def dropped_message(documents: int, kept: int, min_tokens: int) -> str:
-    """Say how many documents ``keep_long`` kept, and what to do about the others."""
+def dropped_message(documents: int, kept: int, min_tokens: int, setting: str = "train_length") -> str:
+    """Say how many documents ``keep_long`` kept, and which setting to lower for the others."""
     if kept == documents:
         return f"kept all {documents:,} documents; none under {min_tokens:,} tokens"
     return (
         f"kept {kept:,} of {documents:,} documents; {documents - kept:,} under {min_tokens:,} tokens. "
-        "Lower `train_length`, or pack them"
+        f"Lower `{setting}`, or pack them"
     )
 
 

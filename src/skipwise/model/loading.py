@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -22,6 +24,7 @@ from skipwise.interpolation import Rope, frequencies, rope_parameters
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
 _SCALED = {"linear", "yarn", "llama3", "longrope"}
+_BROKEN_WEIGHTS = (SafetensorError, UnpicklingError)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,13 @@ class Extension:
 
 
 def resolve(name: str) -> str:
-    """The folder of the embedded model for ``nano``, else ``name`` itself."""
+    """The folder of the embedded model for ``nano``, else ``name`` itself.
+
+    Raises:
+        ModelError: the name is empty.
+    """
+    if not name.strip():
+        raise ModelError(f"model = {name!r} names none; give nano, a folder or a name on the model hub")
     return str(resources.files("skipwise").joinpath("assets", "nano")) if name == "nano" else name
 
 
@@ -94,7 +103,8 @@ def plan_extension(
         existing_rope: ``replace`` drops a scaling that the config already has.
 
     Raises:
-        ModelError: no RoPE, one that switches or is scaled already, or a target not above the original.
+        ModelError: no RoPE, one that switches or is scaled already, a target not above the original, or a
+            sliding window below it.
     """
     current = _rope_parameters(config)
     scaled = _check_scaling(config, current, existing_rope)
@@ -105,6 +115,7 @@ def plan_extension(
             f"target {target:,} must exceed the model's {original:,} tokens; "
             "give a larger --target, or original_length if the config does not say the true window"
         )
+    _check_sliding_window(config, target)
     rope = Rope(float(current["rope_theta"]), _rotated_dims(config, current), original)
     return Extension(rope, target, interpolation)
 
@@ -130,9 +141,18 @@ def load_model(
         config.rope_parameters = {**kept, **new}
         config.max_position_embeddings = extension.target_length
     try:
-        model = AutoModelForCausalLM.from_pretrained(resolve(name), config=config, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
+        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
+            resolve(name), config=config, dtype=dtype, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, *_BROKEN_WEIGHTS) as error:
         raise ModelError(_unreadable(name, error)) from error
+    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+    if missing:
+        some = ", ".join(missing[:3])
+        raise ModelError(
+            f"model {name!r} lacks {len(missing)} of its weights ({some}, ...), which would be drawn at "
+            "random; the checkpoint is not whole, or is no causal language model"
+        )
     torch.nn.Module.to(model, device)
     if extension is not None:
         check_frequencies(model, extension)
@@ -209,14 +229,32 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
             "be trained on; choose --existing-rope replace, or start from the base model"
         )
     times = f" x{factor:g}" if factor else ""
+    guessed = kind == "linear" and "original_max_position_embeddings" not in current
+    unless = f" (with original_length, if its true window is not {original:,})" if guessed else ""
     raise ModelError(
-        f"config is already {kind}{times} (original {original:,}): choose --existing-rope replace, "
+        f"config is already {kind}{times} (original {original:,}): choose --existing-rope replace{unless}, "
         "or start from the base model"
     )
 
 
+def _check_sliding_window(config: PretrainedConfig, target: int) -> None:
+    """Refuse attention that is cut by the token's index, which positions that skip do not see in training."""
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
+    slides = getattr(config, "use_sliding_window", True) is not False and "sliding_attention" in layers
+    if window and slides and window < target:
+        raise ModelError(
+            f"config has sliding_window {window:,}, below the target {target:,}: no token would ever attend as far "
+            "as it is trained to; set sliding_window to null in config.json if the model tolerates full attention, "
+            "or choose another model"
+        )
+
+
 def _original_length(config: PretrainedConfig, scaling: dict[str, Any]) -> int:
-    """L_c: what the scaling says it was, else its factor's share of the window, else the window."""
+    """L_c: what the scaling says it was, else its factor's share of the window, else the window.
+
+    Linear scaling that leaves ``max_position_embeddings`` at the base cannot be told from one that raises it.
+    """
     said = scaling.get("original_max_position_embeddings")
     if said is None and scaling and scaling.get("rope_type") == "linear":
         return int(config.max_position_embeddings / scaling["factor"])

@@ -55,7 +55,7 @@ def probe_connectivity(
         attention_mask: False shows the trap, for tests: a stock model without the mask fails.
 
     Raises:
-        ModelError: a chunk does not see an earlier one, or sees a later one.
+        ModelError: logits are not finite, a chunk does not see an earlier one, or sees a later one.
     """
     device = model.device
     ids = (torch.arange(_CHUNK * _CHUNKS, device=device) * 7 + 3) % model.config.vocab_size
@@ -80,6 +80,11 @@ def probe_connectivity(
             other[chunk] = (other[chunk] + 1) % model.config.vocab_size
             changes.append((logits(other.flatten()) - base).abs().amax(dim=(1, 2)))
     model.train(was_training)
+    if not torch.isfinite(base).all():
+        raise ModelError(
+            "the model's logits are not finite; its weights hold NaN or infinity: take a whole copy of it, or "
+            "training.precision=float32 if they are finite but overflow in fp16"
+        )
     change = torch.stack(changes).cpu()  # [changed chunk, looking chunk]
     pairs = list(product(range(_CHUNKS), repeat=2))
     forward = min(change[a, b].item() for a, b in pairs if a < b)

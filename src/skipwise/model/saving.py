@@ -1,5 +1,6 @@
 """The extended checkpoint: stock files that load anywhere, checked by loading them."""
 
+import html
 import os
 import shutil
 from pathlib import Path
@@ -62,10 +63,10 @@ def write_card(folder: Path, *, title: str, facts: dict[str, str], table: str, f
         "tags: [long-context, pose, rope]",
         "---",
         "",
-        f"# {title}",
+        f"# {html.escape(title, quote=False)}",
         "",
     ]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
+    lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
     lines += [
         "",
         "Stock transformers loads it; the interpolation is in `config.json`:",

@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -31,6 +32,8 @@ from skipwise.results import PasskeyRecord, PerplexityRecord, Record, read_recor
 
 __all__ = ["summary_markdown", "summary_table", "write_report"]
 
+# A page that holds one of these is ours, and may be written anew.
+_MARKS = (b'<meta name="generator" content="skipwise">', b"<title>Skipwise: ")
 _SECTIONS = ("model", "training", "data", "probe", "machine", "versions")
 
 
@@ -66,15 +69,20 @@ def write_report(run_folders: Sequence[Path], out: Path | None = None) -> Path:
         The path of the page.
 
     Raises:
-        RunError: a folder holds no results, a file cannot be read, or several runs have no ``out``.
+        RunError: a folder holds no results, a file cannot be read, several runs have no ``out``, or ``out``
+            cannot be written or is a file of another kind.
     """
     folders = list(dict.fromkeys(Path(folder).resolve() for folder in run_folders))
     page = _page_path(folders, out)
+    _require_own(page)
     runs = [_read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     records = {run.name: run.records for run in runs}
     originals = {run.length("original_length") for run in runs}
-    page.parent.mkdir(parents=True, exist_ok=True)
-    figures = draw_figures(records, page.parent / "figures", originals.pop() if len(originals) == 1 else None)
+    with _written(page):
+        page.parent.mkdir(parents=True, exist_ok=True)
+        figures = draw_figures(
+            records, page.parent / "figures", originals.pop() if len(originals) == 1 else None
+        )
     says, verdicts = captions(records), [_verdict(run) for run in runs]
     text = _template().render(
         runs=runs,
@@ -87,8 +95,31 @@ def write_report(run_folders: Sequence[Path], out: Path | None = None) -> Path:
         facts=_facts(runs),
         commands=[(run.name, _command(run.info["command"])) for run in runs if run.info.get("command")],
     )
-    page.write_text(text, encoding="utf-8")
+    with _written(page):
+        page.write_text(text, encoding="utf-8")
     return page
+
+
+def _require_own(page: Path) -> None:
+    """Refuse to write over a file that is no report of ours."""
+    if page.is_dir():
+        raise RunError(f"{page} is a folder, and the report is a file; move it, or give another --out")
+    with _written(page):
+        found = page.read_bytes() if page.exists() else b""
+    if found and not any(mark in found for mark in _MARKS):
+        raise RunError(f"{page} is no report of skipwise and is left as it is; give another --out")
+
+
+@contextmanager
+def _written(page: Path) -> Iterator[None]:
+    """Turn what the file system refuses into a message."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(
+            f"the report cannot be written to {page}, its figures to {page.parent / 'figures'}: {error}; "
+            "give another --out"
+        ) from None
 
 
 def _page_path(folders: list[Path], out: Path | None) -> Path:
@@ -121,7 +152,7 @@ def _read_run(folder: Path, name: str) -> Run:
         info_file, recipe_file = folder / "run.json", folder / "recipe.yaml"
         info = json.loads(info_file.read_text(encoding="utf-8")) if info_file.exists() else {}
         recipe = recipe_file.read_text(encoding="utf-8") if recipe_file.exists() else ""
-    except ValueError as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise RunError(
             f"{folder}: run.json or recipe.yaml cannot be read ({error}); mend or delete it"
         ) from None

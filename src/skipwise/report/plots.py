@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, RunError
 from skipwise.lengths import format_length
 from skipwise.report.summary import (
     BASELINES,
@@ -284,15 +284,26 @@ def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
 
     Raises:
         RecipeError: the path has another ending.
+        RunError: it cannot be written.
     """
+    require_figure_ending(path)
     plot = _coverage_plot({"": records})
     assert plot is not None, "no curve to draw"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".png":
-        path.write_bytes(_png(plot))
-    elif path.suffix == ".svg":
-        path.write_text(standalone(_svg(plot)), encoding="utf-8")
-    else:
+    drawn = _png(plot) if path.suffix == ".png" else standalone(_svg(plot)).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(drawn)
+    except OSError as error:
+        raise RunError(f"figure {path} cannot be written: {error}; give another path") from None
+
+
+def require_figure_ending(path: Path) -> None:
+    """Require a path whose ending says how to draw.
+
+    Raises:
+        RecipeError: it is neither .svg nor .png.
+    """
+    if path.suffix not in (".svg", ".png"):
         raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from skipwise.lengths import format_length
 from skipwise.results import PasskeyRecord, PerplexityRecord, Record
@@ -183,7 +183,7 @@ def summary_table(records: Sequence[Record]) -> Table:
             grid.add_column(head, justify="right", no_wrap=True)
     for row in table.rows:
         cells = [*_perplexities(row, table.windows), *_accuracies(row, table.lengths)]
-        grid.add_row(escape(row.label), *cells, style="bold" if row.trained else None)
+        grid.add_row(Text(row.label), *cells, style="bold" if row.trained else None)
     return grid
 
 

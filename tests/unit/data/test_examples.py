@@ -117,6 +117,20 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         dataset(store, train_length=100_000, target_length=200_000)
     with pytest.raises(DataError, match="needs the tokenizer"):
         dataset(store, passkey=0.1)
+    with pytest.raises(DataError, match=r"passkey = 2 must lie in 0\.\.1"):
+        dataset(store, passkey=2)
+    with pytest.raises(DataError, match="too short for a passkey prompt"):
+        dataset(store, passkey=0.5, tokenizer=byte_tokenizer())
+    with pytest.raises(DataError, match="train length 7 is too short for 2 chunks: at least 8"):
+        dataset(store, train_length=7)
+
+
+def test_the_data_set_ends(store: TokenStore) -> None:
+    data = dataset(store, examples=5)
+    assert len(list(data)) == 5
+    for index in (5, -1):
+        with pytest.raises(IndexError, match=f"example {index} is not in 0..4"):
+            data[index]
 
 
 def test_from_source_reads_a_folder(tmp_path: Path) -> None:

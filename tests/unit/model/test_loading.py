@@ -1,9 +1,11 @@
 """What is refused, what is kept, and that the frequencies are what was asked for."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
     BertConfig,
@@ -12,6 +14,8 @@ from transformers import (
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
 )
 
 from skipwise.errors import ModelError
@@ -56,6 +60,10 @@ LLAMA3 = {
     [
         (LLAMA3, r"already llama3 x8 \(original 128\): choose --existing-rope replace"),
         ({"rope_type": "linear", "factor": 4.0}, r"already linear x4 \(original 256\)"),
+        (
+            {"rope_type": "linear", "factor": 4.0},
+            r"replace \(with original_length, if its true window is not 256",
+        ),
         ({"rope_type": "dynamic", "factor": 4.0}, "dynamic RoPE, whose frequencies switch"),
     ],
 )
@@ -69,6 +77,43 @@ def test_replacing_a_scaling_starts_from_the_original_window() -> None:
     assert extension.rope.original_length == 128
     assert extension.target_length == 1024
     assert extension.factor == 8
+
+
+def test_linear_scaling_that_kept_the_window_is_told_its_original_length() -> None:
+    config = scaled(rope_type="linear", factor=4.0)
+    extension = plan_extension(config, existing_rope="replace", original_length=1024)
+    assert (extension.rope.original_length, extension.target_length) == (1024, 8192)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(max_position_embeddings=64, sliding_window=16),
+        Qwen2Config(
+            max_position_embeddings=64,
+            sliding_window=511,
+            use_sliding_window=True,
+            max_window_layers=1,
+            num_hidden_layers=2,
+        ),
+    ],
+)
+def test_a_sliding_window_below_the_target_is_refused(config) -> None:
+    message = f"sliding_window {config.sliding_window}, below the target 512: .* set sliding_window to null"
+    with pytest.raises(ModelError, match=message):
+        plan_extension(config, target_length=512)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(max_position_embeddings=64, sliding_window=None),
+        MistralConfig(max_position_embeddings=64, sliding_window=512),
+        Qwen2Config(max_position_embeddings=64, sliding_window=16, use_sliding_window=False),
+    ],
+)
+def test_attention_that_reaches_the_target_is_taken(config) -> None:
+    assert plan_extension(config, target_length=512).target_length == 512
 
 
 def test_targets_not_above_the_original_are_refused() -> None:
@@ -105,6 +150,30 @@ def test_a_name_that_is_nowhere_is_explained(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize("load", [load_config, load_model, load_tokenizer])
+def test_an_empty_name_is_explained(load) -> None:
+    with pytest.raises(ModelError, match="model = '' names none; give nano, a folder or a name"):
+        load("")
+
+
+@pytest.mark.parametrize("keep", [None, 0, 4, 1000])
+def test_weights_cut_off_or_missing_name_the_folder(tmp_path: Path, keep: int | None) -> None:
+    weights = checkpoint(tmp_path, window=64) / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    if keep is not None:
+        weights.write_bytes(content[:keep])
+    with pytest.raises(ModelError, match=f"model folder {re.escape(str(tmp_path))} cannot be loaded: "):
+        load_model(str(tmp_path))
+
+
+def test_pickled_weights_that_are_none_are_refused(tmp_path: Path) -> None:
+    (checkpoint(tmp_path, window=64) / "model.safetensors").unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"not weights")
+    with pytest.raises(ModelError, match="cannot be loaded: "):
+        load_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("interpolation", ["none", "linear", "ntk", "yarn", "yarn-revised"])
 def test_loading_sets_the_interpolation_and_stores_it(tmp_path: Path, interpolation: str) -> None:
     folder = checkpoint(tmp_path / "base", window=64)
@@ -139,3 +208,12 @@ def test_other_frequencies_than_asked_for_are_refused(tmp_path: Path) -> None:
     model.model.rotary_emb.attention_scaling = 1.0
     with pytest.raises(ModelError, match=r"scales attention by 1\.0"):
         check_frequencies(model, yarn)
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 of its weights \(model\.layers\.1\.mlp\.up_proj"):
+        load_model(str(folder))

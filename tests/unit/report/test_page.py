@@ -232,9 +232,14 @@ def test_table_merges_equal_baselines_and_keeps_texts_apart():
 
 
 def test_terminal_table_shows_every_number_in_80_columns():
-    console = Console(width=80, record=True)
-    console.print(summary_table([*ORIGINAL, *PI_ONLY, *POSE, perplexity("[red]x", 256, 1)]))
-    text = console.export_text()
+    table = summary_table([*ORIGINAL, *PI_ONLY, *POSE, perplexity("[red]x", 256, 1)])
+    texts = []
+    for markup in (True, False):
+        console = Console(width=80, record=True, markup=markup)
+        console.print(table)
+        texts.append(console.export_text())
+    text = texts[0]
+    assert texts[1] == text
     assert re.search(r"original +15\.7 +79\.0 +109 +134 +100% +0% +0% +0%", text)
     assert "[red]x" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -265,3 +270,27 @@ def test_wilson_interval_matches_the_published_value():
     assert wilson_interval(45, 50) == pytest.approx((0.7864, 0.9565), abs=1e-4)
     assert wilson_interval(0, 50) == pytest.approx((0, 0.0713), abs=1e-4)
     assert wilson_interval(50, 50)[1] == 1.0
+
+
+def test_only_a_report_of_ours_is_written_over(tmp_path, undrawn):
+    run = make_run(tmp_path / "run", POSE)
+    notes = tmp_path / "notes.html"
+    notes.write_text("<html>mine</html>")
+    with pytest.raises(RunError, match=r"notes\.html is no report of skipwise and is left as it is"):
+        write_report([run], notes)
+    assert notes.read_text() == "<html>mine</html>"
+    page = write_report([run], tmp_path / "mine.html")
+    assert write_report([run], page) == page
+
+
+def test_places_that_cannot_hold_a_report_are_explained(tmp_path):
+    run = make_run(tmp_path / "run", POSE[:4])
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"the report cannot be written to .*; give another --out"):
+        write_report([run], tmp_path / "file" / "r.html")
+    (run / "figures").touch()
+    with pytest.raises(RunError, match=r"its figures to .*figures: "):
+        write_report([run])
+    (run / "report.html").mkdir()
+    with pytest.raises(RunError, match=r"report\.html is a folder, and the report is a file"):
+        write_report([run])

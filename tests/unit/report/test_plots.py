@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from skipwise.coverage import closed_form, coverage_record
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, RunError
 from skipwise.report.plots import coverage_figure, draw_figures, hits_by_depth
 from skipwise.results import PasskeyRecord, PerplexityRecord, TrainingRecord
 
@@ -151,3 +151,5 @@ def test_coverage_figure_is_written_by_its_ending(tmp_path):
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RecipeError, match=r"must end in .svg or .png"):
         coverage_figure(records, tmp_path / "c.jpg")
+    with pytest.raises(RunError, match=r"cannot be written: .*; give another path"):
+        coverage_figure(records, tmp_path / "c.png" / "c.svg")
