@@ -349,8 +349,11 @@ def _publish(draft: Path, folder: Path) -> TokenStore:
 def _sweep(stores: Path) -> None:
     """Remove the drafts of builds that were killed: nothing was written to them for a day."""
     for draft in stores.glob(".draft-*"):
-        times = [path.stat().st_mtime for path in (draft, *draft.glob("*")) if path.exists()]
-        if times and max(times) < time.time() - _ABANDONED_SECONDS:
+        try:
+            newest = max(path.stat().st_mtime for path in (draft, *draft.iterdir()))
+        except FileNotFoundError:  # its builder is alive: it finished between the two looks
+            continue
+        if newest < time.time() - _ABANDONED_SECONDS:
             shutil.rmtree(draft, ignore_errors=True)
 
 

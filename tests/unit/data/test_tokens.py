@@ -224,6 +224,11 @@ class TestCache:
         assert {bytes(store.tokens) for store in stores} == {bytes(stores[0].tokens)}
         assert os.listdir(cache / "tokens") == [stores[0].fingerprint]
 
+    def test_a_draft_that_vanishes_while_it_is_looked_at(self, corpus, cache, tokenizer, monkeypatch):
+        (cache / "tokens" / ".draft-other").mkdir(parents=True)
+        monkeypatch.setattr(Path, "iterdir", lambda self: iter([self / "renamed-by-now"]))
+        build_token_store(corpus, tokenizer, cache=cache)
+
     def test_drafts_of_killed_builds_are_swept_and_others_kept(self, corpus, cache, tokenizer):
         for name, age in (("old", 100_000), ("young", 0)):
             draft = cache / "tokens" / f".draft-{name}"
@@ -296,7 +301,7 @@ class TestChoosing:
             keep_long(store, 2048)
         assert str(caught.value) == (
             f"kept 0 of 4 documents; all are under 2,048 tokens: the longest, c.txt, has {store.lengths.max():,}. "
-            "Lower `train_length`, or pack them"
+            "Lower `train_length` or `data.min_tokens`, or pack them"
         )
         with pytest.raises(DataError, match="kept 0 of 0 documents"):
             keep_long(store, 1, among=np.array([], dtype=np.int64))
