@@ -1,8 +1,7 @@
 """Keep freed memory in the process: on a CPU, a training step frees and takes hundreds of megabytes.
 
 By default glibc gives each large block back to the system at once, and the next step pays for every page
-anew. Held in the process, in huge pages, a step of the embedded model is about a quarter faster (measured by
-``benchmarks/training_speed.py``). Values set by the user win.
+anew. Held in the process, in huge pages, they cost nothing. Values set by the user win.
 """
 
 import ctypes
