@@ -87,18 +87,25 @@ def probe_connectivity(
         )
     change = torch.stack(changes).cpu()  # [changed chunk, looking chunk]
     pairs = list(product(range(_CHUNKS), repeat=2))
-    forward = min(change[a, b].item() for a, b in pairs if a < b)
-    backward = max(change[a, b].item() for a, b in pairs if a > b)
-    attention = model.config._attn_implementation
-    if not forward > 0:
+    probe = Probe(
+        attention=model.config._attn_implementation,
+        precision=str(precision or model.dtype).removeprefix("torch."),
+        forward=min(change[a, b].item() for a, b in pairs if a < b),
+        backward=max(change[a, b].item() for a, b in pairs if a > b),
+    )
+    _require_causal_connection(probe)
+    return probe
+
+
+def _require_causal_connection(probe: Probe) -> None:
+    if not probe.forward > 0:
         raise ModelError(
-            f"chunks do not attend to each other under {attention} attention: changing one left the logits of a "
-            "later one as they were. Pass attention_mask of ones with every batch, or choose another attention "
+            f"chunks do not attend to each other under {probe.attention} attention: changing one left the logits "
+            "of a later one as they were. Pass attention_mask of ones with every batch, or choose another attention "
             "implementation; training would learn nothing about distance"
         )
-    if backward > 0:
+    if probe.backward > 0:
         raise ModelError(
-            f"the model is not causal: a later chunk changed an earlier one's logits by {backward:g}; "
+            f"the model is not causal: a later chunk changed an earlier one's logits by {probe.backward:g}; "
             "PoSE trains next-token prediction"
         )
-    return Probe(attention, str(precision or model.dtype).removeprefix("torch."), forward, backward)
