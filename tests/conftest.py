@@ -1,7 +1,20 @@
 """Settings of the whole suite."""
 
+import gc
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # A busy machine is no failure: no example has a deadline, and the same examples are drawn each time.
 settings.register_profile("skipwise", deadline=None, derandomize=True)
 settings.load_profile("skipwise")
+
+
+@pytest.fixture(scope="module")
+def frozen_imports() -> Iterator[None]:
+    """Accelerate collects garbage at each start of training; spare it the modules: four times faster."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

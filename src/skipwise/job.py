@@ -18,7 +18,7 @@ from skipwise.lengths import format_length
 from skipwise.measure import tokenise
 from skipwise.model.loading import Extension, load_config, load_tokenizer, plan_extension
 from skipwise.recipe import Recipe
-from skipwise.training import choose_precision, training_arguments
+from skipwise.training_arguments import choose_precision, training_arguments
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from skipwise.model.loading import load_config, load_model, load_tokenizer
 from skipwise.recipe import nearest
 from skipwise.report.summary import summary_table
 from skipwise.results import PasskeyRecord, PerplexityRecord, Record, append_record, require_results
-from skipwise.training import choose_precision
+from skipwise.training_arguments import choose_precision
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 

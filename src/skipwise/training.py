@@ -1,4 +1,4 @@
-"""A recipe's training settings -> one ``transformers.Trainer`` run, resumed exactly and guarded.
+"""Training arguments + data set -> one ``transformers.Trainer`` run, resumed exactly and guarded.
 
 Trainer trains, Accelerate and DeepSpeed place the model on the machines. The loss is the stock model's own:
 the mean negative log-likelihood in nats over all labels of the global batch, however it is accumulated.
@@ -9,14 +9,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Any, cast
 
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
@@ -24,42 +22,13 @@ from transformers import (
     TrainerCallback,
     TrainerControl,
     TrainerState,
-    TrainingArguments,
-    get_scheduler,
 )
-from transformers.integrations import get_reporting_integration_callbacks
-from transformers.utils import is_liger_kernel_available
 from transformers.utils import logging as transformers_logging
 
 from skipwise import guards, recipe
 from skipwise.errors import RecipeError, RunError, TrainingError
 from skipwise.progress import TrainingProgress
-
-Precision = Literal["bf16", "fp16", "float32"]
-
-# Fields of TrainingArguments that something else in the recipe decides, and what to set instead.
-_DECIDED = {
-    "output_dir": "checkpoints lie in the run folder: choose it with --out",
-    "seed": "set seed at the top of the recipe",
-    "data_seed": "set seed at the top of the recipe",
-    "bf16": "set training.precision",
-    "fp16": "set training.precision",
-    "num_train_epochs": "set training.max_steps",
-    "resume_from_checkpoint": "pass --resume",
-    "save_strategy": "set training.save_steps",
-    "save_only_model": "a checkpoint must be resumable: set training.save_total_limit to hold less",
-    "logging_strategy": "set training.logging_steps",
-    "logging_nan_inf_filter": "a loss that is not finite stops the run",
-    "remove_unused_columns": "the collator decides what the model sees",
-    "train_sampling_strategy": "an example is known by its place in the run, which resume relies on",
-    "dataloader_in_order": "an example is known by its place in the run, which resume relies on",
-    "ignore_data_skip": "resume is exact",
-    "include_num_input_tokens_seen": "tokens are always counted",
-    "auto_find_batch_size": "set training.per_device_train_batch_size",
-    "eval_strategy": "the evaluation section measures after training",
-    "load_best_model_at_end": "the evaluation section measures after training",
-    "push_to_hub": "nothing is published while it is trained; publish the run's model folder afterwards",
-}
+from skipwise.training_arguments import settings_errors, training_arguments
 
 
 @dataclass(frozen=True)
@@ -115,7 +84,7 @@ def train(
     meter, guard, display = _Meter(on_log), guards.NonFiniteGuard(folder), TrainingProgress(progress)
     use_cache = model.config.use_cache  # Trainer switches it off
     examples = _whole_run(dataset, settings)
-    with _settings_errors():
+    with settings_errors():
         trainer = _Trainer(
             model=model,
             args=args,
@@ -143,70 +112,6 @@ def train(
     )
 
 
-def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> TrainingArguments:
-    """Turn the recipe's training section into ``TrainingArguments``, and try what they name on a stand-in.
-
-    ``gradient_accumulation_steps`` follows from the global batch, the micro-batch and the processes.
-
-    Raises:
-        RecipeError: an unknown field, a value it does not take, a package that is not installed, or settings
-            that contradict each other.
-    """
-    given = _known_fields(settings)
-    use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
-    device = (
-        torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator() or torch.device("cpu")
-    )
-    precision = choose_precision(settings.precision, device)
-    given["gradient_accumulation_steps"] = _accumulation(settings, device)
-    on_gpu = device.type == "cuda"
-    defaults = {
-        "report_to": "none",
-        "disable_tqdm": True,
-        "dataloader_num_workers": min(4, os.cpu_count() or 1) if on_gpu else 0,
-        "dataloader_pin_memory": on_gpu,
-    }
-    fixed = {
-        "output_dir": str(folder),
-        "seed": seed,
-        "data_seed": seed,
-        "bf16": precision == "bf16",
-        "fp16": precision == "fp16",
-        "save_strategy": "steps",
-        "save_total_limit": None,  # guards.rotate does it, after the new checkpoint is complete
-        "logging_nan_inf_filter": False,
-        "remove_unused_columns": False,
-        "train_sampling_strategy": "sequential",
-    }
-    with _settings_errors():
-        args = TrainingArguments(**{**defaults, **given, **fixed})
-        examples = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
-        _check_arguments(args)
-    assert examples == settings.batch_size, f"{examples} examples a step instead of {settings.batch_size}"
-    return args
-
-
-def choose_precision(requested: str, device: torch.device | str) -> Precision:
-    """Return the precision to train in on ``device``; weights stay float32 under bf16 and fp16 autocast.
-
-    ``auto`` takes bf16 where the hardware multiplies it: a GPU that has it, or a CPU with AVX512-BF16 or
-    AMX-BF16. Elsewhere bf16 is emulated, slower than float32.
-
-    Raises:
-        RecipeError: fp16 on a CPU, which has no loss scaling.
-    """
-    device = torch.device(device)
-    if requested == "fp16" and device.type == "cpu":
-        raise RecipeError("training.precision = 'fp16' needs a GPU; on this CPU take auto, bf16 or float32")
-    if requested != "auto":
-        return cast(Precision, requested)
-    if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        fast = device.type == "cpu" and bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
-    return "bf16" if fast else "float32"
-
-
 class _Trainer(Trainer):
     """The stock Trainer with the guards in its way: before each update, and around each save."""
 
@@ -216,11 +121,11 @@ class _Trainer(Trainer):
         self.micro_batch: tuple[int, ...] = (0, 0)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        with _settings_errors():
+        with settings_errors():
             return super().create_optimizer(*args, **kwargs)
 
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        with _settings_errors():
+        with settings_errors():
             return super().create_scheduler(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
@@ -295,125 +200,6 @@ class _Meter(TrainerCallback):
         if self._on_log and state.is_world_process_zero:
             record = {key: logs.get(key) for key in ("loss", "learning_rate", "grad_norm")}
             self._on_log({"step": state.global_step, **record, "tokens": tokens, "tokens_per_second": speed})
-
-
-def _known_fields(settings: recipe.Training) -> dict[str, Any]:
-    """The recipe's fields of TrainingArguments, each of the type it asks for."""
-    hints = _argument_types()
-    for name in settings.model_extra or {}:
-        if name in _DECIDED:
-            raise RecipeError(f"training.{name} cannot be set: {_DECIDED[name]}")
-        if name not in hints:
-            valid = {*type(settings).model_fields, *hints} - _DECIDED.keys()
-            raise RecipeError(
-                f"unknown key training.{name}{recipe.nearest(name, valid)}; "
-                "valid are the fields of transformers.TrainingArguments, batch_size and precision"
-            )
-    given = settings.model_dump(exclude={"batch_size", "precision"})
-    given = {name: _typed(name, value, hints[name]) for name, value in given.items()}
-    if "gradient_checkpointing" in given and "activation_checkpointing" in hints:  # its name from v5.2x on
-        given["activation_checkpointing"] = given.pop("gradient_checkpointing")
-    return given
-
-
-@cache
-def _argument_types() -> dict[str, Any]:
-    hints = get_type_hints(TrainingArguments)
-    return {field.name: hints[field.name] for field in fields(TrainingArguments) if field.init}
-
-
-def _typed(name: str, value: Any, hint: Any) -> Any:
-    rules = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-    try:
-        typed = TypeAdapter(hint | None, config=rules).validate_python(value)
-    except ValidationError as error:
-        raise RecipeError(f"training.{name} = {value!r}: {error.errors()[0]['msg']}") from None
-    if isinstance(value, bool) and type(typed) in (int, float):
-        raise RecipeError(f"training.{name} = {value!r}: must be a number, not true or false")
-    return typed
-
-
-@contextmanager
-def _settings_errors() -> Iterator[None]:
-    """What cannot be built from the settings is a mistake in them; around construction only."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        raise RecipeError(f"training: {error}") from error
-
-
-def _check_arguments(args: TrainingArguments) -> None:
-    """Build on a stand-in what Trainer builds only once the run folder is there."""
-    if args.max_grad_norm is None or args.max_grad_norm < 0:
-        raise RecipeError(
-            f"training.max_grad_norm = {args.max_grad_norm} must be above 0, or 0 for no clipping"
-        )
-    if args.fsdp and args.parallel_mode.value != "distributed":
-        raise RecipeError(
-            "training.fsdp shards over processes, and this is one; start several with torchrun, or leave it out"
-        )
-    if args.use_liger_kernel and not is_liger_kernel_available():
-        raise RecipeError(
-            "training.use_liger_kernel = True needs the liger-kernel package; install it, or leave it out"
-        )
-    for callback in get_reporting_integration_callbacks(args.report_to):
-        callback()
-    DataLoader(
-        cast(Dataset, [0]),
-        num_workers=args.dataloader_num_workers,
-        prefetch_factor=args.dataloader_prefetch_factor,
-        persistent_workers=args.dataloader_persistent_workers,
-    )
-    if not args.deepspeed:  # its own file may decide both
-        _check_optimizer(args)
-
-
-def _check_optimizer(args: TrainingArguments) -> None:
-    weights = [torch.nn.Parameter(torch.zeros(1))]
-    if not args.optim_target_modules and "lomo" not in args.optim:  # those look into the model
-        kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
-            kind(weights, **options)
-    get_scheduler(
-        args.lr_scheduler_type,
-        torch.optim.SGD(weights, lr=args.learning_rate),
-        args.get_warmup_steps(args.max_steps),
-        args.max_steps,
-        cast(dict | None, args.lr_scheduler_kwargs),
-    )
-
-
-def _accumulation(settings: recipe.Training, device: torch.device) -> int:
-    """Forward passes per optimizer step, so that any number of processes sees the same global batch."""
-    launched = "WORLD_SIZE" in os.environ
-    devices = torch.cuda.device_count() if device.type == "cuda" and not launched else 1
-    processes = int(os.environ["WORLD_SIZE"]) if launched else max(devices, 1)
-    batch, micro = settings.batch_size, settings.per_device_train_batch_size
-    together = micro * processes
-    if batch % together:
-        raise RecipeError(
-            f"training.batch_size = {batch} must be a multiple of {together} "
-            f"(training.per_device_train_batch_size {micro} x {processes} processes); set batch_size="
-            f"{max(together, batch // together * together)} or a per_device_train_batch_size that divides it"
-        )
-    given = (settings.model_extra or {}).get("gradient_accumulation_steps", batch // together)
-    if given != batch // together:
-        raise RecipeError(
-            f"training.gradient_accumulation_steps = {given} contradicts training.batch_size {batch}, which "
-            f"makes it {batch // together}; leave it out, or set batch_size={together * int(given)}"
-        )
-    return batch // together
-
-
-def _cpu_flags() -> set[str]:
-    """The first core's instruction sets as Linux names them; none known elsewhere."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((set(line.split()) for line in file if line.startswith("flags")), set())
-    except OSError:
-        return set()
 
 
 def _resume_point(folder: Path, resume: bool, processes: int) -> Path | None:

@@ -1,6 +1,5 @@
 """A run cut short and resumed ends in the same bits as one that was not."""
 
-import gc
 import shutil
 
 import pytest
@@ -10,16 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from skipwise import guards, recipe, training
 from skipwise.errors import RunError
 
+pytestmark = pytest.mark.usefixtures("frozen_imports")
 STEPS = 10
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _frozen_imports():
-    """Accelerate collects garbage at each start of training; spare it the modules: four times faster."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def tiny_model() -> LlamaForCausalLM:
