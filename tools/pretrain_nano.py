@@ -2,10 +2,10 @@
 
     python tools/pretrain_nano.py OUT --text FOLDER
 
-The mixture: modules of the standard library, its tests, the text files of FOLDER (any long prose; without it
-its share goes to the library), and a tenth of passkey prompts. What ``skipwise.data`` holds out by name is
-held out here too. Each example is a window of 256 tokens from the documents of its source, joined by
-end-of-text; it is a function of (seed, step, place), so a stopped run goes on where it was by the same command.
+The text: modules of the standard library, its tests, and the text files of FOLDER (any long prose), each as
+often as its length. What ``skipwise.data`` holds out by name is held out here too. Each example is a window of
+256 tokens, its start drawn anywhere in all the documents joined by end-of-text; a tenth of them end in a passkey
+prompt. An example is a function of (seed, step, place), so a stopped run goes on where it was by the same command.
 
 Muon (torch.optim.Muon) for the matrices and AdamW for embedding and norms: at equal steps a far lower loss than
 AdamW alone (see docs/negative-results.md). The learning rate warms up, stays, and falls linearly at the end.
@@ -32,19 +32,18 @@ from skipwise.data.documents import is_held_out, read_documents  # noqa: E402
 from skipwise.data.passkey import training_passkey  # noqa: E402
 
 WINDOW = 256
-BATCH = 32
+BATCH = 64
 VOCABULARY = 4096
 END = "<|endoftext|>"
 HELD_OUT = 0.1
-MIXTURE = {"library": 0.45, "tests": 0.15, "prose": 0.30, "passkey": 0.10}
+PASSKEY = 0.1
 
 
 def read_sources(prose: Path | None) -> dict[str, list[str]]:
-    """Read the texts of each source, less what is held out by name; ``held_out`` has the library's."""
+    """Read the texts of each source, less what is held out by name."""
     library = list(read_documents("stdlib"))
     sources = {
         "library": [d.text for d in library if not is_held_out(d.name, HELD_OUT)],
-        "held_out": [d.text for d in library if is_held_out(d.name, HELD_OUT)],
         "tests": standard_library_tests(),
         "prose": [],
     }
@@ -103,15 +102,13 @@ def train_tokenizer(sources: dict[str, list[str]]) -> PreTrainedTokenizerFast:
 
 
 class Examples:
-    """Windows of 256 tokens from the mixture, each a function of (seed, step, place)."""
+    """Windows of 256 tokens, each a function of (seed, step, place)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, sources: dict[str, list[str]], seed: int) -> None:
         self.tokenizer, self.seed = tokenizer, seed
-        self.streams = {name: self._stream(texts) for name, texts in sources.items() if texts}
-        self.names = [name for name in MIXTURE if name == "passkey" or name in self.streams]
-        shares = {name: MIXTURE[name] for name in self.names}
-        shares["library"] += 1 - sum(shares.values())
-        self.shares = [shares[name] for name in self.names]
+        streams = {name: self._stream(texts) for name, texts in sources.items()}
+        self.tokens = {name: len(stream) for name, stream in streams.items()}
+        self.stream = np.concatenate(list(streams.values()))
 
     def _stream(self, texts: list[str]) -> np.ndarray:
         end = self.tokenizer.eos_token_id
@@ -119,21 +116,17 @@ class Examples:
         return np.array([i for e in encoded for i in [*e.ids, end]], dtype=np.uint16)
 
     def batch(self, step: int) -> torch.Tensor:
-        """The tokens of one step: int64 [32, 256]."""
+        """The tokens of one step: int64 [64, 256]."""
         return torch.from_numpy(np.array([self._one(step, i) for i in range(BATCH)], dtype=np.int64))
 
     def _one(self, step: int, place: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, step, place])
-        name = self.names[rng.choice(len(self.names), p=self.shares)]
-        if name != "passkey":
-            return self._window(name, rng, WINDOW)
+        start = int(rng.integers(0, len(self.stream) - WINDOW))
+        window = self.stream[start : start + WINDOW]
+        if rng.random() >= PASSKEY:
+            return window
         prompt = training_passkey(self.tokenizer, WINDOW, rng)
-        return np.concatenate([self._window("library", rng, WINDOW - len(prompt)), prompt])
-
-    def _window(self, name: str, rng: np.random.Generator, tokens: int) -> np.ndarray:
-        stream = self.streams[name]
-        start = int(rng.integers(0, len(stream) - WINDOW))
-        return stream[start : start + tokens]
+        return np.concatenate([window[: WINDOW - len(prompt)], prompt])
 
 
 def new_model() -> LlamaForCausalLM:
@@ -161,8 +154,8 @@ def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
     return [
-        torch.optim.Muon(matrices, lr=0.015, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"),
-        torch.optim.AdamW(rest, lr=0.006, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+        torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.01, adjust_lr_fn="original"),
+        torch.optim.AdamW(rest, lr=0.008, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
 
 
@@ -172,7 +165,7 @@ def rate(step: int, stable: int, decay: int) -> float:
 
 
 def pretrain(examples: Examples, out: Path, stable: int, decay: int) -> LlamaForCausalLM:
-    """Train, with a state saved every 500 steps that the same command goes on from."""
+    """Train, with a state saved every 250 steps that the same command goes on from."""
     torch.manual_seed(examples.seed)
     model = new_model()
     optimizers = new_optimizers(model)
@@ -206,7 +199,7 @@ def pretrain(examples: Examples, out: Path, stable: int, decay: int) -> LlamaFor
         if step % 50 == 0:
             speed = (step - first) * BATCH * WINDOW / (time.perf_counter() - began)
             print(f"step {step} loss {np.mean(losses[-50:]):.4f} {speed:,.0f} tokens/s", flush=True)
-        if step % 500 == 0:
+        if step % 250 == 0:
             save_state(state, model, optimizers, step)
     return model
 
@@ -253,14 +246,14 @@ def main() -> None:
     else:
         tokenizer = train_tokenizer(sources)
     examples = Examples(tokenizer, sources, options.seed)
-    print({name: f"{len(stream):,} tokens" for name, stream in examples.streams.items()})
+    print({name: f"{tokens:,} tokens" for name, tokens in examples.tokens.items()})
     model = pretrain(examples, options.out, options.stable_steps, options.decay_steps)
     export(model, tokenizer, options.out)
 
 
 # As the embedded model was trained.
-STABLE_STEPS = 1861
-DECAY_STEPS = 1100
+STABLE_STEPS = 3900
+DECAY_STEPS = 2204
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,6 @@
 """The commands: thin, and quick to start; torch is imported only by the command that needs it."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skipwise.errors import SkipwiseError
+from skipwise.errors import RecipeError, SkipwiseError
 from skipwise.lengths import parse_length
 
 app = typer.Typer(
@@ -185,9 +186,21 @@ def main() -> None:
     except SkipwiseError as error:
         print(f"skipwise: {error}", file=sys.stderr)
         raise SystemExit(1) from None
-    except KeyboardInterrupt:
-        print("\nskipwise: stopped; the same command with --resume goes on", file=sys.stderr)
-        raise SystemExit(130) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(
+            f"skipwise: the disk cannot be written{where}: {error.strerror}; what was written is kept. Make room, and "
+            "go on with --resume",
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
+    except SystemExit as end:
+        if end.code == 130:  # typer's, of Ctrl-C
+            way_on = "; the same command with --resume goes on, if its run folder was begun"
+            print(f"\nskipwise: stopped{way_on if 'extend' in sys.argv[1:2] else ''}", file=sys.stderr)
+        raise
 
 
 def _prepare_process() -> Any:
@@ -212,7 +225,12 @@ def _console() -> Any:
 
 
 def _lengths(text: str) -> list[int]:
-    return [parse_length(part) for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
+    if any(part.startswith("0") for part in parts):
+        raise RecipeError(
+            f"{text!r} is no list of lengths: write them without separators, as 2048,4096 or 2k,4k"
+        )
+    return [parse_length(part) for part in parts]
 
 
 def _shown_distances(original: int, target: int) -> list[int]:

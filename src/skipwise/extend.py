@@ -17,10 +17,11 @@ from transformers import PreTrainedModel
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
 from skipwise.data.tokens import check_vocabulary
-from skipwise.errors import DataError
+from skipwise.guards import checkpoint_bytes, disk_space
 from skipwise.job import Job, describe, prepare, tokenise_source
 from skipwise.measure import (
     AUTOCAST,
+    EvaluationText,
     Measurement,
     identity,
     longest_documents,
@@ -30,7 +31,7 @@ from skipwise.measure import (
 )
 from skipwise.model.loading import check_frequencies, load_config, load_model
 from skipwise.model.probe import Probe, probe_connectivity
-from skipwise.model.saving import save_extended, write_card
+from skipwise.model.saving import require_whole, save_extended, write_card
 from skipwise.recipe import Arm, Evaluation, Recipe
 from skipwise.report.page import write_report
 from skipwise.report.summary import summary_markdown, summary_table
@@ -59,6 +60,8 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     run.require_same(**fingerprints)
     curves = _coverage(job)
     describe(job, console)
+    if run.model.exists():
+        require_whole(run.model)
     model = None if run.model.exists() else _load_and_probe(job, console)
     run.begin(recipe)
     console.print(f"run folder: {run.path}")
@@ -96,9 +99,11 @@ def _train_and_save(job: Job, probed: tuple[PreTrainedModel, Probe], run: RunFol
     model, probe = probed
     run.record(probe=probe.as_dict())
     arm = job.recipe.positions.scheme
+    logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
 
     def keep(log: dict[str, float]) -> None:
-        append_record(run.results, TrainingRecord(arm=arm, **log))  # type: ignore[arg-type]
+        if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
+            append_record(run.results, TrainingRecord(arm=arm, **log))  # type: ignore[arg-type]
 
     summary = train(
         model,
@@ -112,7 +117,9 @@ def _train_and_save(job: Job, probed: tuple[PreTrainedModel, Probe], run: RunFol
     )
     run.record(training=vars(summary) | {"precision": job.precision})
     check_frequencies(model, job.extension)
-    save_extended(model, job.tokenizer, job.extension, run.model)
+    partial = run.model.with_name("model.partial")
+    with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
+        save_extended(model, job.tokenizer, job.extension, run.model)
 
 
 def _coverage(job: Job) -> list[CoverageRecord]:
@@ -160,8 +167,8 @@ def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
     ``tokens_per_document``.
 
     Raises:
-        DataError: nothing is held out, or a length too short to ask for a passkey.
-        RecipeError: a stride that its window cannot take.
+        DataError: nothing is held out, no document fills a window, or a length too short to ask for a passkey.
+        RecipeError: a stride that its window cannot take, or documents cut below a window.
     """
     rule = job.recipe.evaluation
     store, candidates = job.store, job.held_out
@@ -169,18 +176,16 @@ def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
         store = tokenise_source(job.recipe, rule.source, job.tokenizer, console)
         check_vocabulary(store, load_config(job.recipe.model).vocab_size)
         candidates = np.arange(len(store))
-    window = evaluation_windows(rule, job.extension.rope.original_length, job.extension.target_length)[-1]
-    limit = rule.tokens_per_document or 2 * window
-    documents, names = longest_documents(
-        store, candidates, window=window, most=rule.documents, limit=limit, console=console
+    text = longest_documents(
+        store,
+        candidates,
+        windows=evaluation_windows(rule, job.extension.rope.original_length, job.extension.target_length),
+        most=rule.documents,
+        limit=rule.tokens_per_document,
+        console=console,
     )
-    if max(map(len, documents)) < 2:
-        raise DataError(
-            "the documents to measure on have no token with a context; "
-            "raise evaluation.tokens_per_document, or give other text by evaluation.source"
-        )
-    plans = {arm: _measurements(job, arm, documents) for arm in rule.arms}
-    return EvaluationPlan(names, store.fingerprint, plans)
+    plans = {arm: _measurements(job, arm, text) for arm in rule.arms}
+    return EvaluationPlan(text.names, store.fingerprint, plans)
 
 
 def _evaluate(job: Job, evaluation: EvaluationPlan, run: RunFolder, console: Console) -> None:
@@ -198,16 +203,16 @@ def _label(job: Job, arm: Arm) -> str:
     return job.recipe.positions.scheme if arm == "trained" else arm
 
 
-def _measurements(job: Job, arm: Arm, documents: list[np.ndarray]) -> list[Measurement]:
+def _measurements(job: Job, arm: Arm, text: EvaluationText) -> list[Measurement]:
     """What is measured of one arm."""
     rule, target = job.recipe.evaluation, job.extension.target_length
     original = job.extension.rope.original_length
     label, data = _label(job, arm), rule.source or job.recipe.data.source
     plan = []
     windows = evaluation_windows(rule, original, target)
-    for window in windows:
+    for window in text.windows:
         stride = rule.stride or min(max(original // 2, target // 16), window // 2)
-        plan.append(perplexity_measurement(label, documents, window, stride, job.precision, data))
+        plan.append(perplexity_measurement(label, text.documents, window, stride, job.precision, data))
     if rule.passkey_trials:
         for length in rule.passkey_lengths or windows:
             plan.append(

@@ -195,35 +195,43 @@ def rotate(folder: Path, keep: int) -> None:
             discard(checkpoint)
 
 
-def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Estimate the size of a checkpoint in bytes: the saved parameters and the optimizer's state."""
+def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
+    """Estimate the size of a checkpoint in bytes: the saved parameters and the optimizer's state, if any."""
     adapter_only = hasattr(model, "peft_config")
     saved: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad or not adapter_only]
-    for state in optimizer.state.values():
+    for state in optimizer.state.values() if optimizer else ():
         saved += [value for value in state.values() if isinstance(value, torch.Tensor)]
     return sum(tensor.numel() * tensor.element_size() for tensor in saved)
 
 
 @contextmanager
-def disk_space(checkpoint: Path, needed: int) -> Iterator[None]:
-    """Write ``checkpoint``, of about ``needed`` bytes, inside this context.
+def disk_space(
+    folder: Path, needed: int, what: str = "the checkpoint", checkpoints: Path | None = None
+) -> Iterator[None]:
+    """Write ``folder``, of about ``needed`` bytes, inside this context.
+
+    Args:
+        folder: what is written.
+        needed: bytes, about.
+        what: its name in a message.
+        checkpoints: where the complete checkpoints lie; default: beside ``folder``.
 
     Raises:
         TrainingError: the disk has not the room, or runs full while writing; the torso is then removed.
     """
-    free = shutil.disk_usage(checkpoint.parent).free
-    way_out = f"free some space, then --resume; {intact(checkpoint.parent)}"
+    free = shutil.disk_usage(folder.parent).free
+    way_out = f"free some space, then --resume; {intact(checkpoints or folder.parent)}"
     if free < needed:
-        raise TrainingError(f"the checkpoint needs {_size(needed)}, {_size(free)} free; {way_out}")
+        raise TrainingError(f"{what} needs {_size(needed)}, {_size(free)} free; {way_out}")
     try:
         yield
     except Exception as error:
         # torch.save and safetensors wrap the system's error in types of their own.
-        full = shutil.disk_usage(checkpoint.parent).free < 2**20 or os.strerror(errno.ENOSPC) in str(error)
+        full = shutil.disk_usage(folder.parent).free < 2**20 or os.strerror(errno.ENOSPC) in str(error)
         if not full:
             raise
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        raise TrainingError(f"the disk ran full at the checkpoint of {_size(needed)}; {way_out}") from error
+        shutil.rmtree(folder, ignore_errors=True)
+        raise TrainingError(f"the disk ran full at {what} of {_size(needed)}; {way_out}") from error
 
 
 def _missing_parts(names: Iterable[str]) -> list[str]:

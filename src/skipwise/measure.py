@@ -37,9 +37,10 @@ class Measurement:
 
 
 def identity(record: Record) -> tuple[object, ...]:
-    """What a record measures and how, so that a resumed run does not measure it again."""
+    """What a record measures, how, and on how much text, so that a resumed run does not measure it again."""
     if isinstance(record, PerplexityRecord):
-        return (record.kind, record.arm, record.window, record.stride, record.data)
+        text = (record.data, record.documents, record.tokens)
+        return (record.kind, record.arm, record.window, record.stride, *text)
     if isinstance(record, PasskeyRecord):
         return (record.kind, record.arm, record.length, record.trials, record.seed)
     return (record.kind,)
@@ -74,7 +75,8 @@ def perplexity_measurement(
             data=data,
         )
 
-    key = (PerplexityRecord.kind, arm, window, stride, data)
+    scored = [len(document) - 1 for document in documents if len(document) > 1]
+    key = (PerplexityRecord.kind, arm, window, stride, data, len(scored), sum(scored))
     return Measurement(key, fed_tokens(documents, window, stride), run)
 
 
@@ -232,29 +234,66 @@ def tokenise(
         )
 
 
-def longest_documents(
-    store: TokenStore, candidates: np.ndarray, *, window: int, most: int, limit: int, console: Console
-) -> tuple[list[np.ndarray], list[str]]:
-    """Take the longest of ``candidates`` that fill ``window``, each cut to ``limit`` tokens, and their names.
+@dataclass(frozen=True)
+class EvaluationText:
+    """Documents to measure on, and the windows that each of them fills.
 
-    Where none does, the longest there are serve, and it is said which and how long they are.
+    Attributes:
+        names: of the documents, the longest first.
+        documents: their tokens, int [tokens] each.
+        windows: in tokens, rising.
+    """
+
+    names: list[str]
+    documents: list[np.ndarray]
+    windows: list[int]
+
+
+def longest_documents(
+    store: TokenStore,
+    candidates: np.ndarray,
+    *,
+    windows: Sequence[int],
+    most: int,
+    limit: int | None,
+    console: Console,
+) -> EvaluationText:
+    """Take the ``most`` longest of ``candidates`` that fill the largest window, each cut to ``limit`` tokens.
+
+    A window that no candidate fills is left out, and it is said: its perplexity would be another window's.
+    ``limit`` is by default twice the largest window that is left.
 
     Raises:
-        DataError: no candidates.
+        DataError: no candidates, or none that fills the smallest window.
+        RecipeError: the limit is below a window.
     """
     if len(candidates) == 0:
         raise DataError(
-            f"no document of {len(store):,} is left to measure on; hold some out, or give other text"
+            f"no document of {len(store):,} is left to measure on: raise data.held_out, or give text of its own by "
+            "evaluation.source"
         )
     by_length = candidates[np.argsort(-store.lengths[candidates], kind="stable")]
-    chosen = by_length[store.lengths[by_length] >= window][:most]
-    if len(chosen) == 0:
-        chosen = by_length[:most]
-        shown = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in chosen[:3])
-        console.print(
-            f"no document has {window:,} tokens, the largest window; measuring on: {shown}", style="yellow"
+    longest, name = int(store.lengths[by_length[0]]), store.names[by_length[0]]
+    filled = sorted({window for window in windows if window <= longest})
+    if not filled:
+        raise DataError(
+            f"the longest document to measure on, {name}, has {longest:,} tokens and does not fill a window of "
+            f"{min(windows):,}: give longer text, or a smaller window"
         )
-    return [np.asarray(store.document(int(i))[:limit]) for i in chosen], [store.names[i] for i in chosen]
+    if missing := sorted({window for window in windows if window > longest}):
+        shown = ", ".join(f"{window:,}" for window in missing)
+        console.print(
+            f"perplexity at {shown} tokens is left out: the longest document to measure on, {name}, has {longest:,}",
+            style="yellow",
+        )
+    if limit is not None and limit < filled[-1]:
+        raise RecipeError(
+            f"evaluation.tokens_per_document {limit:,} must be at least the largest window, {filled[-1]:,}: "
+            "raise it, or lower evaluation.windows"
+        )
+    chosen = by_length[store.lengths[by_length] >= filled[-1]][:most]
+    documents = [np.asarray(store.document(int(i))[: limit or 2 * filled[-1]]) for i in chosen]
+    return EvaluationText([store.names[i] for i in chosen], documents, filled)
 
 
 def perplexity_command(
@@ -280,16 +319,12 @@ def perplexity_command(
     tokenizer = load_tokenizer(name)
     store = tokenise(data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
-    texts, names = longest_documents(
-        store,
-        np.arange(len(store)),
-        window=max(windows),
-        most=documents,
-        limit=2 * max(windows),
-        console=console,
+    text = longest_documents(
+        store, np.arange(len(store)), windows=windows, most=documents, limit=None, console=console
     )
-    console.print(f"{len(texts)} documents: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}")
-    plan = [perplexity_measurement(name, texts, w, stride, precision, data) for w in windows]
+    shown = ", ".join(text.names[:3]) + (" ..." if len(text.names) > 3 else "")
+    console.print(f"{len(text.documents)} documents: {shown}")
+    plan = [perplexity_measurement(name, text.documents, w, stride, precision, data) for w in text.windows]
     _measure_and_show(name, plan, device, out, console)
 
 

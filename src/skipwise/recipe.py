@@ -109,10 +109,14 @@ class Training(BaseModel):
 class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
-    arms: list[Arm] = Field(["original", "pi-only", "trained"], description="which models are measured")
+    arms: list[Arm] = Field(
+        ["original", "pi-only", "trained"], min_length=1, description="which models are measured"
+    )
     source: str | None = Field(None, description="other text to measure on; default: what data held out")
     windows: list[Length] | None = Field(
-        None, description="sliding windows; default: the original length, doubled up to the target"
+        None,
+        min_length=1,
+        description="sliding windows; default: the original length, doubled up to the target",
     )
     stride: Length | None = Field(
         None,
@@ -120,7 +124,7 @@ class Evaluation(Section):
     )
     documents: Whole = Field(8, gt=0, description="how many documents at the most")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
-    passkey_lengths: list[Length] | None = Field(None, description="default: the windows")
+    passkey_lengths: list[Length] | None = Field(None, min_length=1, description="default: the windows")
     passkey_trials: Whole = Field(50, ge=0, description="prompts a length; 0 leaves passkey out")
 
 
@@ -196,7 +200,7 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
             raise RecipeError(f"--set {word!r} must be KEY=VALUE, as training.learning_rate=1e-5")
         try:
             changes[key.strip()] = _number(yaml.safe_load(text))
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise RecipeError(f"--set {key}: {text!r} is not a YAML value ({error})") from None
     return changes
 
@@ -226,14 +230,14 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
             f"shipped: {', '.join(shipped)}"
         )
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = _number(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not YAML: {error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
-    return {key: _number(value) for key, value in values.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _number(value: Any) -> Any:

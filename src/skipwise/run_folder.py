@@ -88,8 +88,11 @@ class RunFolder:
             RunError: ``run.json`` is damaged.
         """
         try:
-            return json.loads(self.facts.read_text(encoding="utf-8")) if self.facts.exists() else {}
-        except ValueError as error:
+            facts = json.loads(self.facts.read_text(encoding="utf-8")) if self.facts.exists() else {}
+            if not isinstance(facts, dict):
+                raise ValueError(f"it holds a {type(facts).__name__}, not facts by name")
+            return facts
+        except (ValueError, RecursionError) as error:
             raise RunError(
                 f"{self.facts} is damaged ({error}); delete it to go on without what it recorded"
             ) from None

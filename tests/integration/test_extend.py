@@ -196,6 +196,18 @@ def test_resume_measures_only_what_is_missing(finished, files, monkeypatch, caps
         assert [old.get(k) for k in keys[0]] == [new.get(k) for k in keys[0]]
 
 
+def test_resume_measures_anew_what_is_to_be_measured_on_other_text(finished, monkeypatch, tmp_path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    before = read_records(copy / "results.jsonl")
+    run(monkeypatch, "extend", "--resume", "--out", copy, "--set", "evaluation.tokens_per_document=600")
+    new = read_records(copy / "results.jsonl")[len(before) :]
+    assert {(r.kind, r.arm, r.window) for r in new} == {
+        ("perplexity", arm, window) for arm in ("original", "pi-only", "pose") for window in (256, 512)
+    }
+    assert {r.tokens for r in new} == {2 * 599}
+
+
 def test_report_is_made_again_from_the_records_alone(finished, monkeypatch, capsys, tmp_path) -> None:
     copy = tmp_path / "run"
     copy.mkdir()

@@ -155,9 +155,13 @@ class FileCorpus(Corpus):
 
 def _folder_files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
     """List the readable files under ``folder`` by name, without what is hidden or in a ``skipped`` folder."""
-    files = {}
-    for parent, folders, names in os.walk(folder, onerror=_refuse):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in skipped]
+    files, walked = {}, set()
+    for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
+        if os.path.realpath(parent) in walked:  # a link to a folder above it, or to one met already
+            folders.clear()
+            continue
+        walked.add(os.path.realpath(parent))
+        folders[:] = [name for name in sorted(folders) if not name.startswith(".") and name not in skipped]
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
             if reader_of(path) is not None and path.is_file():
                 files[_printable(path.relative_to(folder).as_posix())] = path

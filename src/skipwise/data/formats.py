@@ -4,6 +4,7 @@ A reader yields ``(suffix, text)``: the suffix, ``:`` and the line or row from 1
 file apart and is empty where the file is one document.
 """
 
+import codecs
 import gzip
 import json
 import zlib
@@ -129,9 +130,10 @@ def _kind(value: object) -> str:
 
 def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataError:
     bad = error.object[error.start]
+    marked = begin == error.start == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return NotUtf8Error(
         f"{where}: byte {begin + error.start:,} (0x{bad:02x}) is not UTF-8; convert the file, "
-        "as by `iconv -f latin1 -t utf-8`"
+        f"as by `iconv -f {'utf-16' if marked else 'latin1'} -t utf-8`"
     )
 
 

@@ -134,7 +134,7 @@ def build_token_store(
         cache: the cache folder; default ``default_cache()``.
         text_field: the field of records that holds the text.
         split: the split of a Hugging Face data set.
-        workers: threads that tokenise; default all cores. They start with a process's first tokenising, so
+        workers: threads that tokenise, as many as there are cores at the most; default all cores. They start with a process's first tokenising, so
             after that another number changes nothing.
         on_progress: called after each batch with the documents and tokens so far.
 
@@ -147,7 +147,7 @@ def build_token_store(
     store = _open(cache / "tokens" / fingerprint)
     if store is None:
         if workers is not None:
-            os.environ["RAYON_NUM_THREADS"] = str(workers)
+            os.environ["RAYON_NUM_THREADS"] = str(min(workers, os.cpu_count() or 1))
         try:
             store = _build(cache / "tokens", fingerprint, corpus, tokenizer, on_progress)
         except OSError as error:  # what cannot be read is a DataError already

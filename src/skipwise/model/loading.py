@@ -1,5 +1,6 @@
 """Load a checkpoint as a stock transformers class, refuse what cannot be extended, set the interpolation."""
 
+import math
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -66,7 +68,7 @@ def load_config(name: str) -> PretrainedConfig:
     """
     try:
         return AutoConfig.from_pretrained(resolve(name))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
         raise ModelError(_unreadable(name, error)) from error
 
 
@@ -107,6 +109,7 @@ def plan_extension(
             sliding window below it.
     """
     current = _rope_parameters(config)
+    _check_numbers(config, current)
     scaled = _check_scaling(config, current, existing_rope)
     original = original_length or _original_length(config, current if scaled else {})
     target = target_length or 8 * original
@@ -210,6 +213,26 @@ def _rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
     return current
 
 
+def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
+    """Refuse a config whose RoPE cannot be computed."""
+    window, theta, factor = config.max_position_embeddings, current["rope_theta"], current.get("factor", 1.0)
+    for name, value, least in (
+        ("max_position_embeddings", window, 1),
+        ("rope_theta", theta, 1),
+        ("rope factor", factor, 1),
+    ):
+        if value is None and name == "rope factor":  # longrope has a list instead
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < least or (name == "rope_theta" and value == 1):
+            rule = f"above {least}" if name == "rope_theta" else f"at least {least}"
+            raise ModelError(f"config has {name} {value!r}, which must be a number {rule}; mend config.json")
+    if _rotated_dims(config, current) < 2:
+        raise ModelError(
+            "config has no dims to rotate; mend head_dim, hidden_size or num_attention_heads in it"
+        )
+
+
 def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_rope: str) -> bool:
     """Say whether a scaling is there that is to be replaced; refuse what must not be trained on."""
     kind = current.get("rope_type", "default")
@@ -229,6 +252,11 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
             "be trained on; choose --existing-rope replace, or start from the base model"
         )
     times = f" x{factor:g}" if factor else ""
+    if kind not in _SCALED:
+        raise ModelError(
+            f"config is already {kind}{times}, a scaling that is not known here and cannot be replaced; "
+            "start from the base model"
+        )
     guessed = kind == "linear" and "original_max_position_embeddings" not in current
     unless = f" (with original_length, if its true window is not {original:,})" if guessed else ""
     raise ModelError(
@@ -262,7 +290,7 @@ def _original_length(config: PretrainedConfig, scaling: dict[str, Any]) -> int:
 
 
 def _rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
     return int(head * current.get("partial_rotary_factor", 1.0))
 
 

@@ -1,6 +1,7 @@
 """The extended checkpoint: stock files that load anywhere, checked by loading them."""
 
 import html
+import json
 import os
 import shutil
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, RunError
 from skipwise.model.loading import Extension, load_model
 
 
@@ -34,6 +35,27 @@ def save_extended(
             f"{extension.rope.original_length:,}; it was left in {temporary} and is not to be used"
         )
     os.replace(temporary, folder)
+
+
+def require_whole(folder: Path) -> None:
+    """Require a saved model to have every file that its config and index name.
+
+    Raises:
+        RunError: something was taken away since it was saved.
+    """
+    index = folder / "model.safetensors.index.json"
+    names = {
+        "config.json",
+        "tokenizer.json" if (folder / "tokenizer.json").exists() else "tokenizer_config.json",
+    }
+    names |= (
+        set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
+    )
+    if lost := sorted(name for name in names if not (folder / name).exists()):
+        raise RunError(
+            f"{folder} has lost {', '.join(lost)}: delete the folder, and --resume saves the model again from the "
+            "last checkpoint"
+        )
 
 
 @torch.no_grad()
