@@ -99,3 +99,23 @@ def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_pat
     run(monkeypatch, "extend", "--resume", "--out", tmp_path, "--set", "evaluation.windows=[256, 512]")
     changed = run_recipe.evaluation.model_copy(update={"windows": [256, 512]})
     assert seen == [run_recipe.model_copy(update={"evaluation": changed})]
+
+
+def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:
+    def stop(*args, **kwargs) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skipwise.extend.extend", stop)
+    monkeypatch.setattr("skipwise.coverage.coverage", stop)
+    for words, said in ((["extend"], "--resume goes on"), (["coverage"], "stopped")):
+        with pytest.raises(SystemExit) as end:
+            run(monkeypatch, *words)
+        assert end.value.code == 130
+        printed = capsys.readouterr().err
+        assert said in printed
+        assert ("--resume" in printed) == (words == ["extend"])
+
+
+def test_thousands_separators_in_lists_are_refused(monkeypatch, capsys) -> None:
+    message = refused(monkeypatch, capsys, "perplexity", "nano", "--windows", "2,048,4,096")
+    assert "'2,048,4,096' is no list of lengths: write them without separators" in message

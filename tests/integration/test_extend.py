@@ -1,5 +1,6 @@
 """The main job by the real command on real files: run, records, report, reload, resume, bad input."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from safetensors.torch import load_file
 from transformers import GPT2Config
 
 from skipwise.cli import main
+from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
 from skipwise.results import PasskeyRecord, PerplexityRecord, TrainingRecord, read_records
+from skipwise.run_folder import recipe_of
 from tests.tiny import checkpoint, corpus
 
 SMALL = {
@@ -262,3 +266,74 @@ def test_bad_models_and_text_are_explained(files, monkeypatch, capsys, tmp_path)
     assert "broken.jsonl" in message
     assert "line 2" in message
     assert not any((tmp_path / name).exists() for name in "abc")
+
+
+def test_each_arm_is_measured_on_its_own_model(finished) -> None:
+    records = read_records(finished / "results.jsonl")
+    nll = {r.arm: r.nll for r in records if isinstance(r, PerplexityRecord) and r.window == 512}
+    assert len(set(nll.values())) == 3
+
+
+def test_measurements_go_by_arm_and_rising_window(finished) -> None:
+    records = read_records(finished / "results.jsonl")
+    made = [(r.arm, r.window) for r in records if isinstance(r, PerplexityRecord)]
+    assert made == [(arm, w) for arm in ("original", "pi-only", "pose") for w in (256, 512)]
+
+
+def test_what_is_measured_on_was_held_out_by_name(finished) -> None:
+    facts = json.loads((finished / "run.json").read_text())
+    held = {name for name in (f"document-{i}.txt" for i in range(24)) if is_held_out(name, 0.3)}
+    assert facts["evaluation"]["documents"]
+    assert set(facts["evaluation"]["documents"]) <= held
+    assert facts["data"]["held_out"] == len(held)
+    assert facts["data"]["kept"] <= 24 - len(held)
+
+
+def test_a_run_killed_in_training_ends_in_the_same_model(finished, monkeypatch, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(copy / "model")
+    shutil.rmtree(copy / "checkpoints" / "checkpoint-4")
+    run(monkeypatch, "extend", "--resume", "--out", copy)
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (copy, finished))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    steps = [r.step for r in read_records(copy / "results.jsonl") if isinstance(r, TrainingRecord)]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_other_evaluation_settings_may_be_resumed_with(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    created = json.loads((copy / "run.json").read_text())["created"]
+    words = ["--set", "evaluation.passkey_lengths=[512, 600]", "--set", "data.workers=1"]
+    run(monkeypatch, "extend", "--resume", "--out", copy, *words)
+    records = read_records(copy / "results.jsonl")
+    assert [r.length for r in records if isinstance(r, PasskeyRecord)] == [512] * 3 + [600] * 3
+    assert recipe_of(copy).evaluation.passkey_lengths == [512, 600]
+    assert json.loads((copy / "run.json").read_text())["created"] == created
+
+
+def test_a_model_that_lost_its_weights_is_not_taken_for_whole(
+    finished, monkeypatch, capsys, tmp_path
+) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    (copy / "model" / "model.safetensors").unlink()
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert "has lost model.safetensors: delete the folder, and --resume saves the model again" in message
+    shutil.rmtree(copy / "model")
+    run(monkeypatch, "extend", "--resume", "--out", copy)
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (copy, finished))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_disk_that_is_full_at_the_model_is_said(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(copy / "model")
+
+    def full(*args) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("skipwise.extend.save_extended", full)
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert "the disk ran full at the model of" in message
+    assert "checkpoint 4 is intact" in message
+    monkeypatch.setattr("skipwise.run_folder.RunFolder.record", full)
+    assert "the disk cannot be written" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)

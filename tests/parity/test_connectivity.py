@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 from skipwise.data.examples import collate
 from skipwise.errors import ModelError
 from skipwise.keys import Keys
-from skipwise.model.probe import probe_connectivity
+from skipwise.model.probe import Probe, _require_causal_connection, probe_connectivity
 from skipwise.positions import pose
 from tests.tiny import llama
 
@@ -106,3 +106,42 @@ def test_trainer_passes_the_mask_on_to_a_causal_kernel(tmp_path, monkeypatch) ->
     Trainer(llama(96, attn_implementation="sdpa"), arguments, collate, [example] * 8).train()
     assert seen
     assert set(seen) == {(True, True)}
+
+
+def test_every_pair_of_chunks_is_judged() -> None:
+    _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=0.0))
+    with pytest.raises(ModelError, match="do not attend to each other"):
+        _require_causal_connection(Probe("sdpa", "float32", forward=0.0, backward=0.0))
+
+
+def test_the_probe_leaves_mode_and_generator_alone() -> None:
+    model, state = llama(96).eval(), torch.get_rng_state()
+    probe_connectivity(model, 96)
+    assert not model.training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_probe_runs_as_training_does() -> None:
+    model, seen = llama(96).eval(), []
+    model.lm_head.register_forward_hook(lambda m, args, out: seen.append((m.training, out.dtype)))
+    probe_connectivity(model, 96, precision=torch.bfloat16)
+    assert set(seen) == {(True, torch.bfloat16)}
+
+
+def test_two_chunks_that_are_cut_off_are_enough_to_refuse(monkeypatch) -> None:
+    model = llama(96, attn_implementation="eager")
+    for layer in model.model.layers:
+        forward = layer.self_attn.forward
+
+        def cut(*args, attention_mask=None, forward=forward, **given):
+            attention_mask = attention_mask.clone()
+            attention_mask[..., 16:, :8] = torch.finfo(
+                attention_mask.dtype
+            ).min  # the third sees not the first
+            return forward(*args, attention_mask=attention_mask, **given)
+
+        layer.self_attn.forward = cut
+    for layer in model.model.layers[1:]:
+        layer.forward = lambda hidden, *a, **k: hidden
+    with pytest.raises(ModelError, match="do not attend to each other"):
+        probe_connectivity(model, 96)

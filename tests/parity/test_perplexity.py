@@ -11,8 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import perplexity
-from skipwise.evaluation.perplexity import Score, fed_tokens, sliding_perplexity
+from skipwise.evaluation.perplexity import Score, fed_tokens, require_vocabulary, sliding_perplexity
 from skipwise.evaluation.windows import sliding_windows
+from tests.tiny import llama
 
 VOCABULARY = 61
 
@@ -163,3 +164,9 @@ def test_a_token_beyond_the_vocabulary_is_explained(model):
 def test_a_stride_wider_than_the_window_is_refused(model):
     with pytest.raises(RecipeError, match="stride 9 must not exceed the window 8"):
         sliding_perplexity(model, documents_of([20]), window=8, stride=9)
+
+
+def test_the_first_id_beyond_the_vocabulary_is_refused() -> None:
+    require_vocabulary(llama(), [np.array([256])])
+    with pytest.raises(DataError, match="token 257 >= vocabulary 257"):
+        require_vocabulary(llama(), [np.array([257])])

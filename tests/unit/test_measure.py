@@ -3,21 +3,24 @@
 import io
 import math
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from skipwise.errors import EvaluationError, RecipeError, RunError
+from skipwise.errors import DataError, EvaluationError, RecipeError, RunError
 from skipwise.measure import (
     Measurement,
     identity,
+    longest_documents,
     measure,
     passkey_command,
     passkey_measurement,
     perplexity_command,
     perplexity_measurement,
 )
+from skipwise.results import PasskeyRecord, PerplexityRecord
 from tests.tiny import byte_tokenizer, llama
 
 DOCUMENT = torch.arange(90).numpy() % 250
@@ -120,3 +123,107 @@ def test_a_foreign_out_file_is_refused_before_a_model_is_sought(tmp_path) -> Non
     with pytest.raises(RunError, match="holds no results of skipwise"):
         perplexity_command("nowhere", "x", [32], 16, 1, "auto", notes, Console())
     assert notes.read_text() == "mine"
+
+
+class Store(list):
+    """Stands for a token store of documents of these lengths."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__(np.arange(n) for n in lengths)
+        self.lengths, self.names = np.array(lengths, dtype=int), [f"d{i}" for i in range(len(lengths))]
+
+    def document(self, i: int) -> np.ndarray:
+        return self[i]
+
+
+def test_the_longest_documents_that_fill_the_window_are_taken_and_cut() -> None:
+    said = io.StringIO()
+    take = {"most": 2, "console": Console(file=said, width=300)}
+    text = longest_documents(Store(9, 50, 30, 70), np.array([0, 1, 2]), windows=[16, 32], limit=40, **take)
+    assert (list(map(len, text.documents)), text.names, text.windows) == ([40], ["d1"], [16, 32])
+    assert said.getvalue() == ""
+    text = longest_documents(
+        Store(9, 50, 30, 70), np.array([0, 1, 2]), windows=[64, 8, 20], limit=None, **take
+    )
+    assert (list(map(len, text.documents)), text.names, text.windows) == ([40, 30], ["d1", "d2"], [8, 20])
+    assert (
+        "perplexity at 64 tokens is left out: the longest document to measure on, d1, has 50"
+        in said.getvalue()
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "windows", "limit", "error", "words"),
+    [
+        (
+            (),
+            [4],
+            None,
+            DataError,
+            "no document of 0 is left to measure on: raise data.held_out, or give text",
+        ),
+        ((9, 5), [16, 32], None, DataError, "d0, has 9 tokens and does not fill a window of 16: give longer"),
+        (
+            (90, 50),
+            [16, 32],
+            20,
+            RecipeError,
+            "tokens_per_document 20 must be at least the largest window, 32",
+        ),
+    ],
+)
+def test_text_that_cannot_be_measured_on_is_explained(lengths, windows, limit, error, words) -> None:
+    with pytest.raises(error, match=words):
+        longest_documents(
+            Store(*lengths), np.arange(len(lengths)), windows=windows, most=1, limit=limit, console=Console()
+        )
+
+
+def test_another_stride_text_seed_or_number_of_trials_is_another_measurement() -> None:
+    perplexity = PerplexityRecord("pose", 32, 16, 1, 9, 1.0, "float32", 1.0, "x")
+    passkey = PasskeyRecord("pose", 400, 0, [0.5], [390], [True], 1.0)
+    others = [
+        PerplexityRecord("pose", 32, 8, 1, 9, 1.0, "float32", 1.0, "x"),
+        PerplexityRecord("pose", 32, 16, 1, 9, 1.0, "float32", 1.0, "y"),
+        PerplexityRecord("pose", 32, 16, 2, 9, 1.0, "float32", 1.0, "x"),
+        PerplexityRecord("pose", 32, 16, 1, 8, 1.0, "float32", 1.0, "x"),
+        PerplexityRecord("full", 32, 16, 1, 9, 1.0, "float32", 1.0, "x"),
+        PasskeyRecord("pose", 400, 1, [0.5], [390], [True], 1.0),
+        PasskeyRecord("pose", 400, 0, [0.5] * 2, [390] * 2, [True] * 2, 1.0),
+    ]
+    assert len({identity(r) for r in (perplexity, passkey, *others)}) == 9
+
+
+def failing(error: Exception, length: int) -> list[Measurement]:
+    def run(model, on_progress):
+        raise error
+
+    return [Measurement(("perplexity", "x", length), 1, run)]
+
+
+def test_only_positions_beyond_the_models_own_are_called_so() -> None:
+    console = Console(file=io.StringIO())
+    with pytest.raises(EvaluationError, match="cannot read 64 tokens: its positions end at 32"):
+        measure(
+            llama(32),
+            failing(RuntimeError("CUDA error: device-side assert triggered"), 64),
+            "x",
+            console,
+            print,
+        )
+    with pytest.raises(RuntimeError, match="shapes differ"):
+        measure(llama(32), failing(RuntimeError("shapes differ"), 64), "x", console, print)
+    with pytest.raises(IndexError):
+        measure(llama(32), failing(IndexError("elsewhere"), 32), "x", console, print)
+
+
+def test_no_hook_stays_on_the_model() -> None:
+    model = llama(512)
+    measure(
+        model,
+        [passkey_measurement("x", byte_tokenizer(), 400, 1, 0, "float32")],
+        "x",
+        Console(file=io.StringIO()),
+        [].append,
+    )
+    assert not model.lm_head._forward_hooks

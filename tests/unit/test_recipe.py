@@ -248,3 +248,43 @@ def test_any_training_argument_may_be_set() -> None:
 
 def test_nearest_is_silent_where_nothing_is_near() -> None:
     assert nearest("xyz", ["target", "model"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.held_out", -0.1),
+        ("data.passkey", -0.1),
+        ("data.passkey", 1.1),
+        ("data.workers", 0),
+        ("training.batch_size", 0),
+        ("training.per_device_train_batch_size", 0),
+        ("training.learning_rate", 0),
+        ("training.warmup_steps", -1),
+        ("training.save_steps", 0),
+        ("training.save_total_limit", 0),
+        ("training.logging_steps", 0),
+        ("evaluation.documents", 0),
+        ("evaluation.passkey_trials", -1),
+        ("seed", -1),
+    ],
+)
+def test_bounds_of_every_number(key, value) -> None:
+    assert f"{key} = {value}: Input should be " in message(changes={key: value})
+
+
+def test_as_many_chunks_as_tokens_are_no_contradiction() -> None:
+    assert load_recipe(None, {"train_length": 4, "positions.chunks": 4})
+
+
+@pytest.mark.parametrize("key", ["evaluation.arms", "evaluation.windows", "evaluation.passkey_lengths"])
+def test_lists_that_leave_nothing_to_measure_are_refused(key: str) -> None:
+    assert f"{key} = []: List should have at least 1 item" in message(changes={key: []})
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "&a [*a]"])
+def test_yaml_that_cannot_be_built_is_explained(value: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is not a YAML value"):
+        parse_changes([f"data.source={value}"])
+    (tmp_path / "recipe.yaml").write_text(f"model: {value}\n")
+    assert "is not YAML" in message(tmp_path / "recipe.yaml")

@@ -1,5 +1,6 @@
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,9 @@ def test_appending_after_a_kill_starts_a_line_of_its_own(path: Path) -> None:
         b'{"schema": 1, "kind": "unheard-of"}',
         b'{"schema": 1, "kind": "passkey", "arm": "pose"}',
         b"\xff\xfe",
+        b'"text"',
+        b"7",
+        b"[" * 100_000,
     ],
 )
 def test_a_broken_line_is_named(path: Path, line: bytes) -> None:
@@ -208,4 +212,41 @@ def test_a_field_of_the_wrong_type_or_range_is_named(path: Path, record, field, 
     first, second = path.read_text(encoding="utf-8").splitlines()
     path.write_text(f"{first}\n{json.dumps({**json.loads(second), field: value})}\n", encoding="utf-8")
     with pytest.raises(RunError, match=rf"results\.jsonl, line 2: .*{field}.* must be {rule}"):
+        read_records(path)
+
+
+def test_a_file_that_the_system_withholds_is_explained(tmp_path, monkeypatch) -> None:
+    def fail(*args):
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "results.jsonl"
+    append_record(path, TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6))
+    with open(path, "a") as file:
+        file.write('{"schema": 1, "kin')
+    monkeypatch.setattr(os, "truncate", fail)
+    with pytest.raises(RunError, match=r"results cannot be written to .*Permission denied"):
+        append_record(path, TrainingRecord("pose", 11, 2.5, 1e-5, None, 81920, 12345.6))
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(RunError, match=r"cannot be read: .*Permission denied; mend its permissions"):
+        read_records(path)
+
+
+def test_empty_lists_are_named(tmp_path) -> None:
+    path = tmp_path / "results.jsonl"
+    path.write_text(
+        json.dumps(
+            {
+                "schema": 1,
+                "kind": "coverage",
+                "label": "x",
+                "train_length": 1,
+                "target_length": 2,
+                "distances": [],
+                "probability": [],
+                "standard_error": [],
+            }
+        )
+        + "\n"
+    )
+    with pytest.raises(RunError, match="must be lists of one length"):
         read_records(path)

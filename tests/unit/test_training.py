@@ -1,5 +1,6 @@
 import io
 import math
+import shutil
 from collections import namedtuple
 
 import pytest
@@ -337,3 +338,28 @@ def test_nothing_when_quiet(tmp_path, monkeypatch, capfd):
     run(tmp_path)
     assert text.getvalue() == ""
     assert capfd.readouterr().out == ""
+
+
+def test_a_checkpoint_of_other_processes_is_refused(tmp_path) -> None:
+    checkpoint_folder = tmp_path / "checkpoint-4"
+    checkpoint_folder.mkdir()
+    for name in (
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+        "trainer_state.json",
+    ):
+        (checkpoint_folder / name).touch()
+    guards.mark_complete(checkpoint_folder)
+    with pytest.raises(RunError, match="written by 2 processes and cannot be resumed exactly by 1"):
+        training._resume_point(tmp_path, True, 1)
+
+
+def test_speed_counts_this_session_only(tmp_path) -> None:
+    run(tmp_path, max_steps=4, save_steps=2)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    records = []
+    _, summary = run(tmp_path, max_steps=4, save_steps=2, logging_steps=2, resume=True, on_log=records.append)
+    assert summary.tokens_per_second == pytest.approx(2 * 4 * 8 / summary.seconds)

@@ -65,6 +65,9 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("fsdp", "full_shard", r"training.fsdp shards over processes, and this is one; start several"),
         ("lr_scheduler_type", "cosine_with_min_lr", r"training: .*min_lr"),
         ("lr_scheduler_kwargs", {"speed": 1}, r"training: .*speed"),
+        ("max_grad_norm", None, r"training.max_grad_norm = None must be above 0"),
+        ("dataloader_prefetch_factor", 2, r"training: "),
+        ("dataloader_persistent_workers", True, r"training: "),
         ("report_to", "nobody", r"training: nobody is not supported, only "),
     ],
 )

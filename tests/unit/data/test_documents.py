@@ -319,3 +319,21 @@ class TestFingerprint:
             return open_corpus(path).fingerprint()
 
         assert fingerprint("a", ROWS) == fingerprint("b", ROWS) != fingerprint("c", ROWS[:2])
+
+
+def test_linked_folders_are_read_once(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "a.txt").write_text("a")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "b.txt").write_text("b")
+    (tmp_path / "text" / "linked").symlink_to(tmp_path / "far")
+    (tmp_path / "text" / "linked-again").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "round").symlink_to(tmp_path / "text")
+    assert [d.name for d in read_documents(tmp_path / "text")] == ["b.txt", "linked/a.txt"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_is_told_from_latin1(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "x.txt").write_bytes("\ufefftext".encode(encoding))
+    with pytest.raises(DataError, match="iconv -f utf-16 -t utf-8"):
+        list(read_documents(tmp_path))

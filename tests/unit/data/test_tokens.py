@@ -28,6 +28,7 @@ from skipwise.data.tokens import (
     tokenizer_fingerprint,
 )
 from skipwise.errors import DataError
+from tests.tiny import byte_tokenizer
 
 TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}
 
@@ -332,3 +333,10 @@ class _Named(SimpleNamespace):
 def test_imports_neither_torch_nor_transformers():
     code = "import sys, skipwise.data.tokens; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_no_more_threads_than_cores(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    (tmp_path / "x.txt").write_text("some text")
+    build_token_store(tmp_path / "x.txt", byte_tokenizer(), cache=tmp_path / "cache", workers=100_000)
+    assert int(os.environ["RAYON_NUM_THREADS"]) == os.cpu_count()

@@ -1,5 +1,6 @@
 """What is refused, what is kept, and that the frequencies are what was asked for."""
 
+import json
 import re
 from pathlib import Path
 
@@ -19,12 +20,14 @@ from transformers import (
 )
 
 from skipwise.errors import ModelError
+from skipwise.model import loading
 from skipwise.model.loading import (
     check_frequencies,
     load_config,
     load_model,
     load_tokenizer,
     plan_extension,
+    resolve,
 )
 from tests.tiny import checkpoint, llama
 
@@ -217,3 +220,120 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"lacks 1 of its weights \(model\.layers\.1\.mlp\.up_proj"):
         load_model(str(folder))
+
+
+def test_a_model_that_ignores_its_rope_parameters_is_refused_on_loading(tmp_path, monkeypatch) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    extension = plan_extension(load_config(str(folder)), interpolation="yarn")
+    linear = loading.rope_parameters("linear", extension.rope, extension.factor)
+    monkeypatch.setattr(loading, "rope_parameters", lambda *_: linear)
+    with pytest.raises(ModelError, match="computes other rotary frequencies than yarn x8"):
+        load_model(str(folder), extension)
+
+
+def test_a_model_without_frequencies_is_refused(tmp_path) -> None:
+    extension = plan_extension(load_config(str(checkpoint(tmp_path, window=64))))
+    with pytest.raises(ModelError, match=r"no rotary frequencies \(inv_freq\)"):
+        check_frequencies(torch.nn.Linear(2, 2), extension)
+
+
+def test_dtype_is_the_weights_own(tmp_path) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    assert load_model(str(folder), dtype=torch.bfloat16).dtype == torch.bfloat16
+    assert load_model(str(folder)).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("rope", "replaced"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, True),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, True),
+    ],
+)
+def test_every_scaling_may_be_replaced(rope, replaced) -> None:
+    assert plan_extension(scaled(**rope), existing_rope="replace", original_length=256).target_length == 2048
+
+
+def longrope(long: float) -> LlamaConfig:
+    rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 256}
+    return scaled(**rope, short_factor=[1.0] * 64, long_factor=[long] * 64)
+
+
+def test_longrope_switches_unless_its_factors_are_equal() -> None:
+    with pytest.raises(ModelError, match="longrope RoPE, whose frequencies switch"):
+        plan_extension(longrope(4.0))
+    with pytest.raises(ModelError, match=r"already longrope x4 \(original 256\)"):
+        plan_extension(longrope(1.0))
+    assert plan_extension(longrope(1.0), existing_rope="replace").rope.original_length == 256
+
+
+def test_a_scaling_of_another_kind_cannot_be_replaced() -> None:
+    config = scaled()
+    config.rope_parameters = {**config.rope_parameters, "rope_type": "spiral"}
+    with pytest.raises(ModelError, match="already spiral, a scaling that is not known here"):
+        plan_extension(config, existing_rope="replace")
+
+
+def test_several_ropes_are_refused() -> None:
+    config = LlamaConfig()
+    config.rope_parameters = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    with pytest.raises(ModelError, match=r"several RoPEs \(full_attention, sliding_attention\)"):
+        plan_extension(config)
+
+
+def test_a_target_of_the_original_length_is_refused() -> None:
+    with pytest.raises(ModelError, match="target 4,096 must exceed"):
+        plan_extension(LlamaConfig(max_position_embeddings=4096), target_length=4096)
+
+
+def test_a_window_that_no_layer_slides_by_is_taken() -> None:
+    config = Qwen2Config(max_position_embeddings=64, num_hidden_layers=2)
+    config.sliding_window, config.use_sliding_window = 16, True
+    config.layer_types = ["full_attention"] * 2
+    assert plan_extension(config, target_length=512)
+    config.layer_types, config.use_sliding_window = ["sliding_attention"] * 2, False
+    assert plan_extension(config, target_length=512)
+
+
+def test_head_dim_is_the_configs_own() -> None:
+    assert plan_extension(LlamaConfig(hidden_size=64, num_attention_heads=2, head_dim=48)).rope.dim == 48
+
+
+def test_a_blank_name_is_explained() -> None:
+    with pytest.raises(ModelError, match="model = ' ' names none"):
+        resolve(" ")
+
+
+def test_frequencies_are_held_to_a_millionth(tmp_path) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    extension = plan_extension(load_config(str(folder)), interpolation="yarn")
+    model = load_model(str(folder), extension)
+    model.model.rotary_emb.inv_freq[-1] *= 1 + 1e-5
+    with pytest.raises(ModelError, match="computes other rotary frequencies"):
+        check_frequencies(model, extension)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_position_embeddings": None}, "cannot be loaded|max_position_embeddings None"),
+        ({"max_position_embeddings": "256"}, "cannot be loaded|max_position_embeddings '256'"),
+        ({"num_attention_heads": 3, "head_dim": None}, "cannot be loaded"),
+        ({"num_attention_heads": 0, "head_dim": None}, "cannot be loaded|no dims to rotate"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+            "cannot be loaded|rope_theta None",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}, "rope_theta 0.0, which must be"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}},
+            "cannot be loaded|rope factor 0.0, which must be a number at least 1",
+        ),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_explained(tmp_path, changes, words) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=words):
+        plan_extension(load_config(str(folder)), existing_rope="replace")

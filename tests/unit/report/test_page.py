@@ -294,3 +294,15 @@ def test_places_that_cannot_hold_a_report_are_explained(tmp_path):
     (run / "report.html").mkdir()
     with pytest.raises(RunError, match=r"report\.html is a folder, and the report is a file"):
         write_report([run])
+
+
+def test_run_json_nested_too_deeply(tmp_path) -> None:
+    folder = make_run(tmp_path / "run", POSE)
+    (folder / "run.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(RunError, match=r"run.json or recipe.yaml cannot be read"):
+        write_report([folder])
+    (folder / "run.json").unlink()
+    (folder / "recipe.yaml").unlink()
+    (folder / "recipe.yaml").mkdir()
+    with pytest.raises(RunError, match=r"run.json or recipe.yaml cannot be read"):
+        write_report([folder])

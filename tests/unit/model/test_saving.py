@@ -1,0 +1,35 @@
+"""What is saved loads again to the same logits, or is refused."""
+
+import pytest
+
+from skipwise.errors import ModelError
+from skipwise.model.loading import load_config, load_model, plan_extension
+from skipwise.model.saving import save_extended
+from tests.tiny import byte_tokenizer, checkpoint
+
+
+@pytest.fixture
+def extended(tmp_path):
+    folder = checkpoint(tmp_path / "base", window=64)
+    extension = plan_extension(load_config(str(folder)), interpolation="yarn")
+    return load_model(str(folder), extension), extension
+
+
+def test_a_checkpoint_that_reloads_otherwise_is_refused(extended, tmp_path) -> None:
+    model, extension = extended
+    positions = []
+    model.register_forward_pre_hook(
+        lambda _, args, given: positions.append(given["position_ids"]), with_kwargs=True
+    )
+    hook = model.lm_head.register_forward_hook(lambda module, args, logits: logits + 1e-3)
+    with pytest.raises(ModelError, match=r"logits 0\.001\d* away from the model's at positions beyond 64"):
+        save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+    assert positions[0].max() == 511
+    hook.remove()
+    (tmp_path / "model.partial" / "stale.bin").touch()
+    model.train()
+    save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
+    assert model.training
+    assert not (tmp_path / "model.partial").exists()
+    assert not (tmp_path / "model" / "stale.bin").exists()
