@@ -85,8 +85,9 @@ def coverage(
     original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
     target: Annotated[str, typer.Option(help="target length")] = "16k",
     chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
-    scheme: Annotated[str, typer.Option(help="pose or randpos")] = "pose",
+    scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
+    skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",
     samples: Annotated[int | None, typer.Option(help="examples drawn where there is no closed form")] = None,
     seed: Annotated[int, typer.Option(help="of those examples")] = 0,
     figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
@@ -107,6 +108,7 @@ def coverage(
         chunks,
         scheme=scheme,  # type: ignore[arg-type]
         lengths=lengths,  # type: ignore[arg-type]
+        skips=skips,  # type: ignore[arg-type]
         samples=samples,
         seed=seed,
     )

@@ -12,10 +12,10 @@ import numpy as np
 
 from skipwise.errors import RecipeError
 from skipwise.keys import Keys
-from skipwise.positions import LengthRule, Plans, pose, randpos
+from skipwise.positions import SCHEMES, LengthRule, Plans, SkipRule, end_anchored_skips
 from skipwise.results import CoverageRecord
 
-Scheme = Literal["pose", "randpos", "full", "short"]
+Scheme = Literal["pose", "randpos", "cream", "full", "short"]
 
 # Up to this many chunks, merging the intervals of all chunk pairs is cheaper than a Fourier transform.
 _MOST_CHUNKS_AS_INTERVALS = 32
@@ -54,6 +54,7 @@ def coverage(
     *,
     scheme: Scheme = "pose",
     lengths: LengthRule = "paper",
+    skips: SkipRule = "uniform",
     samples: int | None = None,
     seed: int = 0,
 ) -> Coverage:
@@ -65,41 +66,54 @@ def coverage(
         chunks: N, for ``scheme="pose"``.
         scheme: ``short`` is one contiguous chunk, ``full`` trains contiguously on the target length.
         lengths: how chunk lengths are drawn, by the paper's rule or the released code's.
+        skips: how PoSE's skips are drawn, uniformly as in the paper or anchored at the end.
         samples: Monte Carlo examples; default 200,000, or where only a Fourier transform serves,
             2**24 / target_length and at least 200 (about a second).
         seed: of the Monte Carlo examples.
 
     Raises:
-        RecipeError: the scheme or the length rule is unknown, or a length, the chunks or the samples break
-            their rule.
+        RecipeError: the scheme or a rule is unknown, or a length, the chunks or the samples break theirs.
     """
     _one_of("scheme", scheme, get_args(Scheme))
     _one_of("lengths", lengths, get_args(LengthRule))
+    _one_of("skips", skips, get_args(SkipRule))
     if scheme in ("short", "full"):
         _check(train_length, target_length, chunks=1)
         return _contiguous(target_length if scheme == "full" else train_length, target_length)
     if scheme == "pose" and chunks <= 2:
-        return closed_form(train_length, target_length, chunks, lengths)
+        return closed_form(train_length, target_length, chunks, lengths, skips)
     return monte_carlo(
-        train_length, target_length, chunks, scheme=scheme, lengths=lengths, samples=samples, seed=seed
+        train_length,
+        target_length,
+        chunks,
+        scheme=scheme,
+        lengths=lengths,
+        skips=skips,
+        samples=samples,
+        seed=seed,
     )
 
 
 def closed_form(
-    train_length: int, target_length: int, chunks: int = 2, lengths: LengthRule = "paper"
+    train_length: int,
+    target_length: int,
+    chunks: int = 2,
+    lengths: LengthRule = "paper",
+    skips: SkipRule = "uniform",
 ) -> Coverage:
     """Compute the exact coverage of PoSE with one or two chunks.
 
     One chunk covers 1..L_c - 1 always. Two chunks hold the positions 0..l0 - 1 and l0 + u..L_c - 1 + u,
-    with l0 ~ U{1..H} (H = L_c - 1 in the paper, (L_c + 1) // 2 in the released code), l1 = L_c - l0 and
-    u ~ U{0..L_t - L_c}. The pairs inside a chunk cover 1..max(l0, l1) - 1; the pairs across run through
+    with l0 ~ U{1..H} (H = L_c - 1 in the paper, (L_c + 1) // 2 in the released code), l1 = L_c - l0 and u one of
+    S equally likely skips (0..L_t - L_c, so S = L_t - L_c + 1, or the comb of ``end_anchored_skips``). The pairs inside a chunk cover 1..max(l0, l1) - 1; the pairs across run through
     every distance from u + 1 (end of the first to start of the second) to u + L_c - 1 (start to end). Hence
 
         not inside:  max(l0, l1) <= d  <=>  L_c - d <= l0 <= d,    in n(d) of H cases
-        across:      d - L_c + 1 <= u <= d - 1,                    in m(d) of S = L_t - L_c + 1 cases
+        across:      d - L_c + 1 <= u <= d - 1,                    in m(d) of S cases
 
     and, l0 and u being independent, P(d) = 1 - n(d) (S - m(d)) / (H S). From L_c on n(d) = H, which leaves
-    the plateau m(d) / S = (L_c - 1) / (L_t - L_c + 1) up to L_t - L_c + 1.
+    m(d) / S: under uniform skips the plateau (L_c - 1) / (L_t - L_c + 1) up to L_t - L_c + 1 and a fall to
+    1 / S at L_t - 1, under end-anchored ones 1 / S throughout.
 
     Raises:
         RecipeError: the chunks are not 1 or 2, or a length breaks its rule.
@@ -113,10 +127,12 @@ def closed_form(
         return _contiguous(train_length, target_length)
     d = np.arange(1, target_length)
     most = train_length - 1 if lengths == "paper" else (train_length + 1) // 2
-    skips = target_length - train_length + 1
     not_inside = np.clip(np.minimum(most, d) - np.maximum(1, train_length - d) + 1, 0, None)
-    across = np.minimum(target_length - train_length, d - 1) - np.maximum(0, d - train_length + 1) + 1
-    probability = (most * skips - not_inside * (skips - across)) / (most * skips)
+    drawn = np.arange(target_length - train_length + 1)
+    if skips == "end_anchored":
+        drawn = np.sort(end_anchored_skips(train_length, target_length))
+    across = np.searchsorted(drawn, d - 1, side="right") - np.searchsorted(drawn, d - train_length + 1)
+    probability = (most * len(drawn) - not_inside * (len(drawn) - across)) / (most * len(drawn))
     return Coverage(d, probability, np.zeros(len(d)), train_length)
 
 
@@ -127,10 +143,11 @@ def monte_carlo(
     *,
     scheme: Scheme = "pose",
     lengths: LengthRule = "paper",
+    skips: SkipRule = "uniform",
     samples: int | None = None,
     seed: int = 0,
 ) -> Coverage:
-    """Estimate the coverage of PoSE or RandPos from ``samples`` independent examples.
+    """Estimate the coverage of PoSE, RandPos or CREAM from ``samples`` independent examples.
 
     The standard error is the estimate's own, sqrt(p (1 - p) / samples): it is 0 where every example, or
     none, covered the distance.
@@ -139,10 +156,11 @@ def monte_carlo(
         RecipeError: the scheme has no chunks to draw, or a length, the chunks or the samples break their
             rule.
     """
-    if scheme not in ("pose", "randpos"):
-        raise RecipeError(f"scheme {scheme!r}: only pose and randpos draw positions; use coverage")
+    if scheme in ("full", "short"):
+        raise RecipeError(f"scheme {scheme!r} draws no positions; use coverage")
     _check(train_length, target_length, chunks if scheme == "pose" else 1)
-    as_intervals = scheme == "pose" and chunks <= _MOST_CHUNKS_AS_INTERVALS
+    chunks = 3 if scheme == "cream" else chunks
+    as_intervals = scheme != "randpos" and chunks <= _MOST_CHUNKS_AS_INTERVALS
     if samples is None:
         samples = 200_000 if as_intervals else max(200, 2**24 // target_length)
     if samples < 1:
@@ -150,11 +168,20 @@ def monte_carlo(
     count = count_by_intervals if as_intervals else count_by_positions
     width = chunks**2 if as_intervals else 4 * target_length
     covered = np.zeros(target_length - 1, dtype=np.int64)
-    for first in range(0, samples, max(1, _BATCH_ELEMENTS // width)):
-        indices = np.arange(first, min(samples, first + max(1, _BATCH_ELEMENTS // width)))
-        covered += count(
-            _plans(scheme, seed, indices, train_length, target_length, chunks, lengths), target_length
+    batch = max(1, _BATCH_ELEMENTS // width)
+    for first in range(0, samples, batch):
+        indices = np.arange(first, min(samples, first + batch))
+        plans = SCHEMES[scheme](
+            Keys.of(seed, 0, indices),
+            train_length,
+            target_length,
+            np.full(len(indices), train_length, dtype=np.int64),
+            chunks=chunks,
+            lengths=lengths,
+            skips=skips,
+            content="zero",
         )
+        covered += count(plans, target_length)
     p = covered / samples
     return Coverage(np.arange(1, target_length), p, np.sqrt(p * (1 - p) / samples), train_length, samples)
 
@@ -227,22 +254,6 @@ def count_by_positions(plans: Plans, target_length: int) -> np.ndarray:
 def _contiguous(reach: int, target_length: int) -> Coverage:
     d = np.arange(1, target_length)
     return Coverage(d, (d < reach).astype(np.float64), np.zeros(len(d)), reach)
-
-
-def _plans(
-    scheme: Scheme,
-    seed: int,
-    indices: np.ndarray,
-    train_length: int,
-    target_length: int,
-    chunks: int,
-    lengths: LengthRule,
-) -> Plans:
-    keys = Keys.of(seed, 0, indices)
-    documents = np.full(len(indices), train_length, dtype=np.int64)
-    if scheme == "randpos":
-        return randpos(keys, train_length, target_length, documents)
-    return pose(keys, train_length, target_length, documents, chunks=chunks, lengths=lengths, content="zero")
 
 
 def _one_of(name: str, value: str, valid: tuple[str, ...]) -> None:

@@ -131,11 +131,13 @@ def _coverage(job: Job) -> list[CoverageRecord]:
         rule.chunks,
         scheme=rule.scheme,
         lengths=rule.lengths,
+        skips=rule.skips,
         seed=job.recipe.seed,
     )
-    names = {"pose": f"{rule.chunks} chunks", "randpos": "RandPos", "full": "full-length", "short": "short"}
+    names = {"pose": f"{rule.chunks} chunks", "randpos": "RandPos", "cream": "CREAM", "full": "full-length"}
     original = coverage(job.train_length, curve.target_length, 1)
-    return [coverage_record(original, "original"), coverage_record(curve, names[rule.scheme])]
+    label = names.get(rule.scheme, rule.scheme)
+    return [coverage_record(original, "original"), coverage_record(curve, label)]
 
 
 def _record_coverage(run: RunFolder, curves: list[CoverageRecord]) -> None:

@@ -2,13 +2,14 @@
 
 The method of the paper, and the rivals that it is compared with, as pure functions of integers and a key::
 
-    scheme(keys, train_length, target_length, document_lengths, *, chunks, lengths, content) -> Plans
+    scheme(keys, train_length, target_length, document_lengths, *, chunks, lengths, skips, content) -> Plans
 
 Symbols as in PoSE (Zhu et al., ICLR 2024, section 3.2): L_c train length, L_t target length, L_x document
 length, N chunks with lengths l_i, skips u_i, content offsets v_i, chunk starts st_i = l_0 + ... + l_(i-1).
 All lengths count tokens.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -18,6 +19,7 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.keys import Keys
 
 LengthRule = Literal["paper", "released"]
+SkipRule = Literal["uniform", "end_anchored"]
 ContentRule = Literal["uniform", "zero", "aligned"]
 
 # Draw numbers, so that no random word serves twice; chunk i adds i.
@@ -53,7 +55,7 @@ class Plans:
 
 
 class Scheme(Protocol):
-    """The signature that every scheme shares; ``chunks``, ``lengths`` and ``content`` matter to PoSE alone."""
+    """The signature that every scheme shares; what follows the star matters to PoSE alone."""
 
     def __call__(
         self,
@@ -64,6 +66,7 @@ class Scheme(Protocol):
         *,
         chunks: int = 2,
         lengths: LengthRule = "paper",
+        skips: SkipRule = "uniform",
         content: ContentRule = "uniform",
     ) -> Plans: ...
 
@@ -76,6 +79,7 @@ def pose(
     *,
     chunks: int = 2,
     lengths: LengthRule = "paper",
+    skips: SkipRule = "uniform",
     content: ContentRule = "uniform",
 ) -> Plans:
     """Positional skip-wise training: N chunks, each shifted by its own skip (the paper, section 3.2).
@@ -88,26 +92,93 @@ def pose(
         chunks: N, at most L_c.
         lengths: ``paper``: l_i ~ U{1..what leaves a token for each chunk to come} (the paper's coverage code);
             ``released``: l_0 ~ U{1..(L_c+1)//2}, two chunks, as in the authors' released code.
+        skips: u_0 = 0 and ``uniform``: u_i ~ U{u_(i-1)..L_t-L_c} (the paper); ``end_anchored``: u_1 drawn by
+            ``end_anchored_skips``, two chunks.
         content: v_0 = 0 and ``uniform``: v_i ~ U{v_(i-1)..L_x-L_c}; ``zero``: contiguous text;
             ``aligned``: v_i = u_i, as far as the document reaches.
 
     Raises:
-        RecipeError: N is not in 1..L_c, L_t < L_c, or ``released`` with N other than 2.
+        RecipeError: N is not in 1..L_c, L_t < L_c, or ``released`` or ``end_anchored`` with N other than 2.
         DataError: a document is shorter than L_c.
     """
     _check(train_length, target_length, document_lengths, needed=train_length)
     if not 1 <= chunks <= train_length:
         raise RecipeError(f"chunks {chunks} must lie in 1..{train_length}, the train length in tokens")
     chunk_lengths = _chunk_lengths(keys, train_length, chunks, lengths)
-    skips = _rising(keys, _SKIP, np.full(len(keys), target_length - train_length), chunks)
+    chunk_skips = _chunk_skips(keys, train_length, target_length, chunks, skips)
     room = document_lengths - train_length
     if content == "uniform":
         offsets = _rising(keys, _OFFSET, room, chunks)
     elif content == "aligned":
-        offsets = np.minimum(skips, room[:, None])
+        offsets = np.minimum(chunk_skips, room[:, None])
     else:
-        offsets = np.zeros_like(skips)
-    return Plans(chunk_lengths, skips, offsets)
+        offsets = np.zeros_like(chunk_skips)
+    return Plans(chunk_lengths, chunk_skips, offsets)
+
+
+def end_anchored_skips(train_length: int, target_length: int) -> np.ndarray:
+    """Skips u_1 of two chunks, equally likely, under which each distance from L_c to L_t - 1 has the same chance.
+
+    Two chunks with skip u cover, beyond themselves, the distances u + 1..u + L_c - 1: d >= L_c is covered if and
+    only if u lies in d - L_c + 1..d - 1. Under u ~ U{0..M}, M = L_t - L_c, that run of L_c - 1 skips sticks out
+    over M for the last distances, whose chance falls to 1 / (M + 1). For the same chance p at every d, the runs
+    s..min(M, s + L_c - 2) must weigh p for every s in 1..M. From the end: s = M holds M alone, so P(M) = p;
+    the next L_c - 2 runs hold M and one skip more each, which must weigh nothing; then M itself falls out,
+    and M - (L_c - 1) must weigh p; and so on. What is left is a comb, anchored at the end,
+
+        u in {M, M - (L_c - 1), M - 2 (L_c - 1), ...}, all above 0, each with p = 1 / ceil(M / (L_c - 1)),
+
+    and it is the only solution, but for a share of the examples that could be spent on u = 0.
+
+    Returns:
+        int64 [ceil(M / (L_c - 1))], falling; [0] where L_t = L_c.
+    """
+    room = target_length - train_length
+    return np.arange(room, 0, -max(1, train_length - 1)) if room else np.zeros(1, dtype=np.int64)
+
+
+def cream(
+    keys: Keys, train_length: int, target_length: int, document_lengths: np.ndarray, **_: object
+) -> Plans:
+    """CREAM: head, middle and tail, the middle drawn by a truncated Gaussian (Wu et al., NeurIPS 2024).
+
+    With alpha = L_t / L_c, head and tail have L_c // 3 or 4 alpha tokens each, by a fair coin. k is the floor of
+    a draw from a Gaussian of mean 1 + alpha and deviation 3, truncated to [2, 2 alpha]; the middle ends at
+    U{floor(head + (middle - 1) k / 2)..floor(k L_c / 2) - tail - 1}, the head begins at 0 and the tail ends at
+    L_t - 1. Text is taken from where the positions point, as far as the document reaches. The coin is thrown
+    for each example (the published code throws it once in 3,000); 4 alpha is cut to L_c // 3, without which
+    nothing would be left for the middle of a far target.
+
+    Raises:
+        RecipeError: L_c < 3, or L_t < L_c.
+        DataError: a document is shorter than L_c.
+    """
+    _check(train_length, target_length, document_lengths, needed=train_length)
+    if train_length < 3:
+        raise RecipeError(f"train length {train_length} must be at least 3 for CREAM: head, middle, tail")
+    alpha = target_length / train_length
+    third = train_length // 3
+    ends = np.where(keys.integers(_LENGTH, 0, 1) == 0, third, min(third, int(4 * alpha)))  # head and tail
+    middle = train_length - 2 * ends
+    k = _truncated_gaussian(keys, _LENGTH + 1, mean=1 + alpha, deviation=3, least=2, most=2 * alpha)
+    last = keys.integers(_SKIP, ends + (middle - 1) * k // 2, k * train_length // 2 - ends - 1)
+    lengths = np.stack([ends, middle, ends], axis=1)
+    zero = np.zeros_like(ends)
+    skips = np.stack([zero, last - middle + 1 - ends, zero + target_length - train_length], axis=1)
+    return Plans(lengths, skips, np.minimum(skips, (document_lengths - train_length)[:, None]))
+
+
+def _truncated_gaussian(
+    keys: Keys, draw: int, *, mean: float, deviation: float, least: float, most: float
+) -> np.ndarray:
+    """Floors of draws from a Gaussian truncated to [least, most], by inverting their distribution: int64."""
+    floors = np.arange(math.floor(least), math.floor(most) + 1)
+    edges = np.clip(np.append(floors, most + 1), least, most)
+    below = np.array([math.erf((edge - mean) / deviation / math.sqrt(2)) for edge in edges])
+    if below[-1] == below[0]:  # least = most
+        return np.full(len(keys), floors[0])
+    cumulative = (below[1:] - below[0]) / (below[-1] - below[0])
+    return floors[np.searchsorted(cumulative, keys.uniform(draw), side="right").clip(max=len(floors) - 1)]
 
 
 def randpos(
@@ -140,7 +211,13 @@ def short(
     return _contiguous(len(keys), train_length)
 
 
-SCHEMES: dict[str, Scheme] = {"pose": pose, "randpos": randpos, "full": full_length, "short": short}
+SCHEMES: dict[str, Scheme] = {
+    "pose": pose,
+    "randpos": randpos,
+    "cream": cream,
+    "full": full_length,
+    "short": short,
+}
 
 
 def _chunk_lengths(keys: Keys, train_length: int, chunks: int, rule: LengthRule) -> np.ndarray:
@@ -155,6 +232,19 @@ def _chunk_lengths(keys: Keys, train_length: int, chunks: int, rule: LengthRule)
         rest -= broken[:, i]
     broken[:, -1] = rest
     return broken
+
+
+def _chunk_skips(
+    keys: Keys, train_length: int, target_length: int, chunks: int, rule: SkipRule
+) -> np.ndarray:
+    """u_i: int64 [examples, chunks]."""
+    if rule == "uniform":
+        return _rising(keys, _SKIP, np.full(len(keys), target_length - train_length), chunks)
+    if chunks != 2:
+        raise RecipeError(f"skips 'end_anchored' knows 2 chunks, not {chunks}; take skips 'uniform'")
+    comb = end_anchored_skips(train_length, target_length)
+    drawn = comb[keys.integers(_SKIP + 1, 0, len(comb) - 1)]
+    return np.stack([np.zeros_like(drawn), drawn], axis=1)
 
 
 def _rising(keys: Keys, draw: int, highest: np.ndarray, chunks: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from skipwise.errors import RecipeError
 from skipwise.lengths import parse_length
 
 Interpolation = Literal["none", "linear", "ntk", "yarn", "yarn-revised"]
-Scheme = Literal["pose", "randpos", "full", "short"]
+Scheme = Literal["pose", "randpos", "cream", "full", "short"]
 Arm = Literal["original", "pi-only", "trained"]
 
 _MOST = 2**31 - 1  # of steps and of examples
@@ -54,9 +54,12 @@ class Section(BaseModel):
 class Positions(Section):
     """Which positions the training examples get (``skipwise.positions``)."""
 
-    scheme: Scheme = Field("pose", description="pose, or a control: randpos, full, short")
+    scheme: Scheme = Field("pose", description="pose, or a rival or control: randpos, cream, full, short")
     chunks: Whole = Field(2, ge=1, description="N, the number of chunks (pose)")
     lengths: Literal["paper", "released"] = Field("paper", description="how chunk lengths are drawn (pose)")
+    skips: Literal["uniform", "end_anchored"] = Field(
+        "uniform", description="how skips are drawn: uniform (the paper), end_anchored (even coverage to L_t - 1)"
+    )
     content: Literal["uniform", "zero", "aligned"] = Field(
         "uniform", description="content offsets v_i: uniform, zero (contiguous text), or aligned (v_i = u_i)"
     )

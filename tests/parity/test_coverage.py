@@ -7,7 +7,7 @@ import pytest
 
 from skipwise.coverage import closed_form, count_by_intervals, count_by_positions, monte_carlo
 from skipwise.keys import Keys
-from skipwise.positions import pose
+from skipwise.positions import SCHEMES, end_anchored_skips, pose
 
 
 def covered_by_pairs(positions: list[int], target: int) -> np.ndarray:
@@ -29,10 +29,29 @@ def test_closed_form_equals_the_enumeration_of_all_plans(train, target, lengths)
     np.testing.assert_array_equal(closed_form(train, target, 2, lengths).probability, expected)
 
 
-@pytest.mark.parametrize(("chunks", "lengths"), [(1, "paper"), (2, "paper"), (2, "released")])
-def test_closed_form_and_monte_carlo_agree(chunks, lengths):
-    exact = closed_form(32, 160, chunks, lengths).probability
-    sampled = monte_carlo(32, 160, chunks, lengths=lengths, samples=20_000, seed=7).probability
+@pytest.mark.parametrize(("train", "target"), [(2, 3), (3, 8), (5, 9), (6, 17), (9, 30), (8, 9)])
+def test_end_anchored_closed_form_equals_the_enumeration_of_all_plans(train, target):
+    skips = end_anchored_skips(train, target).tolist()
+    total = np.zeros(target - 1, dtype=np.int64)
+    for first, skip in itertools.product(range(1, train), skips):
+        total += covered_by_pairs([*range(first), *range(first + skip, train + skip)], target)
+    curve = closed_form(train, target, 2, skips="end_anchored").probability
+    np.testing.assert_array_equal(curve, total / ((train - 1) * len(skips)))
+    assert (curve[train - 1 :] == 1 / len(skips)).all()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lengths", "skips"),
+    [
+        (1, "paper", "uniform"),
+        (2, "paper", "uniform"),
+        (2, "released", "uniform"),
+        (2, "paper", "end_anchored"),
+    ],
+)
+def test_closed_form_and_monte_carlo_agree(chunks, lengths, skips):
+    exact = closed_form(32, 160, chunks, lengths, skips).probability
+    sampled = monte_carlo(32, 160, chunks, lengths=lengths, skips=skips, samples=20_000, seed=7).probability
     error = np.sqrt(exact * (1 - exact) / 20_000)
     assert (np.abs(sampled - exact) <= 4.5 * error + 1e-12).all()
 
@@ -45,6 +64,14 @@ def test_intervals_and_fourier_transform_equal_the_pairs_of_each_example(chunks)
         expected = sum(covered_by_pairs(row.tolist(), target) for row in plans.position_ids())
         np.testing.assert_array_equal(count_by_intervals(plans, target), expected)
         np.testing.assert_array_equal(count_by_positions(plans, target), expected)
+
+
+def test_the_coverage_of_cream_equals_the_pairs_of_each_example():
+    plans = SCHEMES["cream"](Keys.of(5, 0, np.arange(200)), 31, 200, np.full(200, 31))
+    expected = sum(covered_by_pairs(row.tolist(), 200) for row in plans.position_ids())
+    np.testing.assert_array_equal(count_by_intervals(plans, 200), expected)
+    curve = monte_carlo(31, 200, scheme="cream", samples=200, seed=5)
+    np.testing.assert_array_equal(curve.probability, expected / 200)
 
 
 def test_skips_behind_the_estimate_are_uniform():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from skipwise.errors import DataError, RecipeError
 from skipwise.keys import Keys
-from skipwise.positions import SCHEMES, Plans, full_length, pose, randpos, short
+from skipwise.positions import SCHEMES, Plans, cream, end_anchored_skips, full_length, pose, randpos, short
 
 GOLDEN_LENGTHS = [[154, 16, 86], [74, 104, 78], [159, 51, 46]]
 GOLDEN_SKIPS = [[0, 227, 513], [0, 1222, 1377], [0, 285, 972]]
@@ -139,6 +139,58 @@ def test_aligned_content_follows_the_skips_as_far_as_the_document_reaches() -> N
     assert near.offsets.max() == 36
 
 
+@given(st.integers(2, 40), st.integers(0, 200))
+def test_end_anchored_skips_give_every_far_distance_the_same_chance(train: int, room: int) -> None:
+    skips = end_anchored_skips(train, train + room)
+    for distance in range(train, train + room):
+        assert np.sum((distance - train + 1 <= skips) & (skips <= distance - 1)) == 1
+
+
+def test_end_anchored_plans_draw_each_tooth_of_the_comb_alike() -> None:
+    plans = pose(keys(40_000), 33, 257, np.full(40_000, 33), skips="end_anchored")
+    drawn, counts = np.unique(plans.skips[:, 1], return_counts=True)
+    assert drawn.tolist() == [32, 64, 96, 128, 160, 192, 224]
+    assert chi_square(counts) < 28  # the 0.9999 quantile with 6 degrees of freedom
+
+
+@given(st.integers(3, 96), st.integers(0, 3000), st.integers(0, 500), st.integers(0, 2**63))
+def test_cream_has_a_head_at_0_a_tail_at_the_target_and_text_where_it_points(train, more, room, seed) -> None:
+    target = train + more
+    documents = np.full(32, train + room)
+    plans = cream(keys(32, seed), train, target, documents)
+    positions = plans.position_ids()
+    head, middle, tail = plans.lengths.T
+    assert (plans.lengths >= 1).all()
+    assert (head == tail).all()
+    assert set(head.tolist()) <= {train // 3, min(train // 3, 4 * target // train)}
+    assert (head + middle + tail == train).all()
+    assert (np.diff(positions, axis=1) > 0).all()
+    assert (positions[:, 0] == 0).all()
+    assert (positions[:, -1] == target - 1).all()
+    assert (plans.offsets == np.minimum(plans.skips, room)).all()
+
+
+def test_cream_draws_the_middle_as_its_paper_says() -> None:
+    examples, train, target = 40_000, 96, 768
+    plans = cream(keys(examples), train, target, np.full(examples, train))
+    head = plans.lengths[:, 0]
+    assert (head == 32).all()  # 96 // 3 and 4 x 8: one side of the coin is the other
+    last = plans.skips[:, 1] + head + plans.lengths[:, 1] - 1
+    # k by the definition: floor of a Gaussian of mean 9 and deviation 3 that fell into [2, 16].
+    gauss = np.random.default_rng(0).normal(9, 3, 400_000)
+    k = np.floor(gauss[(gauss >= 2) & (gauss <= 16)])
+    lowest, highest = 32 + np.floor(31 * k / 2), np.floor(k * 96 / 2) - 33
+    assert abs(last.mean() - ((lowest + highest) / 2).mean()) < 1.5
+    assert last.min() >= 32 + 31
+    assert last.max() <= 768 - 33
+
+
+def test_cream_throws_a_fair_coin_for_head_and_tail() -> None:
+    head = cream(keys(40_000), 120, 480, np.full(40_000, 120)).lengths[:, 0]
+    assert set(head.tolist()) == {40, 16}
+    assert abs((head == 40).mean() - 0.5) < 5 * 0.5 / 40_000**0.5
+
+
 def test_randpos_draws_each_position_with_the_same_chance() -> None:
     examples, train, target = 8000, 8, 24
     positions = randpos(keys(examples), train, target, np.full(examples, 50)).position_ids()
@@ -160,7 +212,8 @@ def test_controls_are_contiguous() -> None:
         ((64, 512, [100]), {"chunks": 0}, RecipeError, "chunks 0 must lie in 1..64"),
         ((64, 32, [100]), {}, RecipeError, "train length 64 must lie in 1..32"),
         ((64, 512, [63]), {}, DataError, "63 tokens is shorter than an example of 64"),
-        ((64, 512, [64]), {"chunks": 3, "lengths": "released"}, RecipeError, "knows 2 chunks, not 3"),
+        ((64, 512, [64]), {"chunks": 3, "lengths": "released"}, RecipeError, "'released' knows 2 chunks, not 3"),
+        ((64, 512, [64]), {"chunks": 3, "skips": "end_anchored"}, RecipeError, "'end_anchored' knows 2 chunks"),
     ],
 )
 def test_what_no_plan_can_meet_is_explained(arguments, options, error, message) -> None:

@@ -64,6 +64,7 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
         "scheme": "pose",
         "chunks": 2,
         "lengths": "paper",
+        "skips": "uniform",
         "content": "uniform",
     }
     assert recipe.data.train_jumps

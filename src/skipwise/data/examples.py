@@ -163,6 +163,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             spans,
             chunks=rule.chunks,
             lengths=rule.lengths,
+            skips=rule.skips,
             content=rule.content,
         )
 

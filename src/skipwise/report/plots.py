@@ -38,10 +38,11 @@ ARM_COLOURS = {
     "pose": "#2f7de1",
     "full": "#1a9a60",
     "randpos": "#a162d6",
+    "cream": "#0f97a8",
     "short": "#a8693d",
 }
 OTHER_COLOUR = "#c9508f"
-_MARKERS = {"original": "o", "pi-only": "s", "pose": "D", "full": "^", "randpos": "v", "short": "P"}
+_MARKERS = {"original": "o", "pi-only": "s", "pose": "D", "full": "^", "randpos": "v", "cream": "X", "short": "P"}
 _DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 COVERAGE_COLOURS = {
     "original": "#848c96",
@@ -49,6 +50,7 @@ COVERAGE_COLOURS = {
     "2 chunks": "#2f7de1",
     "3 chunks": "#1a9a60",
     "RandPos": "#a162d6",
+    "CREAM": "#0f97a8",
 }
 _PNG_INK, _PNG_FAINT = "#2b3138", "#e2e5e9"
 DEPTH_BINS = 5

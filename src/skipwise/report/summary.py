@@ -16,6 +16,7 @@ ARM_NAMES = {
     "pi-only": "PI-only",
     "short": "short",
     "randpos": "RandPos",
+    "cream": "CREAM",
     "pose": "PoSE",
     "full": "full-length",
 }
