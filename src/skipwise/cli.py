@@ -49,7 +49,8 @@ def extend_command(
 ) -> None:
     """Extend a model to a longer context, measure it beside its controls, and write a report."""
     console = _prepare_process()
-    from skipwise.extend import extend, plan_evaluation
+    from skipwise.arms import plan_evaluation
+    from skipwise.extend import extend
     from skipwise.job import describe, describe_examples, prepare
     from skipwise.recipe import load_recipe, parse_changes
 
@@ -87,7 +88,9 @@ def coverage(
     chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
     scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
-    skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",
+    skips: Annotated[
+        str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")
+    ] = "uniform",
     samples: Annotated[int | None, typer.Option(help="examples drawn where there is no closed form")] = None,
     seed: Annotated[int, typer.Option(help="of those examples")] = 0,
     figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
@@ -179,6 +182,40 @@ def report(
     from skipwise.report.page import write_report
 
     _console().print(f"report: {write_report(runs, out)}", soft_wrap=True)
+
+
+@app.command("reproduce")
+def reproduce_command(
+    exhibits: Annotated[
+        list[str] | None, typer.Argument(help="names of exhibits, or all; none lists them")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="folder of arms and tables")] = Path("runs/reproduction"),
+    seeds: Annotated[int, typer.Option(help="how many seeds each trained arm gets")] = 1,
+    text: Annotated[
+        list[str] | None, typer.Option(help="text to measure on, as often as there are; default: held out")
+    ] = None,
+    set_: Setting = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print which runs are there and missing")
+    ] = False,
+) -> None:
+    """Run the paper's comparisons on the embedded model; each arm is trained once and shared."""
+    console = _prepare_process()
+    from skipwise.recipe import parse_changes
+    from skipwise.reproduction.reproduce import list_exhibits, reproduce
+
+    if not exhibits:
+        list_exhibits(console)
+        return
+    reproduce(
+        exhibits,
+        out=out,
+        seeds=range(seeds),
+        texts=text or [],
+        changes=parse_changes(set_ or []),
+        dry_run=dry_run,
+        console=console,
+    )
 
 
 def main() -> None:

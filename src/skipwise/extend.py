@@ -7,32 +7,23 @@ Each stage leaves files that the next one reads, and is passed over when a resum
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from skipwise.arms import evaluate, plan_evaluation
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
-from skipwise.data.tokens import check_vocabulary
 from skipwise.guards import checkpoint_bytes, disk_space
-from skipwise.job import Job, describe, prepare, tokenise_source
+from skipwise.job import Job, describe, prepare
 from skipwise.measure import (
     AUTOCAST,
-    EvaluationText,
-    Measurement,
-    identity,
-    longest_documents,
-    measure,
-    passkey_measurement,
-    perplexity_measurement,
 )
-from skipwise.model.loading import check_frequencies, load_config, load_model
+from skipwise.model.loading import check_frequencies, load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.saving import require_whole, save_extended, write_card
-from skipwise.recipe import Arm, Evaluation, Recipe
+from skipwise.recipe import Recipe
 from skipwise.report.page import write_report
 from skipwise.report.summary import summary_markdown, summary_table
 from skipwise.results import (
@@ -56,7 +47,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     job = prepare(recipe, console)
     evaluation = plan_evaluation(job, console)
     run = open_run(recipe, out, job.name, resume=resume)
-    fingerprints = {"training text": job.store.fingerprint, "evaluation text": evaluation.fingerprint}
+    fingerprints = {"training text": job.store.fingerprint, **evaluation.fingerprints}
     run.require_same(**fingerprints)
     curves = _coverage(job)
     describe(job, console)
@@ -69,7 +60,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         model=_model_facts(job),
         data=_data_facts(job),
         evaluation={"documents": evaluation.documents},
-        fingerprints=fingerprints,
+        fingerprints=run.read().get("fingerprints", {}) | fingerprints,
     )
     if drop_torn_record(run.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
@@ -77,7 +68,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         _train_and_save(job, model, run, resume)
         del model
     _record_coverage(run, curves)
-    _evaluate(job, evaluation, run, console)
+    evaluate(job, evaluation, run, console)
     records = read_records(run.results)
     write_report([run.path])
     _write_card(job, run, records)
@@ -145,100 +136,6 @@ def _record_coverage(run: RunFolder, curves: list[CoverageRecord]) -> None:
     if not any(isinstance(record, CoverageRecord) for record in read_records(run.results)):
         for curve in curves:
             append_record(run.results, curve)
-
-
-@dataclass(frozen=True)
-class EvaluationPlan:
-    """What is measured, of each arm, on which text.
-
-    Attributes:
-        documents: names of the documents.
-        fingerprint: of the token store that they come from.
-        measurements: by arm, in the order in which they are made.
-    """
-
-    documents: list[str]
-    fingerprint: str
-    measurements: dict[Arm, list[Measurement]]
-
-
-def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
-    """Plan every measurement; settings that cannot be measured are refused here, before training.
-
-    The documents are what training held out, or all of ``evaluation.source``, the longest first, each cut to
-    ``tokens_per_document``.
-
-    Raises:
-        DataError: nothing is held out, no document fills a window, or a length too short to ask for a passkey.
-        RecipeError: a stride that its window cannot take, or documents cut below a window.
-    """
-    rule = job.recipe.evaluation
-    store, candidates = job.store, job.held_out
-    if rule.source:
-        store = tokenise_source(job.recipe, rule.source, job.tokenizer, console)
-        check_vocabulary(store, load_config(job.recipe.model).vocab_size)
-        candidates = np.arange(len(store))
-    text = longest_documents(
-        store,
-        candidates,
-        windows=evaluation_windows(rule, job.extension.rope.original_length, job.extension.target_length),
-        most=rule.documents,
-        limit=rule.tokens_per_document,
-        console=console,
-    )
-    plans = {arm: _measurements(job, arm, text) for arm in rule.arms}
-    return EvaluationPlan(text.names, store.fingerprint, plans)
-
-
-def _evaluate(job: Job, evaluation: EvaluationPlan, run: RunFolder, console: Console) -> None:
-    """Measure every arm; what the results hold already is not measured again."""
-    known = {identity(record) for record in read_records(run.results)}
-    for arm, plan in evaluation.measurements.items():
-        missing = [m for m in plan if m.identity not in known]
-        if missing:
-            model = _arm_model(job, run, arm).eval()
-            measure(model, missing, _label(job, arm), console, lambda r: append_record(run.results, r))
-
-
-def _label(job: Job, arm: Arm) -> str:
-    """The arm's name in the results: a trained one is called after its scheme."""
-    return job.recipe.positions.scheme if arm == "trained" else arm
-
-
-def _measurements(job: Job, arm: Arm, text: EvaluationText) -> list[Measurement]:
-    """What is measured of one arm."""
-    rule, target = job.recipe.evaluation, job.extension.target_length
-    original = job.extension.rope.original_length
-    label, data = _label(job, arm), rule.source or job.recipe.data.source
-    plan = []
-    windows = evaluation_windows(rule, original, target)
-    for window in text.windows:
-        stride = rule.stride or min(max(original // 2, target // 16), window // 2)
-        plan.append(perplexity_measurement(label, text.documents, window, stride, job.precision, data))
-    if rule.passkey_trials:
-        for length in rule.passkey_lengths or windows:
-            plan.append(
-                passkey_measurement(
-                    label, job.tokenizer, length, rule.passkey_trials, job.recipe.seed, job.precision
-                )
-            )
-    return plan
-
-
-def evaluation_windows(rule: Evaluation, original: int, target: int) -> list[int]:
-    """The windows asked for, else the original length doubled up to the target, itself included."""
-    if rule.windows:
-        return sorted(set(rule.windows))
-    doubled = [original * 2**k for k in range(32) if original * 2**k < target]
-    return [*doubled, target]
-
-
-def _arm_model(job: Job, run: RunFolder, arm: Arm) -> PreTrainedModel:
-    if arm == "original":
-        return load_model(job.recipe.model, device=job.device)
-    if arm == "pi-only":
-        return load_model(job.recipe.model, job.extension, device=job.device)
-    return load_model(str(run.model), device=job.device)
 
 
 def _model_facts(job: Job) -> dict[str, object]:

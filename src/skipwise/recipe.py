@@ -40,6 +40,11 @@ def _no_truth(value: Any) -> Any:
     return value
 
 
+def _listed(value: Any) -> Any:
+    """Read one text as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 Real = Annotated[float, BeforeValidator(_no_truth)]
 Length = Annotated[int, BeforeValidator(_length), Field(gt=0)]
@@ -58,7 +63,8 @@ class Positions(Section):
     chunks: Whole = Field(2, ge=1, description="N, the number of chunks (pose)")
     lengths: Literal["paper", "released"] = Field("paper", description="how chunk lengths are drawn (pose)")
     skips: Literal["uniform", "end_anchored"] = Field(
-        "uniform", description="how skips are drawn: uniform (the paper), end_anchored (even coverage to L_t - 1)"
+        "uniform",
+        description="how skips are drawn: uniform (the paper), end_anchored (even coverage to L_t - 1)",
     )
     content: Literal["uniform", "zero", "aligned"] = Field(
         "uniform", description="content offsets v_i: uniform, zero (contiguous text), or aligned (v_i = u_i)"
@@ -115,7 +121,9 @@ class Evaluation(Section):
     arms: list[Arm] = Field(
         ["original", "pi-only", "trained"], min_length=1, description="which models are measured"
     )
-    source: str | None = Field(None, description="other text to measure on; default: what data held out")
+    source: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = Field(
+        None, description="other text to measure on, one or a list; default: what data held out"
+    )
     windows: list[Length] | None = Field(
         None,
         min_length=1,

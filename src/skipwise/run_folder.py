@@ -152,9 +152,15 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
 
 def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:
     """(key, old, new) of every setting that decides the trained model and differs."""
-    free: Any = {"evaluation": True, "data": {"cache", "workers"}}
-    old, new = _flatten(saved.model_dump(exclude=free)), _flatten(wanted.model_dump(exclude=free))
+    old, new = deciding_settings(saved), deciding_settings(wanted)
     return [(k, old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)]
+
+
+def deciding_settings(recipe: Recipe) -> dict[str, Any]:
+    """The settings that decide the trained model, by dotted key: not what is measured, nor where the cache lies."""
+    return _flatten(
+        recipe.model_dump(mode="json", exclude={"evaluation": True, "data": {"cache", "workers"}})
+    )
 
 
 def _same_recipe(saved: Recipe, wanted: Recipe, folder: Path) -> None:

@@ -212,6 +212,23 @@ def test_resume_measures_anew_what_is_to_be_measured_on_other_text(finished, mon
     assert {r.tokens for r in new} == {2 * 599}
 
 
+def test_a_resumed_run_measures_on_more_texts(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    copy, other = tmp_path / "run", corpus(tmp_path / "other", documents=3, words=400)
+    shutil.copytree(finished, copy)
+    before = (copy / "results.jsonl").read_text()
+    sources = f"evaluation.source=[{other}, {files[1]}]"
+    run(monkeypatch, "extend", "--resume", "--out", copy, "--set", sources)
+    assert (copy / "results.jsonl").read_text().startswith(before)
+    records = read_records(copy / "results.jsonl")
+    measured = {(r.arm, r.window, r.data) for r in records if isinstance(r, PerplexityRecord)}
+    arms = ("original", "pi-only", "pose")
+    assert measured == {(a, w, str(t)) for a in arms for w in (256, 512) for t in (files[1], other)}
+    assert len([r for r in records if isinstance(r, PasskeyRecord)]) == 3
+    (other / "document-1.txt").write_text("other words " * 400)
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert f"the evaluation text {other} has changed" in message
+
+
 def test_report_is_made_again_from_the_records_alone(finished, monkeypatch, capsys, tmp_path) -> None:
     copy = tmp_path / "run"
     copy.mkdir()
@@ -283,8 +300,9 @@ def test_measurements_go_by_arm_and_rising_window(finished) -> None:
 def test_what_is_measured_on_was_held_out_by_name(finished) -> None:
     facts = json.loads((finished / "run.json").read_text())
     held = {name for name in (f"document-{i}.txt" for i in range(24)) if is_held_out(name, 0.3)}
-    assert facts["evaluation"]["documents"]
-    assert set(facts["evaluation"]["documents"]) <= held
+    (measured,) = facts["evaluation"]["documents"].values()
+    assert measured
+    assert set(measured) <= held
     assert facts["data"]["held_out"] == len(held)
     assert facts["data"]["kept"] <= 24 - len(held)
 

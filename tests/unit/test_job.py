@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from skipwise.arms import evaluation_windows
 from skipwise.data.documents import is_held_out
 from skipwise.errors import ModelError, RecipeError
-from skipwise.extend import evaluation_windows
 from skipwise.job import Job, prepare
 from skipwise.recipe import Evaluation, load_recipe
 from tests.tiny import checkpoint, corpus

@@ -212,8 +212,18 @@ def test_controls_are_contiguous() -> None:
         ((64, 512, [100]), {"chunks": 0}, RecipeError, "chunks 0 must lie in 1..64"),
         ((64, 32, [100]), {}, RecipeError, "train length 64 must lie in 1..32"),
         ((64, 512, [63]), {}, DataError, "63 tokens is shorter than an example of 64"),
-        ((64, 512, [64]), {"chunks": 3, "lengths": "released"}, RecipeError, "'released' knows 2 chunks, not 3"),
-        ((64, 512, [64]), {"chunks": 3, "skips": "end_anchored"}, RecipeError, "'end_anchored' knows 2 chunks"),
+        (
+            (64, 512, [64]),
+            {"chunks": 3, "lengths": "released"},
+            RecipeError,
+            "'released' knows 2 chunks, not 3",
+        ),
+        (
+            (64, 512, [64]),
+            {"chunks": 3, "skips": "end_anchored"},
+            RecipeError,
+            "'end_anchored' knows 2 chunks",
+        ),
     ],
 )
 def test_what_no_plan_can_meet_is_explained(arguments, options, error, message) -> None:

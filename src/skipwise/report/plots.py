@@ -42,7 +42,15 @@ ARM_COLOURS = {
     "short": "#a8693d",
 }
 OTHER_COLOUR = "#c9508f"
-_MARKERS = {"original": "o", "pi-only": "s", "pose": "D", "full": "^", "randpos": "v", "cream": "X", "short": "P"}
+_MARKERS = {
+    "original": "o",
+    "pi-only": "s",
+    "pose": "D",
+    "full": "^",
+    "randpos": "v",
+    "cream": "X",
+    "short": "P",
+}
 _DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 COVERAGE_COLOURS = {
     "original": "#848c96",
