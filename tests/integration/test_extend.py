@@ -261,7 +261,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
         ({"training.batch_size": 3}, "batch_size"),
         ({"data.passkey": 0.5, "train_length": 64}, "too short for a passkey prompt"),
         ({"train_length": 2}, "too short for 2 chunks"),
-        ({"evaluation.tokens_per_document": 1}, "raise evaluation.tokens_per_document"),
+        ({"evaluation.tokens_per_document": 1}, "tokens_per_document 1 must be at least the largest window, 512: raise it"),
         ({"evaluation.source": "nope"}, "nope"),
         ({"evaluation.passkey_lengths": "[10]"}, "too short for a passkey prompt"),
     ],
@@ -353,5 +353,14 @@ def test_a_disk_that_is_full_at_the_model_is_said(finished, monkeypatch, capsys,
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert "the disk ran full at the model of" in message
     assert "checkpoint 4 is intact" in message
+
+
+def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+
+    def full(*args, **facts) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "run.json")
+
     monkeypatch.setattr("skipwise.run_folder.RunFolder.record", full)
-    assert "the disk cannot be written" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert "the disk cannot be written (run.json): No space left on device; what was written is kept" in message
