@@ -261,7 +261,10 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
         ({"training.batch_size": 3}, "batch_size"),
         ({"data.passkey": 0.5, "train_length": 64}, "too short for a passkey prompt"),
         ({"train_length": 2}, "too short for 2 chunks"),
-        ({"evaluation.tokens_per_document": 1}, "tokens_per_document 1 must be at least the largest window, 512: raise it"),
+        (
+            {"evaluation.tokens_per_document": 1},
+            "tokens_per_document 1 must be at least the largest window, 512: raise it",
+        ),
         ({"evaluation.source": "nope"}, "nope"),
         ({"evaluation.passkey_lengths": "[10]"}, "too short for a passkey prompt"),
     ],
@@ -363,4 +366,6 @@ def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp
 
     monkeypatch.setattr("skipwise.run_folder.RunFolder.record", full)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "the disk cannot be written (run.json): No space left on device; what was written is kept" in message
+    assert (
+        "the disk cannot be written (run.json): No space left on device; what was written is kept" in message
+    )
