@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +23,7 @@ ARM_NAMES = {
 }
 TOLERANCE = 1.05
 ACCURACY = 0.9
+_SIDE_BY_SIDE = 10  # columns of numbers in 80 of text
 
 
 @dataclass(frozen=True)
@@ -173,17 +175,31 @@ def _headline(reads: int, original_length: int | None, target_length: int | None
     )
 
 
-def summary_table(records: Sequence[Record]) -> Table:
-    """Lay out one run's results for the terminal: a row an arm, perplexity and passkey by window."""
+def summary_table(records: Sequence[Record]) -> RenderableType:
+    """Lay out one run's results for the terminal: a row an arm, perplexity and passkey by window.
+
+    They stand side by side, or where that would not fit 80 columns one below the other.
+    """
     table = results_table({"": records})
+    kinds = [("perplexity", table.windows), ("passkey", table.lengths)]
+    if len(table.windows) + len(table.lengths) <= _SIDE_BY_SIDE:
+        return _grid(table, kinds)
+    return Group(*(_grid(table, [kind]) for kind in kinds if kind[1]))
+
+
+def _grid(table: ResultsTable, kinds: Sequence[tuple[str, list[int]]]) -> Table:
     grid = Table(box=None, pad_edge=False, header_style="dim")
     grid.add_column("\narm", no_wrap=True)
-    for kind, lengths in (("perplexity", table.windows), ("passkey", table.lengths)):
+    for kind, lengths in kinds:
         for i, length in enumerate(lengths):
             head = f"{kind if i == 0 else ''}\n{format_length(length)}"
             grid.add_column(head, justify="right", no_wrap=True)
     for row in table.rows:
-        cells = [*_perplexities(row, table.windows), *_accuracies(row, table.lengths)]
+        cells = [
+            cell
+            for kind, lengths in kinds
+            for cell in (_perplexities if kind == "perplexity" else _accuracies)(row, lengths)
+        ]
         grid.add_row(Text(row.label), *cells, style="bold" if row.trained else None)
     return grid
 

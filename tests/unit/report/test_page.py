@@ -245,6 +245,18 @@ def test_terminal_table_shows_every_number_in_80_columns():
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_terminal_table_of_many_windows_is_cut_nowhere():
+    windows = [256 * 2**k for k in range(7)]
+    records = [perplexity("original", w, 100.0 + i) for i, w in enumerate(windows)]
+    records += [passkey("original", w, i) for i, w in enumerate(windows)]
+    console = Console(width=80, record=True)
+    console.print(summary_table(records))
+    text = console.export_text()
+    assert re.search(r"original +100 +101 +102 +103 +104 +105 +106\n", text)
+    assert re.search(r"original +0% +10% +20% +30% +40% +50% +60%\n", text)
+    assert "…" not in text
+
+
 def test_markdown_table_is_whole_and_inert():
     lines = summary_markdown([*ORIGINAL, perplexity("a|<b>", 256, 1234)]).splitlines()
     assert lines[0].startswith("| arm | perplexity 256 |")
