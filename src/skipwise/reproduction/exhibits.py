@@ -99,6 +99,12 @@ def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, An
 
 _INF = float("inf")
 _ORIGINAL = (4.74, _INF, _INF, _INF, _INF)
+_LINEAR = {
+    "original": _ORIGINAL[:4],
+    "pi-only": (43.80, 43.35, 45.89, 54.33),
+    "full": (4.87, 4.70, 4.61, 4.59),
+    "pose": (4.84, 4.68, 4.60, 4.60),
+}
 
 EXHIBITS = {
     exhibit.name: exhibit
@@ -111,13 +117,7 @@ EXHIBITS = {
                 Setting(
                     "linear",
                     8,
-                    {
-                        "original": _ORIGINAL[:4],
-                        "pi-only": (43.80, 43.35, 45.89, 54.33),
-                        "full": (4.87, 4.70, 4.61, 4.59),
-                        "randpos": (11.63, 11.17, 11.54, 15.16),
-                        "pose": (4.84, 4.68, 4.60, 4.60),
-                    },
+                    {**_LINEAR, "randpos": (11.63, 11.17, 11.54, 15.16)},
                 ),
                 Setting(
                     "linear",
@@ -145,12 +145,7 @@ EXHIBITS = {
                 Setting(
                     "linear",
                     8,
-                    {
-                        "original": _ORIGINAL[:4],
-                        "pi-only": (43.80, 43.35, 45.89, 54.33),
-                        "full": (4.87, 4.70, 4.61, 4.59),
-                        "pose": (4.84, 4.68, 4.60, 4.60),
-                    },
+                    _LINEAR,
                 ),
                 Setting(
                     "ntk",
