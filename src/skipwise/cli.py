@@ -190,7 +190,7 @@ def reproduce_command(
         list[str] | None, typer.Argument(help="names of exhibits, or all; none lists them")
     ] = None,
     out: Annotated[Path, typer.Option(help="folder of arms and tables")] = Path("runs/reproduction"),
-    seeds: Annotated[int, typer.Option(help="how many seeds each trained arm gets")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="how many seeds each trained arm gets")] = 1,
     text: Annotated[
         list[str] | None, typer.Option(help="text to measure on, as often as there are; default: held out")
     ] = None,

@@ -105,8 +105,9 @@ def closed_form(
 
     One chunk covers 1..L_c - 1 always. Two chunks hold the positions 0..l0 - 1 and l0 + u..L_c - 1 + u,
     with l0 ~ U{1..H} (H = L_c - 1 in the paper, (L_c + 1) // 2 in the released code), l1 = L_c - l0 and u one of
-    S equally likely skips (0..L_t - L_c, so S = L_t - L_c + 1, or the comb of ``end_anchored_skips``). The pairs inside a chunk cover 1..max(l0, l1) - 1; the pairs across run through
-    every distance from u + 1 (end of the first to start of the second) to u + L_c - 1 (start to end). Hence
+    S equally likely skips (0..L_t - L_c, so S = L_t - L_c + 1, or the comb of ``end_anchored_skips``). The
+    pairs inside a chunk cover 1..max(l0, l1) - 1; the pairs across run through every distance from u + 1 (end
+    of the first to start of the second) to u + L_c - 1 (start to end). Hence
 
         not inside:  max(l0, l1) <= d  <=>  L_c - d <= l0 <= d,    in n(d) of H cases
         across:      d - L_c + 1 <= u <= d - 1,                    in m(d) of S cases

@@ -60,6 +60,13 @@ def test_what_cannot_be_reproduced_is_explained(words, monkeypatch, capsys) -> N
     )
 
 
+def test_no_seed_is_refused(words, monkeypatch, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, "reproduce", "content", "--seeds", "0", *words)
+    assert end.value.code == 2
+    assert "--seeds" in capsys.readouterr().err
+
+
 def test_the_list_names_every_exhibit(monkeypatch, capsys) -> None:
     run(monkeypatch, "reproduce")
     printed = capsys.readouterr().out

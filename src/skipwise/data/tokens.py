@@ -134,8 +134,8 @@ def build_token_store(
         cache: the cache folder; default ``default_cache()``.
         text_field: the field of records that holds the text.
         split: the split of a Hugging Face data set.
-        workers: threads that tokenise, as many as there are cores at the most; default all cores. They start with a process's first tokenising, so
-            after that another number changes nothing.
+        workers: threads that tokenise, no more than there are cores; default all of them. They start with a
+            process's first tokenising, so after that another number changes nothing.
         on_progress: called after each batch with the documents and tokens so far.
 
     Raises:
