@@ -8,19 +8,21 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.tokens import TokenStore, check_vocabulary
+from skipwise.evaluation.perplexity import sliding_perplexity
+from skipwise.evaluation.texts import EvaluationText, Segments, longest_documents, spread_segments
 from skipwise.job import Job, tokenise_source
 from skipwise.measure import (
-    EvaluationText,
+    AUTOCAST,
     Measurement,
     identity,
-    longest_documents,
     measure,
     passkey_measurement,
     perplexity_measurement,
+    position_measurement,
 )
 from skipwise.model.loading import load_config, load_model
 from skipwise.recipe import Arm, Evaluation
-from skipwise.results import append_record, read_records
+from skipwise.results import StepRecord, append_record, read_records
 from skipwise.run_folder import RunFolder
 
 
@@ -29,14 +31,31 @@ class EvaluationPlan:
     """What is measured, of each arm, on which text.
 
     Attributes:
-        documents: names of the documents, by text.
+        texts: the documents of each text.
         fingerprints: of the token stores that they come from, by text.
         measurements: by arm, in the order in which they are made.
+        steps: of training, after which perplexity is measured too.
     """
 
-    documents: dict[str, list[str]]
+    texts: dict[str, EvaluationText]
     fingerprints: dict[str, str]
     measurements: dict[Arm, list[Measurement]]
+    steps: list[int]
+
+    @property
+    def documents(self) -> dict[str, list[str]]:
+        """Names of the documents, by text."""
+        return {source: text.names for source, text in self.texts.items()}
+
+    def done(self, run: RunFolder) -> bool:
+        """Whether every record that is asked for is there already."""
+        records = read_records(run.results)
+        known = {identity(record) for record in records}
+        stepped = {(r.step, r.data) for r in records if isinstance(r, StepRecord)}
+        wanted = {(step, source) for step in self.steps for source in self.texts}
+        return wanted <= stepped and all(
+            m.identity in known for plan in self.measurements.values() for m in plan
+        )
 
 
 def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
@@ -51,7 +70,8 @@ def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
     """
     rule = job.recipe.evaluation
     windows = evaluation_windows(rule, job.extension.rope.original_length, job.extension.target_length)
-    texts, fingerprints = {}, {}
+    texts: dict[str, EvaluationText] = {}
+    fingerprints, segments = {}, {}
     for source, store, candidates in _evaluation_sources(job, console):
         fingerprints[f"evaluation text {source}"] = store.fingerprint
         texts[source] = longest_documents(
@@ -62,18 +82,24 @@ def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
             limit=rule.tokens_per_document,
             console=console,
         )
-    names = {source: text.names for source, text in texts.items()}
-    return EvaluationPlan(names, fingerprints, {arm: _measurements(job, arm, texts) for arm in rule.arms})
+        segments[source] = [
+            spread_segments(store, candidates, length, rule.segments) for length in rule.segment_lengths or []
+        ]
+    plans = {arm: _measurements(job, arm, texts, segments) for arm in rule.arms}
+    return EvaluationPlan(texts, fingerprints, plans, rule.steps or [])
 
 
 def _evaluation_sources(job: Job, console: Console) -> Iterator[tuple[str, TokenStore, np.ndarray]]:
-    """Each text to measure on: its name, its tokens, and which of its documents may be taken."""
-    sources = job.recipe.evaluation.source
-    if sources is None:
-        yield job.recipe.data.source, job.store, job.held_out
-        return
+    """Each text to measure on: its name, its tokens, and which of its documents may be taken.
+
+    Of the text that is trained on only what was held out.
+    """
+    trained_on = job.recipe.data.source
     vocabulary = load_config(job.recipe.model).vocab_size
-    for source in dict.fromkeys(sources):
+    for source in dict.fromkeys(job.recipe.evaluation.source or [trained_on]):
+        if source == trained_on:
+            yield source, job.store, job.held_out
+            continue
         store = tokenise_source(job.recipe, source, job.tokenizer, console)
         check_vocabulary(store, vocabulary)
         yield source, store, np.arange(len(store))
@@ -89,13 +115,53 @@ def evaluate(job: Job, evaluation: EvaluationPlan, run: RunFolder, console: Cons
             measure(model, missing, _label(job, arm), console, lambda r: append_record(run.results, r))
 
 
+def evaluate_step(
+    job: Job, evaluation: EvaluationPlan, run: RunFolder, model: PreTrainedModel, step: int
+) -> None:
+    """Measure the model in training after ``step`` steps, where the recipe asks for it and no record is there."""
+    if step not in evaluation.steps:
+        return
+    label = _label(job, "trained")
+    known = {(r.step, r.data) for r in read_records(run.results) if isinstance(r, StepRecord)}
+    for source, text in evaluation.texts.items():
+        window = text.windows[-1]
+        if (step, source) in known:
+            continue
+        score = sliding_perplexity(
+            model,
+            text.documents,
+            window=window,
+            stride=_stride(job, window),
+            precision=AUTOCAST[job.precision],
+        )
+        record = StepRecord(
+            arm=label,
+            step=step,
+            window=window,
+            stride=_stride(job, window),
+            documents=score.documents,
+            tokens=score.tokens,
+            nll=score.nll,
+            data=source,
+        )
+        append_record(run.results, record)
+
+
+def _stride(job: Job, window: int) -> int:
+    return stride_of(
+        job.recipe.evaluation, job.extension.rope.original_length, job.extension.target_length, window
+    )
+
+
 def _label(job: Job, arm: Arm) -> str:
     """The arm's name in the results: a trained one is called after its scheme."""
     return job.recipe.positions.scheme if arm == "trained" else arm
 
 
-def _measurements(job: Job, arm: Arm, texts: dict[str, EvaluationText]) -> list[Measurement]:
-    """What is measured of one arm: perplexity on every text, then passkeys."""
+def _measurements(
+    job: Job, arm: Arm, texts: dict[str, EvaluationText], segments: dict[str, list[Segments]]
+) -> list[Measurement]:
+    """What is measured of one arm: perplexity and loss by position on every text, then passkeys."""
     rule, target = job.recipe.evaluation, job.extension.target_length
     original = job.extension.rope.original_length
     label = _label(job, arm)
@@ -103,8 +169,11 @@ def _measurements(job: Job, arm: Arm, texts: dict[str, EvaluationText]) -> list[
     windows = evaluation_windows(rule, original, target)
     for source, text in texts.items():
         for window in text.windows:
-            stride = rule.stride or min(max(original // 2, target // 16), window // 2)
+            stride = _stride(job, window)
             plan.append(perplexity_measurement(label, text.documents, window, stride, job.precision, source))
+        for names, rows in segments[source]:
+            if len(rows):  # else no document is as long, which the windows have said
+                plan.append(position_measurement(label, names, rows, original, job.precision, source))
     if rule.passkey_trials:
         for length in rule.passkey_lengths or windows:
             plan.append(
@@ -121,6 +190,11 @@ def evaluation_windows(rule: Evaluation, original: int, target: int) -> list[int
         return sorted(set(rule.windows))
     doubled = [original * 2**k for k in range(32) if original * 2**k < target]
     return [*doubled, target]
+
+
+def stride_of(rule: Evaluation, original: int, target: int, window: int) -> int:
+    """As asked for, else half the original length, coarser for far targets; at most half the window."""
+    return rule.stride or min(max(original // 2, target // 16), window // 2)
 
 
 def _arm_model(job: Job, run: RunFolder, arm: Arm) -> PreTrainedModel:

@@ -187,32 +187,44 @@ def report(
 @app.command("reproduce")
 def reproduce_command(
     exhibits: Annotated[
-        list[str] | None, typer.Argument(help="names of exhibits, or all; none lists them")
+        list[str] | None,
+        typer.Argument(help="names of exhibits, or all; none lists them with their time here"),
     ] = None,
     out: Annotated[Path, typer.Option(help="folder of arms and tables")] = Path("runs/reproduction"),
+    scale: Annotated[
+        str, typer.Option(help="nano, in miniature; or paper, its own models and lengths on GPUs")
+    ] = "nano",
     seeds: Annotated[int, typer.Option(min=1, help="how many seeds each trained arm gets")] = 1,
     text: Annotated[
         list[str] | None, typer.Option(help="text to measure on, as often as there are; default: held out")
     ] = None,
+    notes: Annotated[
+        Path | None, typer.Option(help="Markdown put into the page, a section an exhibit: ## main")
+    ] = None,
     set_: Setting = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print which runs are there and missing")
+        bool, typer.Option("--dry-run", help="print what would be run, and what it takes")
     ] = False,
 ) -> None:
-    """Run the paper's comparisons on the embedded model; each arm is trained once and shared."""
+    """Run the paper's comparisons, in miniature or at full size; each arm is trained once and shared."""
     console = _prepare_process()
-    from skipwise.recipe import parse_changes
+    from skipwise.recipe import nearest, parse_changes
     from skipwise.reproduction.reproduce import list_exhibits, reproduce
+    from skipwise.reproduction.scales import SCALES
 
+    if scale not in SCALES:
+        raise RecipeError(f"scale {scale!r} is unknown{nearest(scale, SCALES)}; choose {' or '.join(SCALES)}")
     if not exhibits:
         list_exhibits(console)
         return
     reproduce(
         exhibits,
+        scale=scale,  # type: ignore[arg-type]
         out=out,
         seeds=range(seeds),
         texts=text or [],
         changes=parse_changes(set_ or []),
+        notes=notes,
         dry_run=dry_run,
         console=console,
     )
@@ -237,8 +249,11 @@ def main() -> None:
         raise SystemExit(1) from None
     except SystemExit as end:
         if end.code == 130:  # typer's, of Ctrl-C
-            way_on = "; the same command with --resume goes on, if its run folder was begun"
-            print(f"\nskipwise: stopped{way_on if 'extend' in sys.argv[1:2] else ''}", file=sys.stderr)
+            ways_on = {
+                "extend": "; the same command with --resume goes on, if its run folder was begun",
+                "reproduce": "; the same command goes on, and what is done is not done again",
+            }
+            print(f"\nskipwise: stopped{ways_on.get(sys.argv[1], '')}", file=sys.stderr)
         raise
 
 

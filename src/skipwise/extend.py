@@ -12,14 +12,12 @@ from pathlib import Path
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise.arms import evaluate, plan_evaluation
+from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, plan_evaluation
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
 from skipwise.guards import checkpoint_bytes, disk_space
 from skipwise.job import Job, describe, prepare
-from skipwise.measure import (
-    AUTOCAST,
-)
+from skipwise.measure import AUTOCAST
 from skipwise.model.loading import check_frequencies, load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.saving import require_whole, save_extended, write_card
@@ -65,7 +63,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     if drop_torn_record(run.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     if model is not None:
-        _train_and_save(job, model, run, resume)
+        _train_and_save(job, model, evaluation, run, resume)
         del model
     _record_coverage(run, curves)
     evaluate(job, evaluation, run, console)
@@ -86,7 +84,9 @@ def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]
     return model, probe
 
 
-def _train_and_save(job: Job, probed: tuple[PreTrainedModel, Probe], run: RunFolder, resume: bool) -> None:
+def _train_and_save(
+    job: Job, probed: tuple[PreTrainedModel, Probe], evaluation: EvaluationPlan, run: RunFolder, resume: bool
+) -> None:
     model, probe = probed
     run.record(probe=probe.as_dict())
     arm = job.recipe.positions.scheme
@@ -105,6 +105,7 @@ def _train_and_save(job: Job, probed: tuple[PreTrainedModel, Probe], run: RunFol
         seed=job.recipe.seed,
         resume=resume,
         on_log=keep,
+        on_step=lambda step: evaluate_step(job, evaluation, run, model, step),
     )
     run.record(training=vars(summary) | {"precision": job.precision})
     check_frequencies(model, job.extension)

@@ -14,14 +14,23 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.data.tokens import TokenStore, build_token_store, check_vocabulary
-from skipwise.errors import DataError, EvaluationError, RecipeError
+from skipwise.errors import EvaluationError, RecipeError
+from skipwise.evaluation.by_position import position_buckets, score_by_position
 from skipwise.evaluation.passkey import passkey_accuracy
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
+from skipwise.evaluation.texts import longest_documents
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.loading import load_config, load_model, load_tokenizer
 from skipwise.recipe import nearest
 from skipwise.report.summary import summary_table
-from skipwise.results import PasskeyRecord, PerplexityRecord, Record, append_record, require_results
+from skipwise.results import (
+    PasskeyRecord,
+    PerplexityRecord,
+    PositionRecord,
+    Record,
+    append_record,
+    require_results,
+)
 from skipwise.training_arguments import choose_precision
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
@@ -43,6 +52,8 @@ def identity(record: Record) -> tuple[object, ...]:
         return (record.kind, record.arm, record.window, record.stride, *text)
     if isinstance(record, PasskeyRecord):
         return (record.kind, record.arm, record.length, record.trials, record.seed)
+    if isinstance(record, PositionRecord):
+        return (record.kind, record.arm, record.length, record.data, len(record.documents))
     return (record.kind,)
 
 
@@ -109,6 +120,34 @@ def passkey_measurement(
         )
 
     return Measurement((PasskeyRecord.kind, arm, length, trials, seed), trials * length, run)
+
+
+def position_measurement(
+    arm: str, names: Sequence[str], segments: np.ndarray, original: int, precision: str, data: str
+) -> Measurement:
+    """Loss by position of ``arm`` over ``segments``, int [segments, length]; ``names`` are of their documents."""
+    length = segments.shape[1]
+    edges = position_buckets(length, original)
+
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
+        score = score_by_position(
+            model, segments, edges, precision=AUTOCAST[precision], on_progress=on_progress
+        )
+        if np.isnan(score.nll).any():
+            raise _not_finite(arm)
+        return PositionRecord(
+            arm=arm,
+            length=length,
+            data=data,
+            edges=edges,
+            documents=list(names),
+            nll=score.nll.round(4).tolist(),
+            hits=score.hits.tolist(),
+            precision=precision,
+            seconds=round(score.seconds, 3),
+        )
+
+    return Measurement((PositionRecord.kind, arm, length, data, len(segments)), segments.size, run)
 
 
 def measure(
@@ -232,68 +271,6 @@ def tokenise(
             workers=workers,
             on_progress=show,
         )
-
-
-@dataclass(frozen=True)
-class EvaluationText:
-    """Documents to measure on, and the windows that each of them fills.
-
-    Attributes:
-        names: of the documents, the longest first.
-        documents: their tokens, int [tokens] each.
-        windows: in tokens, rising.
-    """
-
-    names: list[str]
-    documents: list[np.ndarray]
-    windows: list[int]
-
-
-def longest_documents(
-    store: TokenStore,
-    candidates: np.ndarray,
-    *,
-    windows: Sequence[int],
-    most: int,
-    limit: int | None,
-    console: Console,
-) -> EvaluationText:
-    """Take the ``most`` longest of ``candidates`` that fill the largest window, each cut to ``limit`` tokens.
-
-    A window that no candidate fills is left out, and it is said: its perplexity would be another window's.
-    ``limit`` is by default twice the largest window that is left.
-
-    Raises:
-        DataError: no candidates, or none that fills the smallest window.
-        RecipeError: the limit is below a window.
-    """
-    if len(candidates) == 0:
-        raise DataError(
-            f"no document of {len(store):,} is left to measure on: raise data.held_out, or give text of its own by "
-            "evaluation.source"
-        )
-    by_length = candidates[np.argsort(-store.lengths[candidates], kind="stable")]
-    longest, name = int(store.lengths[by_length[0]]), store.names[by_length[0]]
-    filled = sorted({window for window in windows if window <= longest})
-    if not filled:
-        raise DataError(
-            f"the longest document to measure on, {name}, has {longest:,} tokens and does not fill a window of "
-            f"{min(windows):,}: give longer text, or a smaller window"
-        )
-    if missing := sorted({window for window in windows if window > longest}):
-        shown = ", ".join(f"{window:,}" for window in missing)
-        console.print(
-            f"perplexity at {shown} tokens is left out: the longest document to measure on, {name}, has {longest:,}",
-            style="yellow",
-        )
-    if limit is not None and limit < filled[-1]:
-        raise RecipeError(
-            f"evaluation.tokens_per_document {limit:,} must be at least the largest window, {filled[-1]:,}: "
-            "raise it, or lower evaluation.windows"
-        )
-    chosen = by_length[store.lengths[by_length] >= filled[-1]][:most]
-    documents = [np.asarray(store.document(int(i))[: limit or 2 * filled[-1]]) for i in chosen]
-    return EvaluationText([store.names[i] for i in chosen], documents, filled)
 
 
 def perplexity_command(

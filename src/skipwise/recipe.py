@@ -137,6 +137,13 @@ class Evaluation(Section):
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
     passkey_lengths: list[Length] | None = Field(None, min_length=1, description="default: the windows")
     passkey_trials: Whole = Field(50, ge=0, description="prompts a length; 0 leaves passkey out")
+    segment_lengths: list[Length] | None = Field(
+        None, min_length=1, description="read segments of these lengths, for loss by position; default: none"
+    )
+    segments: Whole = Field(32, gt=0, description="how many segments of each length at the most")
+    steps: list[Annotated[Whole, Field(gt=0)]] | None = Field(
+        None, description="training steps after which perplexity at the largest window is measured too"
+    )
 
 
 class Recipe(Section):

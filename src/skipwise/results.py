@@ -94,6 +94,42 @@ class PasskeyRecord:
 
 
 @dataclass(frozen=True)
+class PositionRecord:
+    """Loss by token position of one arm: segments of ``length`` tokens, each read from its beginning.
+
+    Bucket i holds the targets at positions ``edges[i] .. edges[i + 1] - 1``; ``nll`` (in nats) and ``hits`` (targets
+    given the highest probability) are sums over a bucket, [segments][buckets]; ``documents`` names where each segment
+    is from, since segments of one document are not independent.
+    """
+
+    kind: ClassVar[str] = "by-position"
+    arm: str
+    length: Count
+    data: str
+    edges: list[Count]
+    documents: list[str]
+    nll: list[list[Amount]]
+    hits: list[list[Natural]]
+    precision: str
+    seconds: Amount
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Sliding-window perplexity of one arm in the middle of its training, after ``step`` steps."""
+
+    kind: ClassVar[str] = "perplexity-by-step"
+    arm: str
+    step: Natural
+    window: Count
+    stride: Count
+    documents: Count
+    tokens: Count
+    nll: Amount
+    data: str
+
+
+@dataclass(frozen=True)
 class CoverageRecord:
     """The probability that one example trains each relative distance ``distances[i]``.
 
@@ -109,10 +145,35 @@ class CoverageRecord:
     standard_error: list[Amount]
 
 
-Record = TrainingRecord | PerplexityRecord | PasskeyRecord | CoverageRecord
-_KINDS: dict[str, type] = {
-    c.kind: c for c in (TrainingRecord, PerplexityRecord, PasskeyRecord, CoverageRecord)
-}
+@dataclass(frozen=True)
+class CostRecord:
+    """What training costs: the seconds of each timed step, and the peak memory of a process that takes such steps.
+
+    A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is what the process
+    held before its first step, weights included; on a GPU both count its memory alone.
+    """
+
+    kind: ClassVar[str] = "cost"
+    arm: str
+    target: Count
+    window: Count
+    examples: Count
+    step_seconds: list[Amount]
+    peak_bytes: Natural
+    base_bytes: Natural
+    device: str
+
+
+Record = (
+    TrainingRecord
+    | PerplexityRecord
+    | PasskeyRecord
+    | PositionRecord
+    | StepRecord
+    | CoverageRecord
+    | CostRecord
+)
+_KINDS: dict[str, type] = {kind.kind: kind for kind in get_args(Record)}
 
 
 _HEAD = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
@@ -244,7 +305,7 @@ def _check(record: Record) -> None:
             continue
         if not _fits(value, kind):
             raise ValueError(f"{name} = {str(value)[:40]!r} must be {_rule(kind)}")
-        if isinstance(value, list) and name != "answers":
+        if isinstance(value, list) and name not in ("answers", "edges"):
             counts[name] = len(value)
     if counts and (len(set(counts.values())) > 1 or 0 in counts.values()):
         raise ValueError(f"{', '.join(counts)} must be lists of one length, not {list(counts.values())}")

@@ -56,6 +56,7 @@ def train(
     seed: int,
     resume: bool,
     on_log: Callable[[dict[str, Any]], None] | None = None,
+    on_step: Callable[[int], None] | None = None,
     progress: bool = True,
 ) -> TrainingSummary:
     """Train ``model`` in place on the first ``max_steps * batch_size`` examples of ``dataset``, in order.
@@ -72,6 +73,7 @@ def train(
         seed: of the dropout and whatever else the model draws.
         resume: go on from the newest complete checkpoint of ``folder``.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
+        on_step: gets the number of each step when it is done; the model is as trained so far.
         progress: show a bar in a terminal, or a line now and then where there is none.
 
     Raises:
@@ -90,7 +92,7 @@ def train(
             args=args,
             train_dataset=examples,
             data_collator=collate,
-            callbacks=[guard, meter, display],
+            callbacks=[guard, meter, display, *([_EachStep(on_step)] if on_step else [])],
             guard=guard,
             keep=settings.save_total_limit,
         )
@@ -200,6 +202,16 @@ class _Meter(TrainerCallback):
         if self._on_log and state.is_world_process_zero:
             record = {key: logs.get(key) for key in ("loss", "learning_rate", "grad_norm")}
             self._on_log({"step": state.global_step, **record, "tokens": tokens, "tokens_per_second": speed})
+
+
+class _EachStep(TrainerCallback):
+    """Calls a function after each step."""
+
+    def __init__(self, call: Callable[[int], None]) -> None:
+        self._call = call
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._call(state.global_step)
 
 
 def _resume_point(folder: Path, resume: bool, processes: int) -> Path | None:

@@ -1,9 +1,11 @@
 """``skipwise reproduce`` by the real command: each arm once, tables from the records, going on after a kill."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.results import read_records
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
@@ -17,6 +19,8 @@ SMALL = {
     "training.precision": "float32",
     "evaluation.documents": 1,
     "evaluation.windows": "[256, 512]",
+    "evaluation.segment_lengths": "[512]",
+    "evaluation.passkey_trials": 0,
 }
 
 
@@ -27,6 +31,8 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         **SMALL,
         "model": checkpoint(tmp_path / "base", window=256),
         "data.source": corpus(tmp_path / "text", documents=16, words=500),
+        "data.min_tokens": 300,
+        "evaluation.source": tmp_path / "text",
     }
     changes = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     return ["--out", str(tmp_path / "out"), *changes]
@@ -34,29 +40,110 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) -> None:
     run(monkeypatch, "reproduce", "content", "--dry-run", *words)
-    assert capsys.readouterr().out.count("missing") == 3
+    assert capsys.readouterr().out.count("missing, 1 min") == 3
     run(monkeypatch, "reproduce", "content", *words)
     printed = capsys.readouterr().out
     assert "1 of 3: yarn, 8x, v uniform, seed 0" in printed
+    assert "1 min left at the most" in printed
     table = (tmp_path / "out" / "content.md").read_text()
     assert "| v = 0 |" in table
+    assert "| perplexity at positions, " in table
     assert "- v = u at most 1.03 x v uniform, at every length: holds" in table
+    page = (tmp_path / "out" / "reproduction.md").read_text()
+    assert table in page
+    assert "| content | yarn, 8x | v = u at most 1.03 x v uniform, at every length | holds |" in page
+    assert "3 models trained in" in page
     arms = sorted((tmp_path / "out" / "arms").iterdir())
     assert len(arms) == 3
+    assert not any((arm / "checkpoints").exists() for arm in arms)
     before = [(arm / "results.jsonl").read_bytes() for arm in arms]
     run(monkeypatch, "reproduce", "content", *words)
     assert [(arm / "results.jsonl").read_bytes() for arm in arms] == before
     run(monkeypatch, "reproduce", "content", "--dry-run", *words)
-    assert capsys.readouterr().out.count("there") == 3
-    assert all(
-        record.kind in ("training", "perplexity", "coverage")
-        for record in read_records(arms[0] / "results.jsonl")
+    assert capsys.readouterr().out.count("trained  ") == 3
+    kinds = {record.kind for record in read_records(arms[0] / "results.jsonl")}
+    assert kinds == {"training", "perplexity", "by-position", "coverage"}
+
+
+def test_what_is_measured_needs_its_model_no_more(words, monkeypatch, tmp_path) -> None:
+    run(monkeypatch, "reproduce", "content", *words)
+    arms = sorted((tmp_path / "out" / "arms").iterdir())
+    before = [(arm / "results.jsonl").read_bytes() for arm in arms]
+    for arm in arms:
+        shutil.rmtree(arm / "model")
+    table = (tmp_path / "out" / "content.md").read_bytes()
+    run(monkeypatch, "reproduce", "content", *words)
+    assert [(arm / "results.jsonl").read_bytes() for arm in arms] == before
+    assert not any((arm / "model").exists() for arm in arms)
+    assert (tmp_path / "out" / "content.md").read_bytes() == table
+
+
+def test_a_stopped_reproduction_goes_on(words, monkeypatch, capsys, tmp_path) -> None:
+    from skipwise.reproduction import reproduce, runs
+
+    calls = []
+
+    def stop_at_the_second(made, *rest):
+        calls.append(made)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return runs.make(made, *rest)
+
+    monkeypatch.setattr(reproduce, "make", stop_at_the_second)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "reproduce", "content", *words)
+    assert "what is done is not done again" in capsys.readouterr().err
+    (first,) = (tmp_path / "out" / "arms").iterdir()
+    before = (first / "results.jsonl").read_bytes()
+    monkeypatch.setattr(reproduce, "make", runs.make)
+    run(monkeypatch, "reproduce", "content", *words)
+    assert (first / "results.jsonl").read_bytes() == before
+    assert len(list((tmp_path / "out" / "arms").iterdir())) == 3
+
+
+def test_perplexity_by_step_comes_from_training_itself(words, monkeypatch, tmp_path) -> None:
+    from skipwise.reproduction import costs
+
+    monkeypatch.setattr(costs, "FACTORS", (2,))
+    monkeypatch.setattr(costs, "_ROUNDS", {"pose": 1, "full": 1})
+    monkeypatch.setattr(costs, "_in_own_process", lambda function, *args: function(*args))
+    run(monkeypatch, "reproduce", "efficiency", *words, "--set", "evaluation.steps=[1, 2]")
+    text = (tmp_path / "out" / "efficiency.md").read_text()
+    assert "| perplexity after steps | 1 | 2 | paper 10 |" in text
+    assert "| seconds a step, target | 512 |" in text
+    for arm in (tmp_path / "out" / "arms").iterdir():
+        records = read_records(arm / "results.jsonl")
+        last = [r for r in records if r.kind == "perplexity-by-step" and r.step == 2]
+        (final,) = [r for r in records if r.kind == "perplexity" and r.window == 512]
+        assert last[0].nll == pytest.approx(final.nll, rel=1e-6)
+        assert (last[0].tokens, last[0].window) == (final.tokens, 512)
+    assert (tmp_path / "out" / "figures" / "efficiency-time.svg").exists()
+
+
+def test_notes_stand_under_their_exhibit(words, monkeypatch, capsys, tmp_path) -> None:
+    notes = tmp_path / "notes.md"
+    notes.write_text("Of the whole.\n\n## coverage\n\nOf coverage.\n")
+    out = tmp_path / "out"
+    run(monkeypatch, "reproduce", "coverage", "--out", str(out), "--notes", str(notes))
+    page = (out / "reproduction.md").read_text()
+    assert page.startswith("# The paper's tables, run here\n\nOf the whole.\n\n## What holds")
+    assert "example trains\n\nOf coverage.\n\nThe paper's Figure 5." in page
+    assert "| coverage | 256 to 2k | end-anchored: the same chance from 256 to 2,047, to 2% | holds |" in page
+    notes.write_text("## coverag\n")
+    assert "'coverag' is no exhibit; there are main, " in refused(
+        monkeypatch, capsys, "reproduce", "coverage", "--notes", str(notes)
+    )
+    assert "notes missing.md cannot be read" in refused(
+        monkeypatch, capsys, "reproduce", "coverage", "--notes", "missing.md"
     )
 
 
 def test_what_cannot_be_reproduced_is_explained(words, monkeypatch, capsys) -> None:
     assert "exhibit 'contnet' is unknown (did you mean content?)" in refused(
         monkeypatch, capsys, "reproduce", "contnet", *words
+    )
+    assert "scale 'papre' is unknown (did you mean paper?); choose nano or paper" in refused(
+        monkeypatch, capsys, "reproduce", "main", "--scale", "papre"
     )
 
 
@@ -67,7 +154,19 @@ def test_no_seed_is_refused(words, monkeypatch, capsys) -> None:
     assert "--seeds" in capsys.readouterr().err
 
 
-def test_the_list_names_every_exhibit(monkeypatch, capsys) -> None:
+def test_the_list_names_every_exhibit_and_its_time(monkeypatch, capsys) -> None:
     run(monkeypatch, "reproduce")
     printed = capsys.readouterr().out
-    assert all(name in printed for name in ("main", "interpolation", "passkey", "content", "chunks"))
+    for name in EXHIBITS:
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
+        assert line.rstrip().endswith((" min", " h"))
+
+
+def test_the_papers_scale_is_planned_without_its_models(monkeypatch, capsys) -> None:
+    run(monkeypatch, "reproduce", "main", "coverage", "--scale", "paper", "--dry-run")
+    printed = capsys.readouterr().out
+    assert (
+        "main: llama-7b; trained on monology/pile-uncopyrighted, documents of 2,048 tokens or more" in printed
+    )
+    assert "linear, 8x, pose" in printed
+    assert "coverage: nothing is trained" in printed

@@ -10,10 +10,10 @@ from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import DataError, EvaluationError, RecipeError, RunError
+from skipwise.evaluation.texts import longest_documents, spread_segments
 from skipwise.measure import (
     Measurement,
     identity,
-    longest_documents,
     measure,
     passkey_command,
     passkey_measurement,
@@ -227,3 +227,15 @@ def test_no_hook_stays_on_the_model() -> None:
         [].append,
     )
     assert not model.lm_head._forward_hooks
+
+
+def test_segments_are_spread_over_documents_before_any_gives_a_second() -> None:
+    store = Store(9, 50, 30, 70)
+    names, rows = spread_segments(store, np.array([0, 1, 2, 3]), 20, 5)
+    assert names == ["d3", "d1", "d2", "d3", "d1"]
+    assert rows.shape == (5, 20)
+    np.testing.assert_array_equal(rows[0], store.document(3)[:20])
+    np.testing.assert_array_equal(rows[4], store.document(1)[20:40])
+    assert len(spread_segments(store, np.array([0, 1, 2, 3]), 20, 99)[0]) == 3 + 2 + 1
+    names, rows = spread_segments(store, np.array([0]), 20, 5)
+    assert (names, rows.shape) == ([], (0, 20))

@@ -7,6 +7,7 @@ A source is one of
     a folder                    all of the above in it, recursively, sorted by name
     a Hugging Face data set     a folder written by ``save_to_disk``, or a name on the hub
     ``stdlib``                  Python's own standard library, which is always there
+    ``pydoc``                   Python's language reference, prose, as its ``help()`` shows it
 
 A document is held in memory whole, a source never is.
 """
@@ -109,6 +110,8 @@ def open_corpus(source: str | Path, *, text_field: str = "text", split: str = "t
     """Find out what ``source`` is; ``read_documents`` says the arguments and the errors."""
     if source == "stdlib":
         return FileCorpus("stdlib", _stdlib_files(), text_field, skip_undecodable=True)
+    if source == "pydoc":
+        return TopicsCorpus(source, text_field)
     if not str(source).strip():
         raise DataError("data.source is empty; give a file, a folder, a Hugging Face data set, or stdlib")
     path = Path(source).expanduser()
@@ -151,6 +154,28 @@ class FileCorpus(Corpus):
     def fingerprint(self) -> str:
         """Hash every name and every byte, a file at a time."""
         return _hash_parts(["files", self.text_field, *_hashed_files(self.files)])
+
+
+class TopicsCorpus(Corpus):
+    """The chapters of the language reference that come with Python for ``help()``: 79 of them, up to 60 kB."""
+
+    def _documents(self) -> Iterator[Document]:
+        for name, text in sorted(_topics().items()):
+            yield Document(name, text)
+
+    def fingerprint(self) -> str:
+        """Hash every name and every text."""
+        return _hash_parts(["topics", *(part for pair in sorted(_topics().items()) for part in pair)])
+
+
+def _topics() -> dict[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise DataError(
+            "this Python comes without pydoc_data, the text of its help(); give another text, as stdlib"
+        ) from None
+    return dict(topics)
 
 
 def _folder_files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:

@@ -171,7 +171,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """Put contiguous text and then a passkey prompt with its answer into one example, in place."""
         assert self.tokenizer is not None
         rng = np.random.default_rng([self.seed, int(self._epoch), index])
-        prompt = training_passkey(self.tokenizer, self.train_length, rng)
+        prompt = training_passkey(self.tokenizer, len(input_ids), rng)
         text = len(input_ids) - len(prompt)
         input_ids[:text] = self.store.tokens[origin : origin + text]
         input_ids[text:] = prompt

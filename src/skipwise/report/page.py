@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from skipwise.errors import RunError
+from skipwise.intervals import wilson_interval
 from skipwise.lengths import format_length
 from skipwise.report.captions import captions
 from skipwise.report.plots import ARM_COLOURS, OTHER_COLOUR, draw_figures
@@ -26,7 +27,6 @@ from skipwise.report.summary import (
     summary_markdown,
     summary_table,
     verdict,
-    wilson_interval,
 )
 from skipwise.results import PasskeyRecord, PerplexityRecord, Record, read_records
 

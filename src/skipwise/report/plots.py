@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from skipwise.errors import RecipeError, RunError
+from skipwise.intervals import wilson_interval
 from skipwise.lengths import format_length
 from skipwise.report.summary import (
     BASELINES,
@@ -23,7 +24,6 @@ from skipwise.report.summary import (
     arm_name,
     format_share,
     results_table,
-    wilson_interval,
 )
 from skipwise.report.svg import FAINT, INK, for_any_page, standalone
 from skipwise.results import CoverageRecord, PasskeyRecord, Record, TrainingRecord
@@ -305,6 +305,46 @@ def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
         path.write_bytes(drawn)
     except OSError as error:
         raise RunError(f"figure {path} cannot be written: {error}; give another path") from None
+
+
+def curve_figure(
+    folder: Path,
+    name: str,
+    title: str,
+    axis: str,
+    curves: Mapping[str, Mapping[int, float]],
+    original_length: int | None = None,
+) -> Figure:
+    """Draw a line for each label over lengths or steps, into ``folder``; logarithmic where values lie far apart.
+
+    Args:
+        folder: made if missing; files of the same names are replaced.
+        name: of the files.
+        title: above the figure.
+        axis: title of the x axis.
+        curves: label -> x -> value; a label that is an arm has the arm's colour.
+        original_length: marked by a dashed line, in tokens.
+    """
+    places = sorted({x for curve in curves.values() for x in curve})
+    values = [y for curve in curves.values() for y in curve.values() if math.isfinite(y)]
+    low, high = min(values), max(values)
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for turn, (label, curve) in enumerate(curves.items()):
+            colour = ARM_COLOURS.get(label, list(ARM_COLOURS.values())[turn % len(ARM_COLOURS)])
+            marker = _MARKERS.get(label, list(_MARKERS.values())[turn % len(_MARKERS)])
+            width = 1.5 if label in BASELINES else 2.2
+            points = {x: y for x, y in sorted(curve.items()) if math.isfinite(y)}
+            shown = _named(arm_name(label))
+            axes.plot(list(points), list(points.values()), label=shown, color=colour, marker=marker, lw=width)
+        _length_axis(axes, places, axis)
+        if low > 0 and high / low > 3:
+            _log_axis(axes, low, high)
+        _mark_original(axes, original_length, ink)
+
+    data = [[label, x, y] for label, curve in curves.items() for x, y in sorted(curve.items())]
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write(Plot(name, title, ["label", axis, title], data, draw), folder)
 
 
 def require_figure_ending(path: Path) -> None:

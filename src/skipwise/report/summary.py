@@ -218,15 +218,6 @@ def summary_markdown(records: Sequence[Record]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
-    """The 95% score interval of a share (Wilson 1927); honest at 0% and 100%, where p +- 2 s.e. is empty."""
-    z = 1.959964
-    p, scale = hits / trials, 1 + z * z / trials
-    middle = (p + z * z / (2 * trials)) / scale
-    half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials)) / scale
-    return 0.0 if hits == 0 else middle - half, 1.0 if hits == trials else middle + half
-
-
 def format_number(value: float) -> str:
     """Write a perplexity in two to three digits: 4.84, 15.7, 134, 1.2e4, ∞."""
     if math.isnan(value):

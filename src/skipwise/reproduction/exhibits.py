@@ -1,16 +1,17 @@
-"""What each exhibit compares, what the paper (PoSE, Zhu et al., ICLR 2024) reports for it, and when a claim holds.
+"""What each exhibit compares, what the paper reports for it, and which of its claims are put to the test.
 
-The rules are written down before anything is run: a claim is an order between two arms, or a bound on one,
-at every length that it names. Perplexities of the paper are GovReport's, in windows of 1, 2, 4, 8 and 16 times
-the original 2,048 tokens.
+An exhibit is a table: rows (variants of one recipe) measured alike, in blocks (settings), with the paper's claims as
+rules. Everything that it needs to be run is said here; ``runs.py`` makes run folders of it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from skipwise.errors import RecipeError
 from skipwise.recipe import Recipe, nearest
+from skipwise.reproduction import paper
+from skipwise.reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads
 
 BASELINES = ("original", "pi-only")
 TRAINED = ("full", "randpos", "pose", "short", "cream")
@@ -21,66 +22,56 @@ class Setting:
     """One block of an exhibit's table, and the paper's figures under it.
 
     Attributes:
-        interpolation: a name of ``skipwise.interpolation.NAMES``.
+        interpolation: a name of ``skipwise.interpolation.NAMES``, where a variant does not choose its own.
         factor: target over original length.
-        paper: variant -> what the paper reports at 1, 2, 4, ... times the original length; infinite where it
-            says above 1,000.
+        published: text -> variant -> what the paper reports at 1, 2, 4, ... times the original length.
+        family: a family of models, in place of the recipe's own.
+        windows: of perplexity, as multiples of the original length; default: doubled up to the target.
+        only: the variants of this block; default: all.
     """
 
     interpolation: str
     factor: int
-    paper: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    published: paper.Published = field(default_factory=dict)
+    family: str | None = None
+    windows: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
         """As the table names it: ``yarn, 8x``."""
-        return f"{self.interpolation}, {self.factor}x"
-
-
-@dataclass(frozen=True)
-class Lower:
-    """Claim: at every length (or only beyond the original one) ``arm`` has at most ``factor`` x ``other``'s perplexity."""
-
-    arm: str
-    other: str
-    factor: float = 1.0
-    beyond: bool = False
-
-
-@dataclass(frozen=True)
-class Finds:
-    """Claim: ``arm`` finds at least ``least`` and at most ``most`` of the passkeys, at every length of a kind."""
-
-    arm: str
-    least: float = 0.0
-    most: float = 1.0
-    beyond: bool = False
-
-
-Claim = Lower | Finds
+        return self.family or f"{self.interpolation}, {self.factor}x"
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table of the paper: variants of one recipe, measured alike.
+    """A table or figure of the paper.
 
     Attributes:
         name: as on the command line.
         title: what it shows.
         source: where the paper shows it.
         settings: the blocks of the table.
-        variants: row label -> dotted recipe changes; the label is an arm of ``ARMS`` where there is one.
+        variants: row label -> dotted recipe changes; the label is an arm where there is one of that name.
         claims: what the paper says, as rules.
-        evaluation: changes to the recipe's evaluation.
+        changes: to the recipe of every run.
+        segments: lengths at which loss by position is measured.
+        by_step: perplexity is measured during training too.
+        passkey: lengths at which 50 passkeys are asked for, as multiples of the original length.
+        show: which tables are made of the records.
     """
 
     name: str
     title: str
     source: str
-    settings: tuple[Setting, ...]
-    variants: Mapping[str, Mapping[str, Any]]
+    settings: tuple[Setting, ...] = ()
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
-    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    segments: tuple[Literal["original", "target"], ...] = ()
+    by_step: bool = False
+    passkey: tuple[int, ...] = ()
+    show: tuple[str, ...] = ("perplexity", "by-position", "passkey")
 
 
 def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, Any]:
@@ -93,17 +84,22 @@ def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, An
     changes: dict[str, Any] = {"evaluation.arms": ["trained"], "positions.scheme": arm}
     if arm == "full":
         windows = max(1, base.training.batch_size * train // target)
-        changes |= {"training.batch_size": windows, "training.per_device_train_batch_size": windows}
+        micro = max(1, base.training.per_device_train_batch_size * train // target)
+        changes |= {"training.batch_size": windows, "training.per_device_train_batch_size": micro}
     return changes
 
 
-_INF = float("inf")
-_ORIGINAL = (4.74, _INF, _INF, _INF, _INF)
-_LINEAR = {
-    "original": _ORIGINAL[:4],
-    "pi-only": (43.80, 43.35, 45.89, 54.33),
-    "full": (4.87, 4.70, 4.61, 4.59),
-    "pose": (4.84, 4.68, 4.60, 4.60),
+_YARN = Setting("yarn", 8, paper.YARN_16K)
+_PAPERS_ORDER = (
+    Lower("pose", "full", 1.03),
+    Lower("pose", "pi-only", 0.97, beyond=True),
+    Lower("full", "pi-only", 0.97, beyond=True),
+    Lower("pi-only", "original", 0.5, beyond=True),
+)
+_PLAIN = {
+    "linear": {"interpolation": "linear"},
+    "ntk": {"interpolation": "ntk"},
+    "yarn": {"interpolation": "yarn"},
 }
 
 EXHIBITS = {
@@ -112,120 +108,110 @@ EXHIBITS = {
         Exhibit(
             name="main",
             title="Perplexity by way of training",
-            source="Table 1, linear interpolation",
-            settings=(
-                Setting(
-                    "linear",
-                    8,
-                    {**_LINEAR, "randpos": (11.63, 11.17, 11.54, 15.16)},
-                ),
-                Setting(
-                    "linear",
-                    16,
-                    {
-                        "original": _ORIGINAL,
-                        "randpos": (93.43, 95.85, 91.79, 93.22, 97.57),
-                        "pose": (4.91, 4.76, 4.68, 4.64, 4.66),
-                    },
-                ),
-            ),
+            source="Table 1",
+            settings=(Setting("linear", 8, paper.LINEAR_16K), Setting("linear", 16, paper.LINEAR_32K)),
             variants={arm: {} for arm in (*BASELINES, *TRAINED)},
-            claims=(
-                Lower("pose", "full", 1.03),
-                Lower("pose", "pi-only"),
-                Lower("pi-only", "original", beyond=True),
-                Lower("pose", "randpos"),
-            ),
+            claims=(*_PAPERS_ORDER, Lower("pose", "randpos"), Reads("pose", "short")),
+            segments=("target",),
         ),
         Exhibit(
             name="interpolation",
             title="The three interpolations",
-            source="Table 5",
+            source="Table 6",
             settings=(
-                Setting(
-                    "linear",
-                    8,
-                    _LINEAR,
-                ),
-                Setting(
-                    "ntk",
-                    8,
-                    {
-                        "original": _ORIGINAL[:4],
-                        "pi-only": (5.62, 5.61, 5.80, 550.0),
-                        "full": (4.78, 4.63, 4.57, 7.24),
-                        "pose": (4.79, 4.63, 4.57, 7.24),
-                    },
-                ),
-                Setting(
-                    "yarn",
-                    8,
-                    {
-                        "original": _ORIGINAL[:4],
-                        "pi-only": (5.57, 5.51, 5.57, 5.83),
-                        "full": (4.78, 4.62, 4.54, 4.53),
-                        "pose": (4.79, 4.63, 4.55, 4.55),
-                    },
-                ),
+                Setting("linear", 8, paper.LINEAR_16K),
+                Setting("ntk", 8, paper.NTK_16K),
+                _YARN,
             ),
-            variants={arm: {} for arm in (*BASELINES, "full", "pose", "short")},
-            claims=(
-                Lower("pose", "full", 1.03),
-                Lower("pose", "pi-only"),
-                Lower("pi-only", "original", beyond=True),
-            ),
+            variants={arm: {} for arm in (*BASELINES, "full", "pose")},
+            claims=_PAPERS_ORDER,
         ),
         Exhibit(
             name="passkey",
             title="Passkeys found",
-            source="Figure 4b",
+            source="Figure 2b",
             settings=(Setting("yarn", 8),),
             variants={arm: {} for arm in (*BASELINES, *TRAINED)},
             claims=(
                 Finds("pose", least=0.9),
                 Finds("full", least=0.9),
                 Finds("original", most=0.1, beyond=True),
+                FindsMore("pose", "short"),
+                Reads("pose", "short"),
+                Lower("pose", "randpos"),
             ),
-            evaluation={"evaluation.passkey_trials": 50},
+            segments=("target",),
+            passkey=(1, 2, 4, 8, 12, 16),
+        ),
+        Exhibit(
+            name="efficiency",
+            title="Memory and time by target, perplexity by step",
+            source="Figure 3",
+            settings=(Setting("yarn", 8),),
+            variants={"full": {}, "pose": {}},
+            by_step=True,
+            show=("costs", "steps"),
+        ),
+        Exhibit(
+            name="families",
+            title="Families and interpolations, on the first tokens of a text",
+            source="Figure 4",
+            settings=tuple(Setting("yarn", 8, family=family) for family in paper.FAMILIES),
+            variants={"original": {}, **_PLAIN},
+            claims=(
+                Holds("original", least=2.0),
+                Holds("linear", most=1.0),
+                Holds("yarn", most=1.0),
+                Holds("ntk", most=1.0),
+            ),
+            segments=("target",),
+            show=("curves",),
+        ),
+        Exhibit(
+            name="extreme",
+            title="48 and 64 times the window",
+            source="Table 2",
+            settings=(
+                Setting("yarn", 48, paper.EXTREME_96K, windows=(16, 32, 48)),
+                Setting("yarn", 64, paper.EXTREME_128K, windows=(16, 32, 48, 64)),
+            ),
+            variants={**{arm: {} for arm in BASELINES}, **_PLAIN},
+            claims=(Lower("yarn", "linear"), Lower("yarn", "ntk", beyond=True), Lower("yarn", "pi-only")),
+            changes={"evaluation.documents": 2},
+        ),
+        Exhibit(
+            name="original-ability",
+            title="What is left inside the original window",
+            source="Table 3",
+            settings=(
+                *(Setting(name, 8, windows=(1,)) for name in _PLAIN),
+                Setting("yarn", 64, windows=(1,), only=("original", "pose")),
+            ),
+            variants={"original": {}, "full": {}, "pose": {}},
+            claims=(Keeps("full", "original"), Keeps("pose", "original")),
+            changes={"evaluation.segments": 256},
+            segments=("original",),
+            show=("ability",),
         ),
         Exhibit(
             name="content",
             title="Which text the chunks hold",
-            source="Table 3",
-            settings=(
-                Setting(
-                    "yarn",
-                    8,
-                    {
-                        "v uniform": (4.84, 4.68, 4.60, 4.60),
-                        "v = 0": (4.85, 4.72, 4.64, 4.68),
-                        "v = u": (4.84, 4.68, 4.60, 4.60),
-                    },
-                ),
-            ),
+            source="Table 4",
+            settings=(Setting("yarn", 8, paper.CONTENT),),
             variants={
                 "v uniform": {"positions.content": "uniform"},
                 "v = 0": {"positions.content": "zero"},
                 "v = u": {"positions.content": "aligned"},
             },
             claims=(Lower("v = 0", "v uniform", 1.03), Lower("v = u", "v uniform", 1.03)),
+            segments=("target",),
+            passkey=(1, 2, 4, 8),
         ),
         Exhibit(
             name="chunks",
             title="How many chunks, and which skips",
-            source="Table 4 (Proof-pile)",
-            settings=(
-                Setting(
-                    "yarn",
-                    8,
-                    {
-                        "N = 1": (2.83, _INF, _INF, _INF),
-                        "N = 2": (2.95, 2.74, 2.61, 2.60),
-                        "N = 3": (2.93, 2.72, 2.60, 2.59),
-                        "N = L_c": (7.26, 6.83, 6.76, 7.73),
-                    },
-                ),
-            ),
+            source="Table 5",
+            settings=(Setting("yarn", 8, paper.CHUNKS),),
             variants={
                 "N = 1": {"positions.scheme": "short"},
                 "N = 2": {},
@@ -233,7 +219,21 @@ EXHIBITS = {
                 "N = L_c": {"positions.scheme": "randpos"},
                 "N = 2, end-anchored": {"positions.skips": "end_anchored"},
             },
-            claims=(Lower("N = 3", "N = 2", 1.01), Lower("N = 2", "N = L_c")),
+            claims=(
+                Lower("N = 3", "N = 2", 1.01),
+                Lower("N = 2", "N = L_c"),
+                Lower("N = 2", "N = 1", 0.97, beyond=True),
+                FindsMore("N = 2, end-anchored", "N = 2"),
+                Reads("N = 2, end-anchored", "N = 2"),
+            ),
+            segments=("target",),
+            passkey=(1, 2, 4, 8),
+        ),
+        Exhibit(
+            name="coverage",
+            title="Which relative distances one example trains",
+            source="Figure 5",
+            show=("coverage",),
         ),
     )
 }

@@ -1,41 +1,52 @@
 """``skipwise reproduce``: run what the asked-for exhibits need, each arm once, and write their tables."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from skipwise.model.loading import load_config, plan_extension
-from skipwise.reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
+from skipwise.recipe import load_recipe
+from skipwise.reproduction.estimate import GPUS, full_size, measure_speed, seconds, tokens_of, total_seconds
+from skipwise.reproduction.exhibits import EXHIBITS, find_exhibit
+from skipwise.reproduction.page import read_notes, write_pages
 from skipwise.reproduction.runs import ArmRun, make, plan_runs
-from skipwise.reproduction.scores import collect
-from skipwise.reproduction.tables import exhibit_markdown
-
-BASE = "nano"
+from skipwise.reproduction.scales import MODELS, SCALES, Scale, ScaleName
 
 
 def list_exhibits(console: Console) -> None:
-    """Print what there is."""
-    table = Table(box=None, pad_edge=False)
-    for column in ("exhibit", "what it compares", "in the paper", "trained models"):
-        table.add_column(column)
+    """Print what there is, and how long each takes on this machine."""
+    scale = SCALES["nano"]
+    speed = measure_speed(load_recipe(scale.recipe).model)
+    plans = {e.name: plan_runs(e, scale, seeds=[0], changes={}) for e in EXHIBITS.values()}
+    grid = _grid("exhibit", "what it compares", "in the paper", "models", "here")
     for exhibit in EXHIBITS.values():
-        trained = sum(run.trained for run in plan_runs(exhibit, BASE, seeds=[0], changes={}))
-        table.add_row(exhibit.name, exhibit.title, exhibit.source, str(trained))
-    console.print(table)
+        runs = plans[exhibit.name]
+        models = str(sum(run.trained for run in runs)) if runs else "–"
+        took = _minutes(total_seconds(runs, speed)) if runs else "1 min"
+        grid.add_row(exhibit.name, exhibit.title, exhibit.source, models, took)
+    distinct = _distinct(plans.values()).values()
+    models = str(len({run.key for run in distinct if run.trained}))
+    grid.add_row("all", "each model trained once", "", models, _minutes(total_seconds(distinct, speed)))
+    console.print(grid)
+    console.print(
+        "One seed; a small base of a family takes 10 to 20 minutes more, once. What is done is not done again."
+    )
 
 
 def reproduce(
     names: Sequence[str],
     *,
+    scale: ScaleName,
     out: Path,
     seeds: Sequence[int],
     texts: Sequence[str],
-    changes: dict[str, Any],
+    changes: Mapping[str, Any],
+    notes: Path | None,
     dry_run: bool,
     console: Console,
 ) -> None:
@@ -43,11 +54,13 @@ def reproduce(
 
     Args:
         names: of exhibits, or ``all``.
-        out: ``out/arms`` holds a run folder an arm, ``out/<exhibit>.md`` the tables.
+        scale: in miniature, or as in the paper.
+        out: ``out/arms`` holds a run folder an arm, ``out/reproduction.md`` the tables.
         seeds: of the trained arms.
-        texts: what perplexity is measured on; none takes what the base recipe holds out.
+        texts: what is measured on; none takes the scale's own.
         changes: dotted recipe keys for every run.
-        dry_run: print which runs are there and which are missing; train nothing.
+        notes: Markdown to put into the page, a section an exhibit.
+        dry_run: print the plan; train nothing.
         console: where to print.
 
     Raises:
@@ -55,34 +68,97 @@ def reproduce(
     """
     exhibits = list(EXHIBITS.values()) if "all" in names else [find_exhibit(name) for name in names]
     common = {**({"evaluation.source": list(texts)} if texts else {}), **changes}
-    plans = {e.name: plan_runs(e, BASE, seeds=seeds, changes=common) for e in exhibits}
-    distinct = {run.key + str(run.recipe.evaluation): run for runs in plans.values() for run in runs}
+    plans = {e.name: plan_runs(e, SCALES[scale], seeds=seeds, changes=common) for e in exhibits}
+    if notes:
+        read_notes(notes)  # what is wrong with them is said before hours of training
     if dry_run:
-        for run in distinct.values():
-            there = "there" if (run.folder(out) / "results.jsonl").exists() else "missing"
-            console.print(f"{there:8} {run.folder(out).name}: {_described(run)}")
+        _plan(plans, SCALES[scale], out, console)
         return
-    began = time.perf_counter()
-    for number, run in enumerate(distinct.values(), 1):
-        console.rule(
-            f"{number} of {len(distinct)}: {_described(run)}, {time.perf_counter() - began:,.0f} s so far"
-        )
-        make(run, out, console)
+    _make_all(list(_distinct(plans.values()).values()), out, console)
+    page = write_pages(plans, out, notes, console)
     for exhibit in exhibits:
-        _write(exhibit, plans[exhibit.name], out, console)
+        console.print(Markdown((out / f"{exhibit.name}.md").read_text(encoding="utf-8")))
+    console.print(f"page: {page}", soft_wrap=True)
 
 
-def _write(exhibit: Exhibit, runs: list[ArmRun], out: Path, console: Console) -> None:
-    base = runs[0].recipe
-    original = plan_extension(
-        load_config(base.model), original_length=base.original_length
-    ).rope.original_length
-    text = exhibit_markdown(exhibit, runs, collect(runs, out), original)
-    path = out / f"{exhibit.name}.md"
-    path.write_text(text, encoding="utf-8")
-    console.print(Markdown(text))
-    console.print(f"table: {path}", soft_wrap=True)
+def _make_all(runs: list[ArmRun], out: Path, console: Console) -> None:
+    """Make each run in turn; before each say what it is, how many remain and about how long they take."""
+    speed = measure_speed(runs[0].recipe.model) if runs else None
+    began = time.perf_counter()
+    for number, run in enumerate(runs):
+        assert speed is not None
+        left = total_seconds(runs[number:], speed)
+        console.rule(f"{number + 1} of {len(runs)}: {run}")
+        console.print(ProgressBar(total=len(runs), completed=number, width=40), end=" ")
+        console.print(f"{_minutes(time.perf_counter() - began)} so far, {_minutes(left)} left at the most")
+        make(run, out, console)
 
 
-def _described(run: ArmRun) -> str:
-    return f"{run.setting}, {run.variant}" + (f", seed {run.recipe.seed}" if run.trained else "")
+def _distinct(plans: Iterable[Sequence[ArmRun]]) -> dict[str, ArmRun]:
+    """Every run once, the first seed of all exhibits before the second of any."""
+    runs = sorted((run for plan in plans for run in plan), key=lambda run: run.recipe.seed)
+    distinct: dict[str, ArmRun] = {}
+    for run in runs:
+        distinct.setdefault(f"{run.key} {run.recipe.evaluation}", run)
+    return distinct
+
+
+def _plan(plans: Mapping[str, list[ArmRun]], scale: Scale, out: Path, console: Console) -> None:
+    """Print which runs are there and missing, or at the paper's scale what each would cost."""
+    if scale.name == "paper":
+        _plan_full_size(plans, console)
+        return
+    runs = list(_distinct(plans.values()).values())
+    speed = measure_speed(runs[0].recipe.model) if runs else None
+    for run in runs:
+        assert speed is not None
+        folder = run.folder(out)
+        made = "trained" if run.trained else "measured"
+        there = (folder / ("model" if run.trained else "results.jsonl")).exists()
+        told = made if there else f"missing, {_minutes(seconds(run, speed))}"
+        console.print(f"{told:18} {folder.name}: {run}", soft_wrap=True)
+
+
+def _plan_full_size(plans: Mapping[str, list[ArmRun]], console: Console) -> None:
+    for name, runs in plans.items():
+        if not runs:
+            console.print(f"{name}: nothing is trained; it runs anywhere")
+            continue
+        grid = _grid("arm", "steps x windows", "of tokens", "in all", "GB a GPU", "hours")
+        for run in runs:
+            training, tokens = run.recipe.training, tokens_of(run)
+            if not run.trained:
+                continue
+            cost = full_size(run, MODELS[run.recipe.model])
+            width = tokens // (training.max_steps * training.batch_size)
+            grid.add_row(
+                f"{run.setting}, {run.variant}",
+                f"{training.max_steps:,} x {training.batch_size}",
+                f"{width:,}",
+                f"{tokens / 1e6:,.0f} M",
+                f"{cost.gigabytes:.0f}",
+                f"{cost.gpu_hours / GPUS:.1f}",
+            )
+        models = ", ".join(dict.fromkeys(run.recipe.model.split("/")[-1] for run in runs))
+        shortest = min(run.recipe.data.min_tokens or 0 for run in runs)
+        text = f"{runs[0].recipe.data.source}, documents of {shortest:,} tokens or more"
+        console.print(f"{name}: {models}; trained on {text}", style="bold", soft_wrap=True)
+        console.print(grid)
+    console.print(
+        f"Memory and hours by arithmetic, for {GPUS} A100 of 80 GB under ZeRO-3 with gradient checkpointing, 40% of "
+        "their bf16 peak used. The paper measured on GovReport and Proof-pile (documents above 32k tokens), PG-19 and "
+        "Books3 (above 128k): give yours by --text."
+    )
+
+
+def _grid(*columns: str) -> Table:
+    grid = Table(box=None, pad_edge=False)
+    for column in columns:
+        left = column in ("exhibit", "what it compares", "in the paper", "arm")
+        grid.add_column(column, justify="left" if left else "right")
+    return grid
+
+
+def _minutes(taken: float) -> str:
+    minutes = max(1, round(taken / 60))
+    return f"{minutes} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -7,8 +7,10 @@ Two exhibits that compare the same arm share its folder; the second one adds onl
 
 import hashlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from skipwise.extend import extend
 from skipwise.job import prepare
 from skipwise.model.loading import load_config, plan_extension, resolve
 from skipwise.recipe import Recipe, load_recipe
+from skipwise.reproduction.bases import BASES, base_folder, make_base
 from skipwise.reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes
+from skipwise.reproduction.scales import MODELS, Scale
 from skipwise.run_folder import RunFolder, deciding_settings, open_run
 
 
@@ -31,77 +35,163 @@ class ArmRun:
         setting: the block of the exhibit's table.
         variant: the row.
         recipe: resolved.
-        key: 12 hex digits of what decides the trained model.
+        original: length, in tokens.
+        base: the small base that is trained first, if one.
     """
 
     setting: str
     variant: str
     recipe: Recipe
-    key: str
+    original: int
+    base: str | None = None
 
     @property
     def trained(self) -> bool:
         """Whether something is trained, and not only measured."""
         return self.recipe.evaluation.arms == ["trained"]
 
+    @cached_property
+    def key(self) -> str:
+        """12 hex digits of what decides the model that is measured: the recipe's settings, and the weights it begins
+        from; a small base is known by its folder."""
+        digest = hashlib.sha256(json.dumps(deciding_settings(self.recipe), sort_keys=True).encode())
+        if steps := self.recipe.evaluation.steps:  # only training itself can give them
+            digest.update(json.dumps(steps).encode())
+        if self.base is None:
+            digest.update(_weights(self.recipe.model).encode())
+        return digest.hexdigest()[:12]
+
     def folder(self, out: Path) -> Path:
         """The run folder, shared by all exhibits under ``out``."""
-        name = self.recipe.positions.scheme if self.trained else self.variant
+        name = self.recipe.positions.scheme if self.trained else self.recipe.evaluation.arms[0]
         return out / "arms" / f"{name}-{self.key}"
 
+    def __str__(self) -> str:
+        return f"{self.setting}, {self.variant}" + (f", seed {self.recipe.seed}" if self.trained else "")
 
-def plan_runs(exhibit: Exhibit, base: str, *, seeds: Sequence[int], changes: dict[str, Any]) -> list[ArmRun]:
+
+def plan_runs(
+    exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: Mapping[str, Any]
+) -> list[ArmRun]:
     """Every run that the exhibit needs, baselines first in each block; baselines have one seed.
 
     Args:
         exhibit: what is compared.
-        base: the recipe that every arm changes.
+        scale: in miniature, or as in the paper.
         seeds: of the trained arms.
         changes: dotted recipe keys that every run gets, as the texts to measure on.
     """
-    runs = []
-    for setting in exhibit.settings:
-        for variant, own in exhibit.variants.items():
-            for seed in seeds if variant not in BASELINES else seeds[:1]:
-                common = {"evaluation.passkey_trials": 0, **exhibit.evaluation, **changes, "seed": seed}
-                runs.append(_arm_run(setting, variant, base, {**common, **own}))
-    return runs
+    return [
+        _arm_run(exhibit, setting, variant, scale, {**changes, "seed": seed})
+        for seed in seeds
+        for setting in exhibit.settings
+        for variant in setting.only or exhibit.variants
+        if variant not in BASELINES or seed == seeds[0]
+    ]
 
 
-def _arm_run(setting: Setting, variant: str, base: str, changes: dict[str, Any]) -> ArmRun:
-    changes = {**changes, "interpolation": setting.interpolation}
-    plain = load_recipe(base, changes)
-    rope = plan_extension(load_config(plain.model), original_length=plain.original_length).rope
-    target, train = setting.factor * rope.original_length, plain.train_length or rope.original_length
+def _arm_run(
+    exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]
+) -> ArmRun:
+    """Resolve one arm: what the user changes wins over what the exhibit does, that over the scale's recipe."""
+    family = _family(setting, scale)
+    chosen = {"interpolation": setting.interpolation, **family, **exhibit.variants[variant]}
+    plain = load_recipe(scale.recipe, {**chosen, **changes})
+    original = plain.original_length or _window(plain.model)
+    target, train = setting.factor * original, plain.train_length or original
     arm = variant if variant in (*BASELINES, *TRAINED) else plain.positions.scheme
-    recipe = load_recipe(base, {**changes, "target": target, **arm_changes(arm, plain, target, train)})
-    if variant == "original":  # whatever the interpolation, it is the same model
-        recipe = recipe.model_copy(update={"interpolation": "none"})
-    return ArmRun(setting.label, variant, recipe, _key(recipe))
+    rule = {
+        "target": target,
+        # Documents that every arm can use, so that all read the same spans of the same text.
+        "data.min_tokens": plain.data.min_tokens or min(target, 16 * original),
+        "evaluation.source": list(scale.texts) or None,
+        **_measured(exhibit, setting, scale, original, target),
+        **exhibit.changes,
+    }
+    recipe = load_recipe(
+        scale.recipe, {**rule, **chosen, **changes, **arm_changes(arm, plain, target, train)}
+    )
+    if variant in BASELINES:
+        recipe = _as_it_came(recipe, variant)
+    small = setting.family if family and scale.name == "nano" else None
+    return ArmRun(setting.label, variant, recipe, original, small)
 
 
-def _key(recipe: Recipe) -> str:
-    """Hash what decides the model that is measured: its weights as they came, and the recipe's deciding settings."""
-    digest = hashlib.sha256(json.dumps(deciding_settings(recipe), sort_keys=True).encode())
-    digest.update(str(getattr(load_config(recipe.model), "_commit_hash", None)).encode())  # of a hub's model
-    for path in sorted(Path(resolve(recipe.model)).glob("*.safetensors")):
+def _family(setting: Setting, scale: Scale) -> dict[str, Any]:
+    """The model of a family: at full size by its name, in miniature a small base where the recipe's is not its like."""
+    if setting.family is None:
+        return {}
+    if name := scale.families.get(setting.family):
+        return {"model": name, "original_length": MODELS[name].window}
+    if setting.family in BASES:
+        return {
+            "model": str(base_folder(setting.family) / "model"),
+            "original_length": BASES[setting.family].window,
+        }
+    return {}
+
+
+def _measured(exhibit: Exhibit, setting: Setting, scale: Scale, original: int, target: int) -> dict[str, Any]:
+    """What an exhibit measures, in tokens."""
+    rule: dict[str, Any] = {"evaluation.passkey_trials": 0}
+    if setting.windows:
+        rule["evaluation.windows"] = [n * original for n in setting.windows]
+    if exhibit.segments:
+        lengths = {"original": original, "target": target}
+        rule["evaluation.segment_lengths"] = [lengths[name] for name in exhibit.segments]
+    if exhibit.by_step:
+        rule["evaluation.steps"] = list(scale.steps)
+    if exhibit.passkey:
+        rule["evaluation.passkey_lengths"] = [n * original for n in exhibit.passkey]
+        rule["evaluation.passkey_trials"] = 50
+    return rule
+
+
+def _as_it_came(recipe: Recipe, arm: str) -> Recipe:
+    """The recipe of an untrained arm without what only training reads; the original knows no interpolation either."""
+    plain = {"training": Recipe().training, "positions": Recipe().positions}
+    return recipe.model_copy(update=plain | ({"interpolation": "none"} if arm == "original" else {}))
+
+
+@cache
+def _window(model: str) -> int:
+    if model in MODELS:  # so that its plan needs no network
+        return MODELS[model].window
+    return plan_extension(load_config(model)).rope.original_length
+
+
+@cache
+def _weights(model: str) -> str:
+    """Hash a model's weights as they came: of a folder its files, of a hub's model its commit."""
+    digest = hashlib.sha256(str(getattr(load_config(model), "_commit_hash", None)).encode())
+    for path in sorted(Path(resolve(model)).glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size}".encode())
         with open(path, "rb") as file:
             digest.update(file.read(2**24))
-    return digest.hexdigest()[:12]
+    return digest.hexdigest()
 
 
 def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
-    """Train and measure what is not there yet."""
-    folder = run.folder(out)
-    resume = (folder / "recipe.yaml").exists()
-    if run.trained:
-        return extend(run.recipe, out=folder, resume=resume, console=console)
-    job = prepare(run.recipe, console)
+    """Train and measure what is not there yet; of a trained arm the checkpoints are not kept.
+
+    An arm whose records are all there is left alone, even where its model was deleted since.
+    """
+    if run.base:
+        make_base(run.base, console)
+    path = run.folder(out)
+    job = prepare(run.recipe, Console(quiet=True))
     plan = plan_evaluation(job, console)
-    taken = open_run(run.recipe, folder, job.name, resume=resume)
+    taken = RunFolder(path)
+    if plan.done(taken):
+        return taken
+    resume = taken.recipe.exists()
+    if run.trained:
+        taken = extend(run.recipe, out=path, resume=resume, console=console)
+        shutil.rmtree(taken.checkpoints, ignore_errors=True)
+        return taken
+    taken = open_run(run.recipe, path, job.name, resume=resume)
     taken.require_same(**plan.fingerprints)
     taken.begin(run.recipe)
-    taken.record(fingerprints=plan.fingerprints)
+    taken.record(fingerprints=taken.read().get("fingerprints", {}) | plan.fingerprints)
     evaluate(job, plan, taken, console)
     return taken

@@ -1,15 +1,24 @@
-"""The records of an exhibit's runs, over texts and seeds, and whether its claims hold on them."""
+"""The records of an exhibit's runs, over texts and seeds."""
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from skipwise.report.summary import format_share
-from skipwise.reproduction.exhibits import Claim, Finds, Lower
+from skipwise.intervals import Interval, mean_interval
 from skipwise.reproduction.runs import ArmRun
-from skipwise.results import PasskeyRecord, PerplexityRecord, read_records
+from skipwise.results import (
+    PasskeyRecord,
+    PerplexityRecord,
+    PositionRecord,
+    StepRecord,
+    TrainingRecord,
+    read_records,
+)
+
+Sums = Literal["nll", "hits"]
 
 
 @dataclass
@@ -19,18 +28,68 @@ class Scores:
     Attributes:
         nll: mean negative log-likelihood in nats, by text and window, one value a seed.
         hits: passkeys found and asked for, by prompt length, over all seeds.
+        positions: by text and segment length, one record a seed.
+        steps: mean negative log-likelihood by training step, over texts and seeds.
+        tokens: trained on, of one seed.
     """
 
     nll: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     hits: dict[int, tuple[int, int]] = field(default_factory=dict)
+    positions: dict[tuple[str, int], list[PositionRecord]] = field(default_factory=dict)
+    steps: dict[int, list[float]] = field(default_factory=dict)
+    tokens: int = 0
 
     def perplexity(self, text: str, window: int) -> tuple[float, float] | None:
         """Mean over seeds (of the log, so a geometric mean) and sample standard deviation; None if not measured."""
         values = self.nll.get((text, window))
         if not values:
             return None
-        mean = math.exp(min(statistics.fmean(values), 700))
+        mean = _exp(statistics.fmean(values))
         return mean, mean * statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def texts(self, length: int) -> list[str]:
+        """The texts whose segments of ``length`` tokens were read."""
+        return [text for text, segment in self.positions if segment == length]
+
+    def by_position(
+        self, text: str, length: int, begin: int, end: int, sums: Sums = "nll"
+    ) -> Interval | None:
+        """Mean of the loss, or of the hits, at positions ``begin .. end - 1``, with its 95% interval over documents."""
+        records = self.positions.get((text, length))
+        if not records:
+            return None
+        totals = [_within(record, begin, end, sums) for record in records]
+        each = [sum(column) / len(records) for column in zip(*totals, strict=True)]
+        return mean_interval(each, [_positions(records[0], begin, end)] * len(each), records[0].documents)
+
+    def difference(
+        self, other: "Scores", text: str, length: int, begin: int, end: int, sums: Sums = "nll"
+    ) -> Interval | None:
+        """Ours minus the other's at positions ``begin .. end - 1`` of the same segments, paired, seeds averaged."""
+        ours, theirs = self.positions.get((text, length)), other.positions.get((text, length))
+        if not ours or not theirs or ours[0].documents != theirs[0].documents:
+            return None
+        mine = [sum(c) / len(ours) for c in zip(*(_within(r, begin, end, sums) for r in ours), strict=True)]
+        its = [
+            sum(c) / len(theirs) for c in zip(*(_within(r, begin, end, sums) for r in theirs), strict=True)
+        ]
+        apart = [a - b for a, b in zip(mine, its, strict=True)]
+        return mean_interval(apart, [_positions(ours[0], begin, end)] * len(apart), ours[0].documents)
+
+    def curves(self) -> dict[str, dict[int, float]]:
+        """Perplexity by length: on the first tokens where segments were read, else in sliding windows."""
+        found: dict[str, dict[int, float]] = {}
+        for (text, length), records in self.positions.items():
+            for end in records[0].edges[1:]:
+                loss = self.by_position(text, length, 0, end)
+                assert loss is not None
+                found.setdefault(f"{text}, first tokens", {})[end] = _exp(loss.mean)
+        if not found:
+            for text, window in self.nll:
+                score = self.perplexity(text, window)
+                assert score is not None
+                found.setdefault(text, {})[window] = score[0]
+        return found
 
 
 def collect(runs: Iterable[ArmRun], out: Path) -> dict[str, dict[str, Scores]]:
@@ -38,71 +97,53 @@ def collect(runs: Iterable[ArmRun], out: Path) -> dict[str, dict[str, Scores]]:
     table: dict[str, dict[str, Scores]] = {}
     for run in runs:
         scores = table.setdefault(run.setting, {}).setdefault(run.variant, Scores())
-        latest: dict[object, PerplexityRecord | PasskeyRecord] = {}
-        for record in read_records(run.folder(out) / "results.jsonl"):
-            if isinstance(record, PerplexityRecord):
-                latest[record.data, record.window] = record
-            elif isinstance(record, PasskeyRecord):
-                latest[record.length] = record
-        for record in latest.values():
-            if isinstance(record, PerplexityRecord):
-                scores.nll.setdefault((record.data, record.window), []).append(record.nll / record.tokens)
-            else:
-                found, asked = scores.hits.get(record.length, (0, 0))
-                scores.hits[record.length] = (found + sum(record.hits), asked + record.trials)
+        _add(scores, run.folder(out) / "results.jsonl", run.recipe.evaluation.source)
     return table
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A claim, put to what was measured.
-
-    Attributes:
-        rule: the claim in words.
-        holds: whether it does; None where it was not measured.
-        worst: the length at which it holds least, with its figures.
-    """
-
-    rule: str
-    holds: bool | None
-    worst: str
-
-
-def judge(claim: Claim, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
-    """Put one claim to the scores of one setting: at every text and length it names, up to the target."""
-    if isinstance(claim, Lower):
-        return _judge_order(claim, scores, original, target)
-    return _judge_passkey(claim, scores, original, target)
-
-
-def _judge_order(claim: Lower, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
-    factor = f"{claim.factor:g} x " if claim.factor != 1 else ""
-    where = "every length beyond the original" if claim.beyond else "every length"
-    rule = f"{claim.arm} at most {factor}{claim.other}, at {where}"
-    ratios = []
-    low, high = scores.get(claim.arm, Scores()), scores.get(claim.other, Scores())
-    for text, window in low.nll:
-        ours, theirs = low.perplexity(text, window), high.perplexity(text, window)
-        if theirs is None or ours is None or window > target or (claim.beyond and window <= original):
+def _add(scores: Scores, results: Path, texts: Sequence[str] | None) -> None:
+    """Add one run's records: of each kind, text and length the latest, of the texts asked for."""
+    latest: dict[object, PerplexityRecord | PasskeyRecord | PositionRecord | StepRecord] = {}
+    for record in read_records(results):
+        if isinstance(record, TrainingRecord):
+            scores.tokens = record.tokens
+        elif isinstance(record, PasskeyRecord):
+            latest[record.length] = record
+        elif texts and not isinstance(record, PasskeyRecord) and getattr(record, "data", None) not in texts:
             continue
-        ratios.append((ours[0] / theirs[0], window, text))
-    if not ratios:
-        return Finding(rule, None, "not measured")
-    ratio, window, text = max(ratios)
-    return Finding(rule, ratio <= claim.factor, f"{ratio:.3f} of it at {window:,} ({text})")
+        elif isinstance(record, PerplexityRecord):
+            latest[record.data, record.window] = record
+        elif isinstance(record, PositionRecord):
+            latest["segments", record.data, record.length] = record
+        elif isinstance(record, StepRecord):
+            latest["step", record.data, record.step] = record
+    for record in latest.values():
+        match record:
+            case PerplexityRecord():
+                scores.nll.setdefault((record.data, record.window), []).append(record.nll / record.tokens)
+            case PositionRecord():
+                scores.positions.setdefault((record.data, record.length), []).append(record)
+            case StepRecord():
+                scores.steps.setdefault(record.step, []).append(record.nll / record.tokens)
+            case PasskeyRecord():
+                found, asked = scores.hits.get(record.length, (0, 0))
+                scores.hits[record.length] = (found + sum(record.hits), asked + record.trials)
 
 
-def _judge_passkey(claim: Finds, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
-    bound = f"at least {claim.least:.0%}" if claim.least else f"at most {claim.most:.0%}"
-    where = "every length beyond the original" if claim.beyond else "every length up to the target"
-    rule = f"{claim.arm} finds {bound} of the passkeys at {where}"
-    hits = scores.get(claim.arm, Scores()).hits
-    shares = [
-        (found / asked, length)
-        for length, (found, asked) in hits.items()
-        if length <= target and not (claim.beyond and length <= original)
-    ]
-    if not shares:
-        return Finding(rule, None, "not measured")
-    share, length = min(shares) if claim.least else max(shares)
-    return Finding(rule, claim.least <= share <= claim.most, f"{format_share(share)} at {length:,}")
+def _within(record: PositionRecord, begin: int, end: int, sums: Sums) -> list[float]:
+    """Of each segment, the sum over the buckets that lie in ``begin .. end - 1``."""
+    inside = _buckets(record, begin, end)
+    return [float(sum(row[i] for i in inside)) for row in getattr(record, sums)]
+
+
+def _positions(record: PositionRecord, begin: int, end: int) -> int:
+    return sum(record.edges[i + 1] - record.edges[i] for i in _buckets(record, begin, end))
+
+
+def _buckets(record: PositionRecord, begin: int, end: int) -> list[int]:
+    edges = record.edges
+    return [i for i in range(len(edges) - 1) if edges[i] >= begin and edges[i + 1] <= end]
+
+
+def _exp(nats: float) -> float:
+    return math.exp(min(nats, 700))

@@ -1,84 +1,240 @@
-"""Scores -> Markdown: the measured table, the paper's figures beside it, and each claim with its verdict."""
+"""Scores -> Markdown: the measured tables, the paper's figures beside them, and each claim with its verdict."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from skipwise.lengths import format_length
 from skipwise.report.summary import arm_name, format_number, format_share
+from skipwise.reproduction import paper
 from skipwise.reproduction.exhibits import Exhibit, Setting
 from skipwise.reproduction.runs import ArmRun
-from skipwise.reproduction.scores import Scores, judge
+from skipwise.reproduction.scores import Scores
+from skipwise.reproduction.verdicts import Finding, judge, verdict
+
+Rows = Mapping[str, Scores]
 
 
 def exhibit_markdown(
-    exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Mapping[str, Scores]], original: int
+    exhibit: Exhibit,
+    runs: Sequence[ArmRun],
+    scores: Mapping[str, Rows],
+    figures: Mapping[str, Sequence[str]] | None = None,
 ) -> str:
-    """One exhibit as Markdown; ``original`` is the base's window in tokens."""
-    parts = [f"## {exhibit.name}: {exhibit.title.lower()}", f"The paper's {exhibit.source}."]
+    """One exhibit as Markdown, as far as it is measured; ``figures`` are paths by setting."""
+    title = f"{exhibit.title[0].lower()}{exhibit.title[1:]}"
+    parts = [f"## {exhibit.name}: {title}", f"The paper's {exhibit.source}."]
     for setting in exhibit.settings:
         rows = scores.get(setting.label, {})
-        if not any(row.nll or row.hits for row in rows.values()):
-            continue
-        parts += [f"### {setting.label}", _budget(setting, runs)]
-        for text in sorted({text for row in rows.values() for text, _ in row.nll}):
-            parts.append(_perplexity_table(setting, rows, text, original))
-        if any(row.hits for row in rows.values()):
-            parts.append(_passkey_table(rows))
-        target = max(window for row in rows.values() for _, window in row.nll)
-        for claim in exhibit.claims:
-            finding = judge(claim, rows, original, target)
-            verdict = {True: "holds", False: "**does not hold**", None: "not measured"}[finding.holds]
-            parts.append(f"- {finding.rule}: {verdict} ({finding.worst})")
+        if _measured(rows):
+            mine = [run for run in runs if run.setting == setting.label]
+            parts += [f"### {setting.label}", *_block(exhibit, setting, mine, rows)]
+            images = [f"![{setting.label}]({path})" for path in (figures or {}).get(setting.label, [])]
+            parts += ["\n".join(images)] if images else []
     return "\n\n".join(parts) + "\n"
 
 
-def _budget(setting: Setting, runs: Sequence[ArmRun]) -> str:
-    seeds = sorted({run.recipe.seed for run in runs if run.setting == setting.label})
+def findings(
+    exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Rows]
+) -> list[tuple[str, Finding]]:
+    """Every claim of the exhibit in every block of it that is measured, with the block's name."""
+    found = []
+    for setting in exhibit.settings:
+        rows = scores.get(setting.label, {})
+        if _measured(rows):
+            run = next(run for run in runs if run.setting == setting.label)
+            target = run.recipe.target or 0
+            found += [(setting.label, judge(claim, rows, run.original, target)) for claim in exhibit.claims]
+    return found
+
+
+def _measured(rows: Rows) -> bool:
+    return any(row.nll or row.hits or row.positions or row.steps for row in rows.values())
+
+
+def _block(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[str]:
+    original, target = runs[0].original, runs[0].recipe.target or 0
+    parts = [_budget(runs, rows)]
+    if "perplexity" in exhibit.show:
+        parts += [_perplexity_table(setting, rows, text, original) for text in _texts(rows)]
+    if "by-position" in exhibit.show:
+        read = dict.fromkeys(place for row in rows.values() for place in row.positions)
+        parts += [_position_table(rows, *place, original) for place in read if place[1] > original]
+    if "ability" in exhibit.show:
+        parts += [_ability_table(setting, rows, original)]
+    if "curves" in exhibit.show:
+        parts += [_curve_table(setting, rows, text, target) for text in _read(rows, target)]
+    if "steps" in exhibit.show and any(row.steps for row in rows.values()):
+        parts += [_step_table(rows)]
+    if "passkey" in exhibit.show and any(row.hits for row in rows.values()):
+        parts += [_passkey_table(rows, original)]
+    verdicts = [verdict(judge(claim, rows, original, target)) for claim in exhibit.claims]
+    return parts + (["\n".join(verdicts)] if verdicts else [])
+
+
+def _texts(rows: Rows) -> list[str]:
+    return list(dict.fromkeys(text for row in rows.values() for text, _ in row.nll))
+
+
+def _read(rows: Rows, length: int) -> list[str]:
+    return list(dict.fromkeys(text for row in rows.values() for text in row.texts(length)))
+
+
+def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
+    seeds = sorted({run.recipe.seed for run in runs})
     lines = []
     for run in runs:
-        if run.setting == setting.label and run.trained and run.recipe.seed == seeds[0]:
+        if run.trained and run.recipe.seed == seeds[0]:
             training = run.recipe.training
-            lines.append(f"{arm_name(run.variant)} {training.max_steps:,} x {training.batch_size}")
-    return f"Seeds: {', '.join(map(str, seeds))}. Steps x windows: {'; '.join(lines)}."
+            tokens = rows.get(run.variant, Scores()).tokens
+            told = f" = {tokens:,} tokens" if tokens else ""
+            lines.append(f"{arm_name(run.variant)} {training.max_steps:,} x {training.batch_size}{told}")
+    trained = f" Steps x windows of each trained arm: {'; '.join(lines)}." if lines else ""
+    return f"Seeds: {', '.join(map(str, seeds))}.{trained}"
 
 
-def _perplexity_table(setting: Setting, rows: Mapping[str, Scores], text: str, original: int) -> str:
+def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) -> str:
     windows = sorted({window for row in rows.values() for name, window in row.nll if name == text})
-    paper = any(setting.paper.values())
+    source, published = _published(setting.published, text)
+    beside = [w for w in windows if _place(setting, w, original) is not None] if published else []
     head = [f"perplexity, {text}", *map(format_length, windows)]
-    head += [f"paper {window // original}x" for window in windows] if paper else []
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    head += [f"{source} {window // original}x" for window in beside]
+    lines = []
     for variant, row in rows.items():
-        cells = [_perplexity(row.perplexity(text, window)) for window in windows]
-        if paper:
-            cells += [_published(setting.paper.get(variant, ()), window, original) for window in windows]
+        cells = [_mean(row.perplexity(text, window)) for window in windows]
+        values = published.get(variant, ())
+        cells += [_value(values, _place(setting, window, original)) for window in beside]
         lines.append([arm_name(variant), *cells])
-    return _table(lines)
+    return table(head, lines)
 
 
-def _passkey_table(rows: Mapping[str, Scores]) -> str:
+def _published(published: paper.Published, text: str) -> tuple[str, dict[str, tuple[float, ...]]]:
+    """The paper's figures that stand beside ours of ``text``: of its mathematics beside mathematics."""
+    if not published:
+        return "", {}
+    names = list(published)
+    name = paper.PROOF_PILE if "math" in text and paper.PROOF_PILE in names else names[0]
+    return name, published[name]
+
+
+def _place(setting: Setting, window: int, original: int) -> int | None:
+    """Where the paper's figure at a window stands in its row."""
+    if setting.windows:
+        return setting.windows.index(window // original) if window // original in setting.windows else None
+    place = math.log2(window / original)
+    return int(place) if place >= 0 and place == int(place) else None
+
+
+def _value(values: Sequence[float], place: int | None) -> str:
+    if place is None or place >= len(values):
+        return "–"
+    return ">1000" if math.isinf(values[place]) else format_number(values[place])
+
+
+def _position_table(rows: Rows, text: str, length: int, original: int) -> str:
+    """Perplexity by token position, from the segments of the target length."""
+    ends = next(
+        row.positions[text, length][0].edges for row in rows.values() if (text, length) in row.positions
+    )
+    bounds = [b for b in ends if b >= original]
+    places = list(zip([1, *bounds[:-1]], bounds, strict=True))
+    head = [
+        f"perplexity at positions, {text}",
+        *(f"{format_length(a)} to {format_length(b)}" for a, b in places),
+    ]
+    lines = []
+    for variant, row in rows.items():
+        losses = [row.by_position(text, length, a, b) for a, b in places]
+        if any(losses):
+            cells = [format_number(math.exp(min(700, loss.mean))) if loss else "–" for loss in losses]
+            lines.append([arm_name(variant), *cells])
+    return table(head, lines)
+
+
+def _curve_table(setting: Setting, rows: Rows, text: str, target: int) -> str:
+    curves = {variant: row.curves().get(f"{text}, first tokens", {}) for variant, row in rows.items()}
+    lengths = sorted({length for curve in curves.values() for length in curve})
+    head = [f"perplexity of the first tokens, {text}", *map(format_length, lengths), "paper 1k", "paper 16k"]
+    published = paper.FAMILIES.get(setting.label, {})
+    lines = []
+    for variant, curve in curves.items():
+        cells = [format_number(curve[n]) if n in curve else "–" for n in lengths]
+        values = published.get(variant, ())
+        lines.append([arm_name(variant), *cells, _value(values, 0), _value(values, 1)])
+    return table(head, lines)
+
+
+def _ability_table(setting: Setting, rows: Rows, original: int) -> str:
+    """Loss and accuracy inside the original length, their change, and the paper's mean over its six benchmarks."""
+    head = [
+        "",
+        "text",
+        "perplexity",
+        "accuracy",
+        "loss against the original",
+        "accuracy against the original, points",
+    ]
+    lines = []
+    for variant, row in rows.items():
+        for text in row.texts(original):
+            loss, right = (row.by_position(text, original, 0, original, sums) for sums in ("nll", "hits"))
+            apart = [
+                row.difference(rows["original"], text, original, 0, original, sums)
+                if "original" in rows
+                else None
+                for sums in ("nll", "hits")
+            ]
+            assert loss is not None
+            assert right is not None
+            lines.append(
+                [
+                    arm_name(variant),
+                    text,
+                    format_number(math.exp(min(700, loss.mean))),
+                    f"{100 * right.mean:.1f}% [{100 * right.low:.1f}, {100 * right.high:.1f}]",
+                    str(apart[0]) if apart[0] and variant != "original" else "–",
+                    str(apart[1].times(100)) if apart[1] and variant != "original" else "–",
+                ]
+            )
+    return "\n\n".join([table(head, lines), _benchmarks(setting.label)])
+
+
+def _benchmarks(label: str) -> str:
+    lines = [
+        [arm_name(arm), *(f"{value:.2f}" for value in values), f"{sum(values) / len(values):.2f}"]
+        for (arm, where), values in paper.ABILITY.items()
+        if where in ("", label)
+    ]
+    return table(["the paper, per cent", *paper.BENCHMARKS, "mean"], lines)
+
+
+def _step_table(rows: Rows) -> str:
+    steps = sorted({step for row in rows.values() for step in row.steps})
+    head = ["perplexity after steps", *map(str, steps), *(f"paper {step}" for step in paper.STEPS)]
+    lines = []
+    for variant, row in rows.items():
+        means = [sum(row.steps[s]) / len(row.steps[s]) if s in row.steps else math.nan for s in steps]
+        published = [format_number(value) for value in paper.BY_STEP.get(variant, ())]
+        lines.append([arm_name(variant), *(format_number(math.exp(mean)) for mean in means), *published])
+    return table(head, lines)
+
+
+def _passkey_table(rows: Rows, original: int) -> str:
     lengths = sorted({length for row in rows.values() for length in row.hits})
-    lines = [["passkey", *map(format_length, lengths)], ["---", *["---:"] * len(lengths)]]
+    lines = []
     for variant, row in rows.items():
         shares = [row.hits.get(n) for n in lengths]
         lines.append([arm_name(variant), *(format_share(s[0] / s[1]) if s else "–" for s in shares)])
-    return _table(lines)
+    return table(["passkey", *map(format_length, lengths)], lines)
 
 
-def _perplexity(score: tuple[float, float] | None) -> str:
+def _mean(score: tuple[float, float] | None) -> str:
     if score is None:
         return "–"
     mean, spread = score
     return f"{format_number(mean)} ± {format_number(spread)}" if spread else format_number(mean)
 
 
-def _published(values: Sequence[float], window: int, original: int) -> str:
-    place = math.log2(window / original)
-    if place != int(place) or not 0 <= place < len(values):
-        return "–"
-    value = values[int(place)]
-    return ">1000" if math.isinf(value) else format_number(value)
-
-
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, its first column to the left and the others to the right."""
+    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

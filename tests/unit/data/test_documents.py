@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import string
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -337,3 +338,19 @@ def test_utf16_is_told_from_latin1(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "x.txt").write_bytes("\ufefftext".encode(encoding))
     with pytest.raises(DataError, match="iconv -f utf-16 -t utf-8"):
         list(read_documents(tmp_path))
+
+
+def test_the_language_reference_is_a_text() -> None:
+    documents = list(read_documents("pydoc"))
+    names = [document.name for document in documents]
+    assert names == sorted(names)
+    assert len(names) > 50
+    assert "specialnames" in names
+    assert max(len(document.text) for document in documents) > 40_000
+    assert open_corpus("pydoc").fingerprint() == open_corpus("pydoc").fingerprint()
+
+
+def test_a_python_without_its_reference_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(DataError, match="this Python comes without pydoc_data"):
+        list(read_documents("pydoc"))

@@ -14,7 +14,6 @@ from skipwise.report.summary import (
     format_share,
     results_table,
     verdict,
-    wilson_interval,
 )
 from skipwise.results import PasskeyRecord, PerplexityRecord, append_record
 
@@ -276,12 +275,6 @@ def test_perplexities_are_written_sensibly(value, text):
 
 def test_shares_round_to_0_and_100_only_where_exact():
     assert [format_share(s) for s in (0, 0.004, 0.34, 0.996, 1)] == ["0%", "<1%", "34%", ">99%", "100%"]
-
-
-def test_wilson_interval_matches_the_published_value():
-    assert wilson_interval(45, 50) == pytest.approx((0.7864, 0.9565), abs=1e-4)
-    assert wilson_interval(0, 50) == pytest.approx((0, 0.0713), abs=1e-4)
-    assert wilson_interval(50, 50)[1] == 1.0
 
 
 def test_only_a_report_of_ours_is_written_over(tmp_path, undrawn):

@@ -1,0 +1,171 @@
+"""What a training step costs by target: full-length windows grow with it, PoSE's do not (the paper's Figure 3).
+
+Steps are timed with all targets in turn in one process, so that a change of the machine's speed meets each; peak memory
+is each target's own, in a process of its own. The text is random: cost does not depend on it.
+"""
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from skipwise.keys import Keys
+from skipwise.lengths import format_length
+from skipwise.measure import AUTOCAST
+from skipwise.model.loading import load_config, load_model, plan_extension
+from skipwise.positions import SCHEMES
+from skipwise.recipe import Recipe
+from skipwise.report.summary import arm_name
+from skipwise.reproduction import paper
+from skipwise.reproduction.tables import table
+from skipwise.reproduction.verdicts import Finding, verdict
+from skipwise.results import CostRecord, append_record, read_records
+from skipwise.training_arguments import choose_precision
+
+FACTORS = (2, 4, 8, 16, 32, 64)
+EXAMPLES = 4  # windows in a step
+_ROUNDS = {"pose": 30, "full": 2}
+_TOLERANCE = 0.02
+
+
+def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
+    """Measure full-length and PoSE steps at every target; what ``out/costs.jsonl`` holds is not measured again."""
+    path = out / "costs.jsonl"
+    for arm in ("pose", "full"):
+        known = [r for r in read_records(path) if isinstance(r, CostRecord) and r.arm == arm]
+        if len(known) == len(FACTORS):
+            continue
+        targets = [factor * original for factor in FACTORS]
+        console.print(f"efficiency: timing {arm_name(arm)} at {', '.join(map(format_length, targets))}")
+        seconds = _in_own_process(_step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
+        for target, times in zip(targets, seconds, strict=True):
+            base, peak, device = _in_own_process(_peak_bytes, recipe, arm, target, original)
+            window = target if arm == "full" else original
+            append_record(path, CostRecord(arm, target, window, EXAMPLES, times, peak, base, device))
+    latest = {(r.arm, r.target): r for r in read_records(path) if isinstance(r, CostRecord)}
+    return list(latest.values())
+
+
+def _in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *args).result()
+
+
+def _step_seconds(
+    recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int
+) -> list[list[float]]:
+    """Seconds of each step, by target; one step of each in turn, the first round not counted."""
+    steps = [_stepper(recipe, arm, target, original) for target in targets]
+    times: list[list[float]] = [[] for _ in targets]
+    for turn in range(rounds + 1):
+        for place, step in enumerate(steps):
+            began = time.perf_counter()
+            step(turn)
+            if turn:
+                times[place].append(round(time.perf_counter() - began, 5))
+    return times
+
+
+def _peak_bytes(recipe: Recipe, arm: str, target: int, original: int) -> tuple[int, int, str]:
+    """Memory held before the first step and at the peak of three, and the device that holds it."""
+    step = _stepper(recipe, arm, target, original)
+    base = _held()
+    for turn in range(3):
+        step(turn)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return base, _held(), device
+
+
+def _held() -> int:
+    """The most bytes that this process has held so far."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[int], None]:
+    """A function that takes one optimizer step on a fresh model, as ``training.py`` does without its bookkeeping."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = load_config(recipe.model)
+    extension = plan_extension(
+        config, target_length=target, original_length=original, interpolation=recipe.interpolation
+    )
+    model = load_model(recipe.model, extension, device=device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.training.learning_rate)
+    precision = AUTOCAST[choose_precision(recipe.training.precision, device)]
+    spans = np.full(EXAMPLES, target)
+
+    def step(turn: int) -> None:
+        keys = Keys.of(recipe.seed, 0, np.arange(turn * EXAMPLES, (turn + 1) * EXAMPLES))
+        positions = torch.from_numpy(SCHEMES[arm](keys, original, target, spans).position_ids())
+        ids = torch.randint(0, config.vocab_size, positions.shape)
+        for row, place in zip(ids.to(device), positions.to(device), strict=True):
+            one = {"input_ids": row[None], "position_ids": place[None], "labels": row[None]}
+            with torch.autocast(device.type, precision, enabled=precision is not None):
+                loss = model(**one, attention_mask=torch.ones_like(row[None]), use_cache=False).loss
+            (loss / EXAMPLES).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def costs_markdown(records: Sequence[CostRecord]) -> str:
+    """Step time and peak memory by target, ours and the paper's, and whether PoSE's are constant."""
+    by = {(r.arm, r.target): r for r in records}
+    targets = sorted({r.target for r in records})
+    lengths = [f"{format_length(t)}" for t in targets]
+    times, memory = [], []
+    for arm in dict.fromkeys(r.arm for r in records):
+        mine = [by[arm, t] for t in targets if (arm, t) in by]
+        times.append([arm_name(arm), *(f"{statistics.median(r.step_seconds):.3f}" for r in mine)])
+        memory.append([arm_name(arm), *(f"{r.peak_bytes / 2**20:,.0f}" for r in mine)])
+    published = [
+        [
+            arm_name(arm),
+            *(f"{value:g}" for value in (*paper.EFFICIENCY_HOURS[arm], *paper.EFFICIENCY_GB[arm])),
+        ]
+        for arm in ("full", "pose")
+    ]
+    head = [
+        "the paper",
+        *(f"hours, {x}" for x in ("2x", "4x", "8x")),
+        *(f"GB a GPU, {x}" for x in ("2x", "4x", "8x")),
+    ]
+    parts = [
+        f"A step is {EXAMPLES} windows, one in memory at a time: {records[0].device}.",
+        table(["seconds a step, target", *lengths], times),
+        table(["peak memory, MiB, target", *lengths], memory),
+        table(head, published),
+        "\n".join(verdict(finding) for finding in constant_costs(records)),
+    ]
+    return "\n\n".join(parts)
+
+
+def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
+    """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
+    mine = [r for r in records if r.arm == "pose"]
+    measures = {
+        "step time": [statistics.median(r.step_seconds) for r in mine],
+        "peak memory": [float(r.peak_bytes) for r in mine],
+    }
+    return [
+        Finding(
+            f"pose's {name} is the same at every target, to {_TOLERANCE:.0%}",
+            max(values) / min(values) - 1 <= _TOLERANCE,
+            f"most {max(values) / min(values) - 1:.1%} above the least",
+        )
+        for name, values in measures.items()
+    ]

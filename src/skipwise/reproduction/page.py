@@ -1,0 +1,138 @@
+"""The records of a reproduction -> Markdown: a file an exhibit, and one page of all with what holds at its head.
+
+OUT/<exhibit>.md       tables, the paper's figures beside ours, verdicts
+OUT/reproduction.md    all of them, hardware and hours, the verdicts in one table, the reader's own notes
+OUT/figures/           SVG, PNG, and CSV of what is drawn
+"""
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from skipwise.errors import RecipeError
+from skipwise.reproduction.costs import constant_costs, costs_markdown, measure_costs
+from skipwise.reproduction.coverage_check import coverage_section
+from skipwise.reproduction.exhibits import EXHIBITS, Exhibit
+from skipwise.reproduction.figures import cost_figures, exhibit_figures
+from skipwise.reproduction.runs import ArmRun
+from skipwise.reproduction.scores import collect
+from skipwise.reproduction.tables import exhibit_markdown, findings, table
+from skipwise.reproduction.verdicts import Finding
+from skipwise.results import read_records
+from skipwise.run_folder import RunFolder
+
+Findings = list[tuple[str, Finding]]
+
+
+def write_pages(
+    plans: Mapping[str, Sequence[ArmRun]], out: Path, notes: Path | None, console: Console
+) -> Path:
+    """Write a file an exhibit and the page of all; what they need beside runs is measured now.
+
+    Args:
+        plans: the runs by exhibit.
+        out: where they were made.
+        notes: Markdown with a section an exhibit (``## main``), put under the exhibit's head.
+        console: where to say what is measured.
+
+    Returns:
+        The page.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    remarks = read_notes(notes) if notes else {}
+    sections, verdicts = [], []
+    for name, runs in plans.items():
+        text, found = _section(EXHIBITS[name], runs, out, console)
+        if name in remarks:
+            title, _, body = text.partition("\n\n")
+            text = f"{title}\n\n{remarks[name]}\n\n{body}"
+        (out / f"{name}.md").write_text(text, encoding="utf-8")
+        sections.append(text)
+        verdicts += [[name, where, *_told(finding)] for where, finding in found if finding.holds is not None]
+    head = ["# The paper's tables, run here", *_made(plans, out), *([remarks[""]] if "" in remarks else [])]
+    summary = table(["exhibit", "setting", "claim", "", "where it holds least"], verdicts)
+    page = out / "reproduction.md"
+    page.write_text("\n\n".join([*head, "## What holds", summary, *sections]), encoding="utf-8")
+    return page
+
+
+def read_notes(path: Path) -> dict[str, str]:
+    """Sections of a Markdown file by exhibit; what stands before the first is the page's own, under the empty name.
+
+    Raises:
+        RecipeError: there is no such file, or a section is of no exhibit.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"notes {path} cannot be read: {error}; give a Markdown file") from None
+    first, *rest = re.split(r"^## ", text, flags=re.MULTILINE)
+    notes = {"": first.strip()} if first.strip() else {}
+    for section in rest:
+        name, _, body = section.partition("\n")
+        if name.strip() not in EXHIBITS:
+            raise RecipeError(
+                f"notes {path}: {name.strip()!r} is no exhibit; there are {', '.join(EXHIBITS)}"
+            )
+        notes[name.strip()] = body.strip()
+    return notes
+
+
+def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, console: Console) -> tuple[str, Findings]:
+    """One exhibit's tables and figures, and its findings."""
+    scores, folder = collect(runs, out), out / "figures"
+    figures = exhibit_figures(exhibit, runs, scores, folder)
+    paths = {label: [f"figures/{name}.svg" for name in names] for label, names in figures.items()}
+    text, found = exhibit_markdown(exhibit, runs, scores, paths), findings(exhibit, runs, scores)
+    if "costs" in exhibit.show:
+        records = measure_costs(runs[0].recipe, runs[0].original, out, console)
+        drawn = "\n".join(f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder))
+        text += f"\n### Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"
+        found += [("2x to 64x", finding) for finding in constant_costs(records)]
+    if "coverage" in exhibit.show:
+        more, checked = coverage_section(folder)
+        text, found = f"{text}\n{more}", found + checked
+    return text, found
+
+
+def _told(finding: Finding) -> list[str]:
+    return [finding.rule, "holds" if finding.holds else "**does not hold**", finding.worst]
+
+
+def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> list[str]:
+    """By what the records were made: machines, versions, seeds, hours, texts."""
+    runs = {run.folder(out): run for each in plans.values() for run in each}
+    folders = {path: run for path, run in runs.items() if (path / "results.jsonl").exists()}
+    if not folders:
+        return []
+    facts = [RunFolder(path).read() for path in folders]
+    machines = _each(
+        f"{f['machine']['cores']} cores of {f['machine']['processor']}" for f in facts if "machine" in f
+    )
+    packages = ("python", "torch", "transformers", "skipwise")
+    versions = _each(
+        ", ".join(f"{name} {f['versions'][name]}" for name in packages if name in f["versions"])
+        for f in facts
+        if "versions" in f
+    )
+    seeds = _each(str(run.recipe.seed) for run in folders.values() if run.trained)
+    training = sum(f.get("training", {}).get("seconds", 0.0) for f in facts)
+    measuring = sum(
+        getattr(r, "seconds", 0.0) for path in folders for r in read_records(path / "results.jsonl")
+    )
+    speeds = [f["training"]["tokens_per_second"] for f in facts if "training" in f]
+    told = f"Machine: {machines}. Versions: {versions}. Seeds: {seeds}."
+    hours = (
+        f"{len(speeds)} models trained in {training / 3600:.1f} hours (median {statistics.median(speeds):,.0f} tokens a "
+        f"second), {len(folders)} measured in {measuring / 3600:.1f} hours."
+        if speeds
+        else ""
+    )
+    return [f"{told} {hours}".strip()]
+
+
+def _each(values: Iterable[str]) -> str:
+    return "; ".join(sorted(set(values)))

@@ -1,0 +1,63 @@
+"""The two sizes at which every exhibit is run by the same code: in miniature here, and as in the paper on GPUs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+ScaleName = Literal["nano", "paper"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides a model's cost: parameters, layers, width, vocabulary; and its window in tokens."""
+
+    parameters: float
+    layers: int
+    width: int
+    vocabulary: int
+    window: int
+
+
+# As their configurations on the hub say (parameters counted from them).
+MODELS = {
+    "huggyllama/llama-7b": Shape(6.74e9, 32, 4096, 32_000, 2048),
+    "meta-llama/Llama-2-7b-hf": Shape(6.74e9, 32, 4096, 32_000, 4096),
+    "EleutherAI/gpt-j-6b": Shape(6.05e9, 28, 4096, 50_400, 2048),
+    "baichuan-inc/Baichuan2-7B-Base": Shape(7.51e9, 32, 4096, 125_696, 4096),
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A size to reproduce at.
+
+    Attributes:
+        name: as on the command line.
+        recipe: that every arm changes.
+        families: model of each family; those missing are the recipe's own, or small bases trained here.
+        texts: what the exhibits are measured on where the user gives none.
+        steps: of training, at which the efficiency exhibit measures perplexity.
+    """
+
+    name: ScaleName
+    recipe: str
+    families: Mapping[str, str]
+    texts: tuple[str, ...]
+    steps: tuple[int, ...]
+
+
+SCALES = {
+    "nano": Scale("nano", "nano", {}, ("stdlib", "pydoc"), (10, 30, 100, 200, 300, 400)),
+    "paper": Scale(
+        "paper",
+        "llama-7b-16k-linear",
+        {
+            "LLaMA": "huggyllama/llama-7b",
+            "LLaMA2": "meta-llama/Llama-2-7b-hf",
+            "GPT-J": "EleutherAI/gpt-j-6b",
+            "Baichuan2": "baichuan-inc/Baichuan2-7B-Base",
+        },
+        (),
+        (10, 30, 100, 300, 1000),
+    ),
+}

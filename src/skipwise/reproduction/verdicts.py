@@ -1,0 +1,144 @@
+"""Claims + scores -> findings: whether each holds on what was measured, and where it does least."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from skipwise.intervals import share_difference
+from skipwise.report.summary import format_share
+from skipwise.reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads, arms_of
+from skipwise.reproduction.scores import Scores
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, put to what was measured.
+
+    Attributes:
+        rule: the claim in words.
+        holds: whether it does; None where it was not measured.
+        worst: the length or text at which it holds least, with its figures.
+    """
+
+    rule: str
+    holds: bool | None
+    worst: str
+
+
+def verdict(finding: Finding) -> str:
+    """A finding as a line of Markdown."""
+    if finding.holds is None:
+        return f"- {finding.rule}: not measured"
+    return f"- {finding.rule}: {'holds' if finding.holds else '**does not hold**'} ({finding.worst})"
+
+
+def judge(claim: Claim, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
+    """Put one claim to the scores of one setting: at every text and length it names, up to the target."""
+    scores = {arm: scores.get(arm, Scores()) for arm in arms_of(claim)}
+    match claim:
+        case Lower():
+            return _judge_order(claim, scores, original, target)
+        case Finds():
+            return _judge_passkey(claim, scores, original, target)
+        case FindsMore():
+            return _judge_more_passkeys(claim, scores, target)
+        case Reads():
+            return _judge_reading(claim, scores, original, target)
+        case Holds():
+            return _judge_level(claim, scores, original, target)
+        case Keeps():
+            return _judge_ability(claim, scores, original)
+
+
+def _not_measured(rule: str) -> Finding:
+    return Finding(rule, None, "not measured")
+
+
+def _judge_order(claim: Lower, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
+    factor = f"{claim.factor:g} x " if claim.factor != 1 else ""
+    where = "every length beyond the original" if claim.beyond else "every length"
+    rule = f"{claim.arm} at most {factor}{claim.other}, at {where}"
+    ratios = []
+    low, high = scores[claim.arm], scores[claim.other]
+    for text, window in low.nll:
+        ours, theirs = low.perplexity(text, window), high.perplexity(text, window)
+        if theirs is None or ours is None or window > target or (claim.beyond and window <= original):
+            continue
+        ratios.append((ours[0] / theirs[0], window, text))
+    if not ratios:
+        return _not_measured(rule)
+    ratio, window, text = max(ratios)
+    return Finding(rule, ratio <= claim.factor, f"{ratio:.3f} of it at {window:,} ({text})")
+
+
+def _judge_passkey(claim: Finds, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
+    bound = f"at least {claim.least:.0%}" if claim.least else f"at most {claim.most:.0%}"
+    where = "every length beyond the original" if claim.beyond else "every length up to the target"
+    rule = f"{claim.arm} finds {bound} of the passkeys at {where}"
+    shares = [
+        (found / asked, length)
+        for length, (found, asked) in scores[claim.arm].hits.items()
+        if length <= target and not (claim.beyond and length <= original)
+    ]
+    if not shares:
+        return _not_measured(rule)
+    share, length = min(shares) if claim.least else max(shares)
+    return Finding(rule, claim.least <= share <= claim.most, f"{format_share(share)} at {length:,}")
+
+
+def _judge_more_passkeys(claim: FindsMore, scores: Mapping[str, Scores], target: int) -> Finding:
+    rule = f"{claim.arm} finds more passkeys than {claim.other} at the target"
+    ours, theirs = scores[claim.arm].hits.get(target), scores[claim.other].hits.get(target)
+    if ours is None or theirs is None:
+        return _not_measured(rule)
+    low, high = share_difference(ours, theirs)
+    told = f"{format_share(ours[0] / ours[1])} against {format_share(theirs[0] / theirs[1])} at {target:,}"
+    return Finding(
+        rule, low > 0, f"{told}; difference {100 * low:+.0f} to {100 * high:+.0f} points, 95% interval"
+    )
+
+
+def _judge_reading(claim: Reads, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
+    rule = f"{claim.arm} predicts positions beyond the original length better than {claim.other}"
+    found = []
+    for text in scores[claim.arm].texts(target):
+        if difference := scores[claim.arm].difference(scores[claim.other], text, target, original, target):
+            found.append((difference.high, difference, text))
+    if not found:
+        return _not_measured(rule)
+    high, difference, text = max(found)
+    return Finding(rule, high < 0, f"{difference} nats a token ({text})")
+
+
+def _judge_level(claim: Holds, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
+    bounds = [f"at least {claim.least:g} x"] * (claim.least > 0) + [f"at most {claim.most:g} x"] * (
+        claim.most < float("inf")
+    )
+    rule = f"{claim.arm}'s perplexity rises to {' and '.join(bounds)} that at the original length"
+    ratios = []
+    for text, curve in scores[claim.arm].curves().items():
+        beyond = {length: value for length, value in curve.items() if original < length <= target}
+        if original in curve and beyond:
+            length = max(beyond, key=lambda n: beyond[n])
+            ratios.append((beyond[length] / curve[original], length, text))
+    if not ratios:
+        return _not_measured(rule)
+    ratio, length, text = max(ratios) if claim.most < float("inf") else min(ratios)
+    return Finding(rule, claim.least <= ratio <= claim.most, f"{ratio:.3f} times at {length:,} ({text})")
+
+
+def _judge_ability(claim: Keeps, scores: Mapping[str, Scores], original: int) -> Finding:
+    rule = (
+        f"{claim.arm} loses at most {claim.loss:g} nats and {100 * claim.accuracy:g} points of next-token accuracy "
+        f"against {claim.other}, inside the original length"
+    )
+    found = []
+    for text in scores[claim.arm].texts(original):
+        loss = scores[claim.arm].difference(scores[claim.other], text, original, 0, original)
+        right = scores[claim.arm].difference(scores[claim.other], text, original, 0, original, "hits")
+        if loss and right:
+            kept = loss.high <= claim.loss and right.low >= -claim.accuracy
+            found.append((kept, -loss.high, f"{loss} nats, {right.times(100)} points of accuracy ({text})"))
+    if not found:
+        return _not_measured(rule)
+    kept, _, told = min(found)
+    return Finding(rule, kept, told)

@@ -1,0 +1,88 @@
+"""What a step costs: measured in processes of their own, once; and the rule that PoSE's is constant can fail."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from skipwise.recipe import load_recipe
+from skipwise.reproduction import costs
+from skipwise.reproduction.costs import constant_costs, costs_markdown, measure_costs
+from skipwise.results import CostRecord, read_records
+from tests.tiny import checkpoint
+
+
+def record(arm: str, target: int, seconds: float, peak: int) -> CostRecord:
+    window = target if arm == "full" else 256
+    return CostRecord(arm, target, window, 4, [seconds, seconds, 9.0], peak * 2**20, 2**20, "cpu")
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    return load_recipe(
+        "nano", {"model": str(checkpoint(tmp_path / "base", 16)), "training.precision": "float32"}
+    )
+
+
+def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(
+    recipe, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(costs, "FACTORS", (2, 8))
+    monkeypatch.setattr(costs, "_ROUNDS", {"pose": 3, "full": 2})
+    monkeypatch.setattr(costs, "_in_own_process", lambda function, *args: function(*args))
+    out = tmp_path / "out"
+    out.mkdir()
+    found = measure_costs(recipe, 16, out, Console(file=io.StringIO()))
+    rows = [(r.arm, r.target, r.window, len(r.step_seconds)) for r in found]
+    assert rows == [("pose", 32, 16, 3), ("pose", 128, 16, 3), ("full", 32, 32, 2), ("full", 128, 128, 2)]
+    assert all(r.peak_bytes >= r.base_bytes > 2**20 for r in found)
+    again = measure_costs(recipe, 16, out, Console(file=io.StringIO()))
+    assert again == found == read_records(out / "costs.jsonl")
+
+
+def test_a_process_of_its_own_gives_its_result_back() -> None:
+    assert costs._in_own_process(max, 3, 7) == 7
+
+
+def test_a_step_trains_the_scheme_at_its_target(recipe, monkeypatch) -> None:
+    seen = []
+    original = costs.load_model
+
+    def spy(*args, **kwargs):
+        model = original(*args, **kwargs)
+        forward = model.forward
+
+        def recording(**inputs):
+            seen.append(inputs["position_ids"])
+            return forward(**inputs)
+
+        model.forward = recording
+        return model
+
+    monkeypatch.setattr(costs, "load_model", spy)
+    costs._stepper(recipe, "pose", 128, 16)(0)
+    assert len(seen) == costs.EXAMPLES
+    assert {tuple(p.shape) for p in seen} == {(1, 16)}
+    assert max(int(p.max()) for p in seen) > 16
+
+
+@pytest.mark.parametrize(("far", "holds"), [(1.01, True), (1.03, False)])
+def test_constancy_is_of_time_and_of_memory(far, holds) -> None:
+    time, memory = constant_costs([record("pose", 512, 1.0, 100), record("pose", 16384, far, 100)])
+    assert (time.holds, memory.holds) == (holds, True)
+    time, memory = constant_costs(
+        [record("pose", 512, 1.0, 100), record("pose", 16384, 1.0, round(100 * far))]
+    )
+    assert (time.holds, memory.holds) == (True, holds)
+
+
+def test_the_table_has_ours_and_the_papers() -> None:
+    text = costs_markdown([record(a, t, t / 1e4, 100 + t) for a in ("pose", "full") for t in (512, 1024)])
+    assert "| seconds a step, target | 512 | 1k |" in text
+    assert "| full-length | 0.051 | 0.102 |" in text
+    assert "| PoSE | 612 | 1,124 |" in text
+    assert "| full-length | 4 | 7 | 13.7 | 16 | 22 | 31 |" in text
+    assert (
+        "pose's step time is the same at every target, to 2%: **does not hold** (most 100.0% above the least)"
+        in text
+    )

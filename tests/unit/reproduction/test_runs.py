@@ -1,0 +1,126 @@
+"""Arms are what they say and train on the same tokens; a run is shared by what decides it."""
+
+import pytest
+
+from skipwise.reproduction.bases import BASES
+from skipwise.reproduction.exhibits import BASELINES, EXHIBITS
+from skipwise.reproduction.runs import plan_runs
+from skipwise.reproduction.scales import SCALES
+
+
+def runs(name: str, seeds=(0,), scale="nano", **changes):
+    return plan_runs(EXHIBITS[name], SCALES[scale], seeds=seeds, changes=changes)
+
+
+def one(name: str, label: str, variant: str, **changes):
+    (run,) = [r for r in runs(name, **changes) if (r.setting, r.variant) == (label, variant)]
+    return run
+
+
+def test_all_arms_train_on_the_same_tokens_in_as_many_steps_from_the_same_documents() -> None:
+    for run in runs("main"):
+        if run.trained:
+            training, full = run.recipe.training, run.recipe.positions.scheme == "full"
+            assert training.max_steps == 400
+            assert training.batch_size * (run.recipe.target if full else 256) == 16 * 256
+            assert run.recipe.data.min_tokens == run.recipe.target
+
+
+def test_the_forward_passes_of_full_hold_as_many_tokens() -> None:
+    full = one("main", "linear, 8x", "full", **{"training.per_device_train_batch_size": 8})
+    assert full.recipe.training.per_device_train_batch_size * full.recipe.target == 8 * 256
+
+
+def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
+    def key(*which: str, **changes) -> str:
+        return str(one(*which, **changes).folder(tmp_path))
+
+    pose = key("main", "linear, 8x", "pose")
+    assert key("interpolation", "linear, 8x", "pose") == pose
+    assert key("original-ability", "linear, 8x", "pose") == pose
+    assert key("main", "linear, 8x", "pose", **{"evaluation.documents": 2}) == pose
+    assert key("main", "linear, 8x", "pose", **{"training.learning_rate": 1e-3}) != pose
+    assert key("main", "linear, 16x", "pose") != pose
+    assert key("interpolation", "yarn, 8x", "pose") == key("content", "yarn, 8x", "v uniform")
+    assert key("interpolation", "yarn, 8x", "original") == key("main", "linear, 8x", "original")
+    assert key("interpolation", "yarn, 8x", "pi-only") != key("main", "linear, 8x", "pi-only")
+
+
+def test_untrained_arms_are_shared_whatever_the_training(tmp_path) -> None:
+    for arm in BASELINES:
+        changed = one("main", "linear, 8x", arm, **{"training.max_steps": 7})
+        assert changed.folder(tmp_path) == one("main", "linear, 8x", arm).folder(tmp_path)
+
+
+def test_a_run_that_measures_its_steps_is_its_own() -> None:
+    assert one("efficiency", "yarn, 8x", "pose").key != one("passkey", "yarn, 8x", "pose").key
+
+
+def test_another_base_is_another_run(tmp_path) -> None:
+    from tests.tiny import checkpoint
+
+    keys = {
+        one("passkey", "yarn, 8x", "pose", model=str(checkpoint(tmp_path / n, 256, **c))).key
+        for n, c in BASES_
+    }
+    assert len(keys) == 2
+
+
+BASES_ = [("a", {}), ("b", {"hidden_size": 48})]
+
+
+def test_baselines_have_one_seed() -> None:
+    seeds = [(r.variant in BASELINES, r.recipe.seed) for r in runs("passkey", seeds=(0, 1, 2))]
+    assert sorted(set(seeds)) == [(False, 0), (False, 1), (False, 2), (True, 0)]
+    assert len(seeds) == 2 + 5 * 3
+
+
+def test_what_is_measured_follows_the_exhibit() -> None:
+    rule = one("passkey", "yarn, 8x", "pose").recipe.evaluation
+    assert rule.passkey_lengths == [256, 512, 1024, 2048, 3072, 4096]
+    assert rule.passkey_trials == 50
+    assert rule.segment_lengths == [2048]
+    assert rule.source == ["stdlib", "pydoc"]
+    extreme = one("extreme", "yarn, 48x", "linear").recipe
+    assert extreme.evaluation.windows == [4096, 8192, 12288]
+    assert extreme.interpolation == "linear"
+    assert extreme.data.min_tokens == 4096
+    ability = one("original-ability", "yarn, 64x", "pose").recipe
+    assert ability.evaluation.windows == ability.evaluation.segment_lengths == [256]
+
+
+def test_the_user_wins() -> None:
+    changed = one(
+        "passkey", "yarn, 8x", "pose", **{"evaluation.passkey_trials": 3, "evaluation.source": ["x"]}
+    )
+    assert changed.recipe.evaluation.passkey_trials == 3
+    assert changed.recipe.evaluation.source == ["x"]
+
+
+def test_families_begin_from_their_own_base() -> None:
+    models = {run.setting: run for run in runs("families")}
+    assert models["LLaMA"].recipe.model == "nano"
+    assert models["LLaMA"].base is None
+    for family, base in BASES.items():
+        assert models[family].base == family
+        assert models[family].original == base.window
+        assert models[family].recipe.target == 8 * base.window
+
+
+def test_the_papers_scale_has_its_models_and_lengths() -> None:
+    main = one("main", "linear, 8x", "pose", scale="paper").recipe
+    assert (main.model, main.target, main.training.batch_size) == ("huggyllama/llama-7b", 16384, 64)
+    full = one("main", "linear, 16x", "full", scale="paper").recipe
+    assert (full.target, full.training.batch_size) == (32768, 4)
+    assert full.evaluation.source is None
+    families = {run.setting: run for run in runs("families", scale="paper")}
+    assert families["Baichuan2"].recipe.model == "baichuan-inc/Baichuan2-7B-Base"
+    assert families["Baichuan2"].recipe.target == 8 * 4096
+    assert families["GPT-J"].base is None
+
+
+@pytest.mark.parametrize("arm", ["full", "randpos", "pose", "short", "cream"])
+def test_an_arm_is_its_scheme(arm: str) -> None:
+    run = one("main", "linear, 8x", arm)
+    assert run.recipe.positions.scheme == arm
+    assert run.recipe.evaluation.arms == ["trained"]

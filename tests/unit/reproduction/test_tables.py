@@ -1,0 +1,100 @@
+"""Tables have mean, spread and the paper's figures at their places."""
+
+import math
+from itertools import pairwise
+
+from skipwise.reproduction.exhibits import EXHIBITS
+from skipwise.reproduction.runs import plan_runs
+from skipwise.reproduction.scales import SCALES
+from skipwise.reproduction.scores import Scores
+from skipwise.reproduction.tables import exhibit_markdown
+from skipwise.results import PositionRecord
+
+
+def markdown(name: str, scores) -> str:
+    exhibit = EXHIBITS[name]
+    return exhibit_markdown(exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores)
+
+
+def scored(text: str, *values: float) -> Scores:
+    return Scores({(text, 256 * 2**k): [math.log(v)] for k, v in enumerate(values)})
+
+
+def segments(*losses: float, hits: int = 0, length: int = 2048, documents: int = 3) -> Scores:
+    edges = [1, 64, 128, 256, 512, 1024, 2048][: 4 if length == 256 else 7]
+    widths = [b - a for a, b in pairwise(edges)]
+    record = PositionRecord(
+        arm="a",
+        length=length,
+        data="x",
+        edges=edges,
+        documents=[f"d{i}" for i in range(documents)],
+        nll=[[loss * width for loss, width in zip(losses, widths, strict=True)]] * documents,
+        hits=[[hits] * len(widths)] * documents,
+        precision="float32",
+        seconds=1.0,
+    )
+    return Scores(positions={("x", length): [record]})
+
+
+def test_perplexity_has_mean_spread_and_the_papers_figures() -> None:
+    scores = {"pose": scored("x", 10.0, 9.0, 9.0), "full": scored("x", 10.0, 9.0, 9.0)}
+    scores["pose"].nll["x", 512] = [math.log(9.0), math.log(9.2)]
+    scores["pose"].tokens = 1_638_400
+    text = markdown("main", {"linear, 8x": scores})
+    assert "| perplexity, x | 256 | 512 | 1k | GovReport 1x | GovReport 2x | GovReport 4x |" in text
+    assert "| PoSE | 10.0 | 9.10 ± 0.14 | 9.00 | 4.84 | 4.68 | 4.60 |" in text
+    assert "- pose at most 1.03 x full, at every length: holds (1.011 of it at 512 (x))" in text
+    assert "- pose at most 0.97 x pi-only, at every length beyond the original: not measured" in text
+    assert "PoSE 400 x 16 = 1,638,400 tokens" in text
+    assert "linear, 16x" not in text
+
+
+def test_mathematics_stands_beside_mathematics() -> None:
+    text = markdown("interpolation", {"yarn, 8x": {"pose": scored("texts/math", 10.0)}})
+    assert "| perplexity, texts/math | 256 | Proof-pile 1x |" in text
+    assert "| PoSE | 10.0 | 2.91 |" in text
+
+
+def test_far_windows_stand_beside_their_own() -> None:
+    scores = Scores({("x", 4096): [math.log(12.0)], ("x", 12288): [math.log(13.0)]})
+    text = markdown("extreme", {"yarn, 48x": {"yarn": scores}})
+    assert "| yarn | 12.0 | 13.0 | 8.31 | 9.36 |" in text
+
+
+def test_loss_by_position_is_shown_from_the_original_length_on() -> None:
+    text = markdown("main", {"linear, 8x": {"pose": segments(9, 9, 9, 2, 3, 1)}})
+    assert "| perplexity at positions, x | 1 to 256 | 256 to 512 | 512 to 1k | 1k to 2k |" in text
+    assert "| PoSE | 8.1e3 | 7.39 | 20.1 | 2.72 |" in text
+
+
+def test_curves_are_of_the_first_tokens() -> None:
+    text = markdown("families", {"LLaMA": {"yarn": segments(3, 3, 3, 2, 2, 2)}})
+    assert (
+        "| perplexity of the first tokens, x | 64 | 128 | 256 | 512 | 1k | 2k | paper 1k | paper 16k |"
+        in text
+    )
+    assert "| yarn | 20.1 | 20.1 | 20.1 | 12.2 | 9.48 | 8.37 | 5.19 | 4.76 |" in text
+
+
+def test_ability_stands_beside_the_papers_benchmarks() -> None:
+    rows = {
+        "original": segments(2, 2, 2, hits=10, length=256),
+        "pose": segments(2.1, 2.1, 2.1, hits=9, length=256),
+    }
+    text = markdown("original-ability", {"linear, 8x": rows})
+    assert "| original | x | 7.39 | 11.8% [11.8, 11.8] | – | – |" in text
+    assert (
+        "| PoSE | x | 8.17 | 10.6% [10.6, 10.6] | +0.100 [+0.100, +0.100] | -1.176 [-1.176, -1.176] |" in text
+    )
+    assert "| PoSE | 74.50 | 78.13 | 68.59 | 32.05 | 48.29 | 75.56 | 62.85 |" in text
+    assert "| original | 75.11 |" in text
+    assert "73.61" not in text  # of 64 times
+
+
+def test_perplexity_by_step_stands_beside_the_papers() -> None:
+    text = markdown(
+        "efficiency", {"yarn, 8x": {"full": Scores({("x", 256): [1.0]}, steps={10: [2.0], 400: [1.0]})}}
+    )
+    assert "| perplexity after steps | 10 | 400 | paper 10 | paper 30 |" in text
+    assert "| full-length | 7.39 | 2.72 | 5.51 | 4.99 |" in text

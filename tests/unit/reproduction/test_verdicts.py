@@ -1,0 +1,115 @@
+"""A rule holds at its worst length, and can fail."""
+
+import math
+
+import pytest
+
+from skipwise.reproduction.claims import Finds, FindsMore, Holds, Keeps, Lower, Reads
+from skipwise.reproduction.scores import Scores
+from skipwise.reproduction.verdicts import Finding, judge, verdict
+from skipwise.results import PositionRecord
+
+WINDOWS = (256, 512, 1024)
+
+
+def scored(**perplexities: tuple[float, ...]) -> dict[str, Scores]:
+    return {
+        arm: Scores({("x", w): [math.log(v)] for w, v in zip(WINDOWS, values, strict=False)})
+        for arm, values in perplexities.items()
+    }
+
+
+def read(*losses: tuple[float, float], hits: int = 5) -> Scores:
+    """Segments of 512 tokens in documents of their own: mean loss up to 256, and from there on."""
+    record = PositionRecord(
+        arm="a",
+        length=512,
+        data="x",
+        edges=[1, 256, 512],
+        documents=[f"d{i}" for i in range(len(losses))],
+        nll=[[near * 255, far * 256] for near, far in losses],
+        hits=[[hits, hits] for _ in losses],
+        precision="float32",
+        seconds=1.0,
+    )
+    return Scores(positions={("x", 512): [record]})
+
+
+@pytest.mark.parametrize(
+    ("claim", "holds", "worst"),
+    [
+        (Lower("a", "b"), False, "1.200 of it at 256 (x)"),
+        (Lower("a", "b", factor=1.2), True, "1.200 of it at 256 (x)"),
+        (Lower("a", "b", beyond=True), True, "0.500 of it at 512 (x)"),
+        (Lower("a", "c"), None, "not measured"),
+        (Holds("a", most=1.0), True, "0.833 times at 512 (x)"),
+        (Holds("b", most=1.5), False, "2.000 times at 512 (x)"),
+        (Holds("b", least=1.99), True, "2.000 times at 512 (x)"),
+        (Holds("b", least=2.5), False, "2.000 times at 512 (x)"),
+        (Holds("c", least=2.5), None, "not measured"),
+    ],
+)
+def test_an_order_is_judged_at_its_worst_length_up_to_the_target(claim, holds, worst) -> None:
+    finding = judge(claim, scored(a=(12.0, 10.0, 99.0), b=(10.0, 20.0, 10.0)), 256, 512)
+    assert (finding.holds, finding.worst) == (holds, worst)
+
+
+@pytest.mark.parametrize(
+    ("claim", "holds", "worst"),
+    [
+        (Finds("a", least=0.9), False, "50% at 512"),
+        (Finds("a", least=0.5), True, "50% at 512"),
+        (Finds("a", most=0.1), False, "100% at 256"),
+        (Finds("a", most=0.5, beyond=True), True, "50% at 512"),
+        (Finds("b", least=0.9), None, "not measured"),
+    ],
+)
+def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
+    scores = {"a": Scores(hits={256: (10, 10), 512: (5, 10), 1024: (0, 10)})}
+    finding = judge(claim, scores, 256, 512)
+    assert (finding.holds, finding.worst) == (holds, worst)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "holds"),
+    [((50, 50), (39, 50), True), ((50, 50), (49, 50), False), ((39, 50), (50, 50), False)],
+)
+def test_more_passkeys_need_an_interval_above_zero(ours, theirs, holds) -> None:
+    scores = {"a": Scores(hits={512: ours}), "b": Scores(hits={512: theirs})}
+    assert judge(FindsMore("a", "b"), scores, 256, 512).holds is holds
+    assert judge(FindsMore("a", "b"), scores, 256, 1024).holds is None
+
+
+def test_reading_far_text_is_judged_beyond_the_original_length_alone() -> None:
+    near_worse = read(*[(9.0, 2.0 + i / 10) for i in range(6)])
+    other = read(*[(1.0, 2.5 + i / 10) for i in range(6)])
+    finding = judge(Reads("a", "b"), {"a": near_worse, "b": other}, 256, 512)
+    assert finding.holds is True
+    assert finding.worst == "-0.500 [-0.500, -0.500] nats a token (x)"
+    assert judge(Reads("b", "a"), {"a": near_worse, "b": other}, 256, 512).holds is False
+    unsure = read((9.0, 2.0), (9.0, 3.5))
+    assert judge(Reads("a", "b"), {"a": unsure, "b": read((1, 2.5), (1, 2.9))}, 256, 512).holds is False
+    assert judge(Reads("a", "b"), {"a": unsure}, 256, 512).holds is None
+
+
+@pytest.mark.parametrize(
+    ("claim", "holds"),
+    [
+        (Keeps("a", "b", loss=0.03, accuracy=0.01), False),
+        (Keeps("a", "b", loss=0.2, accuracy=0.02), True),
+        (Keeps("a", "b", loss=0.2, accuracy=0.001), False),
+        (Keeps("b", "a"), True),
+        (Keeps("a", "c"), None),
+    ],
+)
+def test_ability_is_kept_in_loss_and_in_accuracy(claim, holds) -> None:
+    scores = {"a": read(*[(2.1, 2.1)] * 3, hits=3), "b": read(*[(2.0, 2.0)] * 3, hits=6)}
+    for score in scores.values():  # segments of the original length
+        score.positions["x", 512][0].__dict__.update(length=512)
+    finding = judge(claim, scores, 512, 4096)
+    assert finding.holds is holds
+
+
+def test_a_verdict_says_where_it_does_not_hold() -> None:
+    assert verdict(Finding("a below b", False, "1.2 at 256")) == "- a below b: **does not hold** (1.2 at 256)"
+    assert verdict(Finding("a below b", None, "")) == "- a below b: not measured"
