@@ -195,8 +195,15 @@ def reproduce_command(
         str, typer.Option(help="nano, in miniature; or paper, its own models and lengths on GPUs")
     ] = "nano",
     seeds: Annotated[int, typer.Option(min=1, help="how many seeds each trained arm gets")] = 1,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="a row of the tables, as often as wanted; default: all")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option(help="a block of the tables, as 'linear, 8x'; default: all")
+    ] = None,
     text: Annotated[
-        list[str] | None, typer.Option(help="text to measure on, as often as there are; default: held out")
+        list[str] | None,
+        typer.Option(help="text to measure on, as often as there are; default: stdlib (held out) and pydoc"),
     ] = None,
     notes: Annotated[
         Path | None, typer.Option(help="Markdown put into the page, a section an exhibit: ## main")
@@ -222,6 +229,8 @@ def reproduce_command(
         scale=scale,  # type: ignore[arg-type]
         out=out,
         seeds=range(seeds),
+        arms=arm or [],
+        settings=setting or [],
         texts=text or [],
         changes=parse_changes(set_ or []),
         notes=notes,

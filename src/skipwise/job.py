@@ -108,7 +108,8 @@ def prepare(recipe: Recipe, console: Console) -> Job:
     if len(kept) == 0:
         raise DataError(
             f"of {len(store):,} documents none of {shortest:,} tokens or more is left to train on after holding out "
-            f"{len(held_out):,}; give more text, or lower data.held_out"
+            f"{len(held_out):,}; the longest are {_longest(store, train)}; give longer text, lower the target, "
+            "or lower data.held_out"
         )
     training_arguments(recipe.training, Path("."), recipe.seed)  # an unknown field is refused before any work
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -126,6 +127,11 @@ def prepare(recipe: Recipe, console: Console) -> Job:
     )
     job.dataset()  # so is a plan that the lengths cannot meet
     return job
+
+
+def _longest(store: TokenStore, documents: np.ndarray) -> str:
+    order = documents[np.argsort(-store.lengths[documents], kind="stable")][:3]
+    return ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in order) or "none"
 
 
 def describe(job: Job, console: Console) -> None:

@@ -170,3 +170,49 @@ def test_the_papers_scale_is_planned_without_its_models(monkeypatch, capsys) -> 
     )
     assert "linear, 8x, pose" in printed
     assert "coverage: nothing is trained" in printed
+
+
+def test_arms_and_settings_are_chosen_by_name(words, monkeypatch, capsys) -> None:
+    run(
+        monkeypatch,
+        "reproduce",
+        "main",
+        "content",
+        "--arm",
+        "pose",
+        "--setting",
+        "linear, 16x",
+        "--dry-run",
+        *words,
+    )
+    assert "linear, 16x, pose, seed 0" in capsys.readouterr().out
+    asked = ("reproduce", "main", "--dry-run", *words)
+    assert "arm 'posse' is in none of these exhibits (did you mean pose?); there are 'original'" in refused(
+        monkeypatch, capsys, *asked, "--arm", "posse"
+    )
+    assert "setting 'linear, 9x' is in none of these exhibits (did you mean linear, 8x?)" in refused(
+        monkeypatch, capsys, *asked, "--setting", "linear, 9x"
+    )
+
+
+def test_text_too_short_is_said_before_any_training(words, monkeypatch, capsys, tmp_path) -> None:
+    text = corpus(tmp_path / "long", documents=6, words=500)
+    asked = [
+        *words,
+        "--set",
+        f"data.source={text}",
+        "--set",
+        f"evaluation.source={text}",
+        "--set",
+        "data.held_out=0.2",
+    ]
+    told = refused(
+        monkeypatch, capsys, "reproduce", "main", "content", *asked, "--set", "data.min_tokens=300"
+    )
+    assert (
+        "main, linear, 16x: kept 0 of 6 documents; all are under 4,096 tokens: the longest, document-" in told
+    )
+    assert told.rstrip().endswith(
+        "This text is long enough for: skipwise reproduce main --setting 'linear, 8x'; skipwise reproduce content"
+    )
+    assert not (tmp_path / "out").exists()

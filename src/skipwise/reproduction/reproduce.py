@@ -12,10 +12,11 @@ from rich.table import Table
 
 from skipwise.recipe import load_recipe
 from skipwise.reproduction.estimate import GPUS, full_size, measure_speed, seconds, tokens_of, total_seconds
-from skipwise.reproduction.exhibits import EXHIBITS, find_exhibit
+from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.reproduction.page import read_notes, write_pages
 from skipwise.reproduction.runs import ArmRun, make, plan_runs
 from skipwise.reproduction.scales import MODELS, SCALES, Scale, ScaleName
+from skipwise.reproduction.selection import chosen_exhibits, require_text, select
 
 
 def list_exhibits(console: Console) -> None:
@@ -44,6 +45,8 @@ def reproduce(
     scale: ScaleName,
     out: Path,
     seeds: Sequence[int],
+    arms: Sequence[str],
+    settings: Sequence[str],
     texts: Sequence[str],
     changes: Mapping[str, Any],
     notes: Path | None,
@@ -57,6 +60,8 @@ def reproduce(
         scale: in miniature, or as in the paper.
         out: ``out/arms`` holds a run folder an arm, ``out/reproduction.md`` the tables.
         seeds: of the trained arms.
+        arms: rows of the tables to run; none means all.
+        settings: blocks of the tables to run, as ``linear, 8x``; none means all.
         texts: what is measured on; none takes the scale's own.
         changes: dotted recipe keys for every run.
         notes: Markdown to put into the page, a section an exhibit.
@@ -64,20 +69,24 @@ def reproduce(
         console: where to print.
 
     Raises:
-        SkipwiseError: an unknown exhibit, or what a run of it cannot do.
+        SkipwiseError: an unknown exhibit, arm or setting, text too short for one, or what a run cannot do.
     """
-    exhibits = list(EXHIBITS.values()) if "all" in names else [find_exhibit(name) for name in names]
     common = {**({"evaluation.source": list(texts)} if texts else {}), **changes}
-    plans = {e.name: plan_runs(e, SCALES[scale], seeds=seeds, changes=common) for e in exhibits}
+    every = {
+        name: plan_runs(EXHIBITS[name], SCALES[scale], seeds=seeds, changes=common)
+        for name in chosen_exhibits(names)
+    }
+    plans = select(every, arms, settings)
     if notes:
         read_notes(notes)  # what is wrong with them is said before hours of training
     if dry_run:
         _plan(plans, SCALES[scale], out, console)
         return
+    require_text(plans)
     _make_all(list(_distinct(plans.values()).values()), out, console)
     page = write_pages(plans, out, notes, console)
-    for exhibit in exhibits:
-        console.print(Markdown((out / f"{exhibit.name}.md").read_text(encoding="utf-8")))
+    for name in plans:
+        console.print(Markdown((out / f"{name}.md").read_text(encoding="utf-8")))
     console.print(f"page: {page}", soft_wrap=True)
 
 

@@ -1,0 +1,93 @@
+"""What to run of the asked-for exhibits: arms and settings by name, and whether the text is long enough for them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+
+from skipwise.arms import plan_evaluation
+from skipwise.errors import DataError, RecipeError
+from skipwise.job import prepare
+from skipwise.recipe import nearest
+from skipwise.reproduction.bases import base_folder
+from skipwise.reproduction.exhibits import EXHIBITS, find_exhibit
+from skipwise.reproduction.runs import ArmRun
+
+Plans = Mapping[str, Sequence[ArmRun]]
+
+
+def chosen_exhibits(names: Sequence[str]) -> list[str]:
+    """The exhibits called ``names``, each once; ``all`` are all.
+
+    Raises:
+        RecipeError: there is none of a name.
+    """
+    found = [find_exhibit(name).name for name in names if name != "all"]
+    return list(EXHIBITS) if "all" in names else list(dict.fromkeys(found))
+
+
+def select(plans: Plans, arms: Sequence[str], settings: Sequence[str]) -> dict[str, list[ArmRun]]:
+    """Keep the runs of some arms and some settings; none asked for keeps all.
+
+    Raises:
+        RecipeError: no run of the exhibits has that arm or setting; names the nearest.
+    """
+    runs = [run for each in plans.values() for run in each]
+    _require_known("arm", arms, [run.variant for run in runs])
+    _require_known("setting", settings, [run.setting for run in runs])
+    return {
+        name: [
+            run
+            for run in each
+            if (not arms or run.variant in arms) and (not settings or run.setting in settings)
+        ]
+        for name, each in plans.items()
+    }
+
+
+def _require_known(kind: str, names: Iterable[str], valid: Sequence[str]) -> None:
+    there = list(dict.fromkeys(valid))
+    for name in names:
+        if name not in there:
+            listed = ", ".join(repr(one) for one in there) or "none"
+            raise RecipeError(
+                f"{kind} {name!r} is in none of these exhibits{nearest(name, there)}; there are {listed}"
+            )
+
+
+def require_text(plans: Plans) -> None:
+    """Refuse, before any training, what the text is too short for, and say what it is long enough for.
+
+    Raises:
+        DataError: names the settings, the longest documents, and the commands that can be run instead.
+    """
+    problems: dict[tuple[str, str], str] = {}
+    for name, runs in plans.items():
+        for run in _one_of_each_need(runs):
+            try:
+                plan_evaluation(prepare(run.recipe, _QUIET), _QUIET)
+            except DataError as error:
+                problems.setdefault((name, run.setting), str(error))
+    if not problems:
+        return
+    told = "\n".join(f"{name}, {setting}: {message}" for (name, setting), message in problems.items())
+    instead = []
+    for name, runs in plans.items():
+        settings = list(dict.fromkeys(run.setting for run in runs))
+        fits = [setting for setting in settings if (name, setting) not in problems]
+        some = "".join(f" --setting {setting!r}" for setting in fits) if len(fits) < len(settings) else ""
+        if fits or not settings:
+            instead.append(f"skipwise reproduce {name}{some}")
+    raise DataError(f"{told}\nThis text is long enough for: {'; '.join(instead) or 'none of them'}")
+
+
+_QUIET = Console(quiet=True)
+
+
+def _one_of_each_need(runs: Sequence[ArmRun]) -> list[ArmRun]:
+    """A run for each length of documents that is needed; a family's base that is not there yet is passed over."""
+    needs: dict[tuple[str, str, bool, bool], ArmRun] = {}
+    for run in runs:
+        if run.base is None or (base_folder(run.base) / "model").exists():
+            full = run.recipe.positions.scheme == "full"
+            needs.setdefault((run.setting, run.recipe.model, full, run.trained), run)
+    return list(needs.values())
