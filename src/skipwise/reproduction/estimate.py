@@ -1,7 +1,7 @@
-"""How long an exhibit takes: on this machine from a few timed steps, at the paper's scale by arithmetic."""
+"""How long an exhibit takes on this machine, from a few timed steps."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,6 @@ from skipwise.evaluation.perplexity import fed_tokens, inference
 from skipwise.measure import AUTOCAST
 from skipwise.model.loading import load_model
 from skipwise.reproduction.runs import ArmRun
-from skipwise.reproduction.scales import Shape
 from skipwise.training_arguments import choose_precision
 
 _SETTLED = 12.0  # seconds a run takes besides: loading, the probe, saving, the report
@@ -60,8 +59,8 @@ def measure_speed(model: str, near: int = 256, far: int = 2048) -> Speed:
     return Speed(lines[0], lines[1])
 
 
-def _seconds(work: object, width: int) -> float:
-    assert callable(work)
+def _seconds(work: Callable[[int], None], width: int) -> float:
+    """The faster of two goes at ``work``, after one to warm up."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -73,6 +72,13 @@ def _seconds(work: object, width: int) -> float:
 def seconds(run: ArmRun, speed: Speed) -> float:
     """How long one run takes: training, and every measurement."""
     return _SETTLED + _training(run, speed) + _measuring(run, speed)
+
+
+def total_seconds(runs: Iterable[ArmRun], speed: Speed) -> float:
+    """How long runs take one after another; what several of them train is trained once."""
+    runs = list(runs)
+    once = {run.key: _training(run, speed) for run in runs}
+    return sum(once.values()) + sum(_SETTLED + _measuring(run, speed) for run in runs)
 
 
 def _training(run: ArmRun, speed: Speed) -> float:
@@ -112,40 +118,3 @@ def tokens_of(run: ArmRun) -> int:
 
 def _at(line: tuple[float, float], width: int) -> float:
     return line[0] + line[1] * width
-
-
-# The machine that the paper's scale is planned for, and how much of it is used.
-GPUS, PEAK, USED = 8, 312e12, 0.4  # A100 80 GB, bf16 operations a second
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One arm at full size: GPU hours are of all GPUs together."""
-
-    gigabytes: float
-    gpu_hours: float
-
-
-def full_size(run: ArmRun, shape: Shape) -> Cost:
-    """Memory of each of 8 GPUs under ZeRO-3 with gradient checkpointing, and GPU hours of training.
-
-    Memory: 16 bytes a parameter (bf16 weight and gradient, float32 master weight and two Adam moments) over the GPUs;
-    the inputs of every layer, 2 s h L bytes for a window of s tokens; one layer at work, about 34 s h; the logits in
-    bf16 and float32, 6 s V; and one layer's gathered weights, 24 h^2. Operations a token: 6 N + 6 L h s (forward and
-    backward, causal attention), and a third more for the forward pass done again (Kaplan et al., 2020; Korthikanti et
-    al., 2022).
-    """
-    tokens = tokens_of(run)
-    width = tokens // (run.recipe.training.max_steps * run.recipe.training.batch_size) if tokens else 0
-    h, layers = shape.width, shape.layers
-    held = 16 * shape.parameters / GPUS + 24 * h * h
-    held += width * (2 * h * layers + 34 * h + 6 * shape.vocabulary)
-    operations = tokens * (6 * shape.parameters + 6 * layers * h * width) * 4 / 3
-    return Cost(held / 1e9, operations / (PEAK * USED) / 3600)
-
-
-def total_seconds(runs: Iterable[ArmRun], speed: Speed) -> float:
-    """How long runs take one after another; what several of them train is trained once."""
-    runs = list(runs)
-    once = {run.key: _training(run, speed) for run in runs}
-    return sum(once.values()) + sum(_SETTLED + _measuring(run, speed) for run in runs)

@@ -11,11 +11,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from skipwise.recipe import load_recipe
-from skipwise.reproduction.estimate import GPUS, full_size, measure_speed, seconds, tokens_of, total_seconds
+from skipwise.reproduction.estimate import measure_speed, seconds, total_seconds
 from skipwise.reproduction.exhibits import EXHIBITS
+from skipwise.reproduction.full_size import print_full_size
 from skipwise.reproduction.page import read_notes, write_pages
 from skipwise.reproduction.runs import ArmRun, make, plan_runs
-from skipwise.reproduction.scales import MODELS, SCALES, Scale, ScaleName
+from skipwise.reproduction.scales import SCALES, Scale, ScaleName
 from skipwise.reproduction.selection import chosen_exhibits, require_text, select
 
 
@@ -24,7 +25,9 @@ def list_exhibits(console: Console) -> None:
     scale = SCALES["nano"]
     speed = measure_speed(load_recipe(scale.recipe).model)
     plans = {e.name: plan_runs(e, scale, seeds=[0], changes={}) for e in EXHIBITS.values()}
-    grid = _grid("exhibit", "what it compares", "in the paper", "models", "here")
+    grid = Table(box=None, pad_edge=False)
+    for column in ("exhibit", "what it compares", "in the paper", "models", "here"):
+        grid.add_column(column, justify="right" if column in ("models", "here") else "left")
     for exhibit in EXHIBITS.values():
         runs = plans[exhibit.name]
         models = str(sum(run.trained for run in runs)) if runs else "–"
@@ -115,7 +118,7 @@ def _distinct(plans: Iterable[Sequence[ArmRun]]) -> dict[str, ArmRun]:
 def _plan(plans: Mapping[str, list[ArmRun]], scale: Scale, out: Path, console: Console) -> None:
     """Print which runs are there and missing, or at the paper's scale what each would cost."""
     if scale.name == "paper":
-        _plan_full_size(plans, console)
+        print_full_size(plans, console)
         return
     runs = list(_distinct(plans.values()).values())
     speed = measure_speed(runs[0].recipe.model) if runs else None
@@ -126,46 +129,6 @@ def _plan(plans: Mapping[str, list[ArmRun]], scale: Scale, out: Path, console: C
         there = (folder / ("model" if run.trained else "results.jsonl")).exists()
         told = made if there else f"missing, {_minutes(seconds(run, speed))}"
         console.print(f"{told:18} {folder.name}: {run}", soft_wrap=True)
-
-
-def _plan_full_size(plans: Mapping[str, list[ArmRun]], console: Console) -> None:
-    for name, runs in plans.items():
-        if not runs:
-            console.print(f"{name}: nothing is trained; it runs anywhere")
-            continue
-        grid = _grid("arm", "steps x windows", "of tokens", "in all", "GB a GPU", "hours")
-        for run in runs:
-            training, tokens = run.recipe.training, tokens_of(run)
-            if not run.trained:
-                continue
-            cost = full_size(run, MODELS[run.recipe.model])
-            width = tokens // (training.max_steps * training.batch_size)
-            grid.add_row(
-                f"{run.setting}, {run.variant}",
-                f"{training.max_steps:,} x {training.batch_size}",
-                f"{width:,}",
-                f"{tokens / 1e6:,.0f} M",
-                f"{cost.gigabytes:.0f}",
-                f"{cost.gpu_hours / GPUS:.1f}",
-            )
-        models = ", ".join(dict.fromkeys(run.recipe.model.split("/")[-1] for run in runs))
-        shortest = min(run.recipe.data.min_tokens or 0 for run in runs)
-        text = f"{runs[0].recipe.data.source}, documents of {shortest:,} tokens or more"
-        console.print(f"{name}: {models}; trained on {text}", style="bold", soft_wrap=True)
-        console.print(grid)
-    console.print(
-        f"Memory and hours by arithmetic, for {GPUS} A100 of 80 GB under ZeRO-3 with gradient checkpointing, 40% of "
-        "their bf16 peak used. The paper measured on GovReport and Proof-pile (documents above 32k tokens), PG-19 and "
-        "Books3 (above 128k): give yours by --text."
-    )
-
-
-def _grid(*columns: str) -> Table:
-    grid = Table(box=None, pad_edge=False)
-    for column in columns:
-        left = column in ("exhibit", "what it compares", "in the paper", "arm")
-        grid.add_column(column, justify="left" if left else "right")
-    return grid
 
 
 def _minutes(taken: float) -> str:

@@ -1,11 +1,11 @@
-"""Estimates: what is counted, and the paper's scale by hand."""
+"""Estimates: what is counted."""
 
 import pytest
 
-from skipwise.reproduction.estimate import Speed, full_size, measure_speed, seconds, tokens_of, total_seconds
+from skipwise.reproduction.estimate import Speed, measure_speed, seconds, tokens_of, total_seconds
 from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import MODELS, SCALES
+from skipwise.reproduction.scales import SCALES
 from tests.tiny import checkpoint
 
 SPEED = Speed(train=(1e-4, 1e-7), read=(1e-5, 1e-8))
@@ -56,17 +56,3 @@ def test_what_is_shared_is_trained_once() -> None:
 def test_speed_is_measured(tmp_path) -> None:
     speed = measure_speed(str(checkpoint(tmp_path, 256)), near=64, far=256)
     assert speed.train[0] + 256 * speed.train[1] > speed.read[0] > 0
-
-
-def test_the_papers_main_run_by_hand() -> None:
-    pose, full = run("main", "pose", "paper"), run("main", "full", "paper")
-    shape = MODELS["huggyllama/llama-7b"]
-    tokens = 1000 * 64 * 2048
-    near, far = full_size(pose, shape), full_size(full, shape)
-    assert near.gpu_hours == pytest.approx(
-        tokens * (6 * 6.74e9 + 6 * 32 * 4096 * 2048) * 4 / 3 / (312e12 * 0.4) / 3600
-    )
-    states = 16 * 6.74 / 8 + 24 * 4096**2 / 1e9
-    assert near.gigabytes == pytest.approx(states + 2048 * (2 * 4096 * 32 + 34 * 4096 + 6 * 32000) / 1e9)
-    assert (far.gigabytes - states) / (near.gigabytes - states) == pytest.approx(8)
-    assert far.gpu_hours > near.gpu_hours
