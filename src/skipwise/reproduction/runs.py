@@ -162,7 +162,7 @@ def _window(model: str) -> int:
 
 @cache
 def _weights(model: str) -> str:
-    """Hash a model's weights as they came: of a folder its files, of a hub's model its commit."""
+    """Hash a model's weights as they came: of a hub's model its commit, of a folder each file's size and first 16 MiB."""
     digest = hashlib.sha256(str(getattr(load_config(model), "_commit_hash", None)).encode())
     for path in sorted(Path(resolve(model)).glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size}".encode())
@@ -175,6 +175,9 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
     """Train and measure what is not there yet; of a trained arm the checkpoints are not kept.
 
     An arm whose records are all there is left alone, even where its model was deleted since.
+
+    Raises:
+        SkipwiseError: the text of its records has changed since, or what a run cannot do.
     """
     if run.base:
         make_base(run.base, console)
@@ -182,6 +185,7 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
     job = prepare(run.recipe, Console(quiet=True))
     plan = plan_evaluation(job, console)
     taken = RunFolder(path)
+    taken.require_same(**plan.fingerprints)
     if plan.done(taken):
         return taken
     resume = taken.recipe.exists()
@@ -190,7 +194,6 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
         shutil.rmtree(taken.checkpoints, ignore_errors=True)
         return taken
     taken = open_run(run.recipe, path, job.name, resume=resume)
-    taken.require_same(**plan.fingerprints)
     taken.begin(run.recipe)
     taken.record(fingerprints=taken.read().get("fingerprints", {}) | plan.fingerprints)
     evaluate(job, plan, taken, console)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from skipwise.arms import evaluation_windows, stride_of
 from skipwise.intervals import Interval, mean_interval
 from skipwise.reproduction.runs import ArmRun
 from skipwise.results import (
     PasskeyRecord,
     PerplexityRecord,
     PositionRecord,
+    Record,
     StepRecord,
     TrainingRecord,
     read_records,
@@ -97,37 +99,59 @@ def collect(runs: Iterable[ArmRun], out: Path) -> dict[str, dict[str, Scores]]:
     table: dict[str, dict[str, Scores]] = {}
     for run in runs:
         scores = table.setdefault(run.setting, {}).setdefault(run.variant, Scores())
-        _add(scores, run.folder(out) / "results.jsonl", run.recipe.evaluation.source)
+        records = read_records(run.folder(out) / "results.jsonl")
+        scores.tokens = max((r.tokens for r in records if isinstance(r, TrainingRecord)), default=0)
+        for record in _asked_for(records, run):
+            _add(scores, record)
     return table
 
 
-def _add(scores: Scores, results: Path, texts: Sequence[str] | None) -> None:
-    """Add one run's records: of each kind, text and length the latest, of the texts asked for."""
-    latest: dict[object, PerplexityRecord | PasskeyRecord | PositionRecord | StepRecord] = {}
-    for record in read_records(results):
-        if isinstance(record, TrainingRecord):
-            scores.tokens = record.tokens
-        elif isinstance(record, PasskeyRecord):
-            latest[record.length] = record
-        elif texts and not isinstance(record, PasskeyRecord) and getattr(record, "data", None) not in texts:
-            continue
-        elif isinstance(record, PerplexityRecord):
-            latest[record.data, record.window] = record
-        elif isinstance(record, PositionRecord):
-            latest["segments", record.data, record.length] = record
-        elif isinstance(record, StepRecord):
-            latest["step", record.data, record.step] = record
-    for record in latest.values():
+def _add(scores: Scores, record: Record) -> None:
+    match record:
+        case PerplexityRecord():
+            scores.nll.setdefault((record.data, record.window), []).append(record.nll / record.tokens)
+        case PositionRecord():
+            scores.positions.setdefault((record.data, record.length), []).append(record)
+        case StepRecord():
+            scores.steps.setdefault(record.step, []).append(record.nll / record.tokens)
+        case PasskeyRecord():
+            found, asked = scores.hits.get(record.length, (0, 0))
+            scores.hits[record.length] = (found + sum(record.hits), asked + record.trials)
+
+
+def _asked_for(records: Sequence[Record], run: ArmRun) -> Iterable[Record]:
+    """The records that a run's evaluation asks for: one of each kind, text and length.
+
+    An arm is shared by exhibits, and measured again where a later command asks for more documents; a table must not
+    mix the two. Of what does not exceed the rule the most is taken: text may have fewer documents than were asked for.
+    """
+    rule, chosen = run.recipe.evaluation, dict[object, tuple[tuple[int, ...], Record]]()
+    texts = rule.source or [run.recipe.data.source]
+    target = run.recipe.target or 0
+    windows = evaluation_windows(rule, run.original, target)
+    limit = rule.tokens_per_document or 2 * windows[-1]
+
+    def take(place: object, size: tuple[int, ...], record: Record) -> None:
+        if place not in chosen or size >= chosen[place][0]:
+            chosen[place] = (size, record)
+
+    for record in records:
         match record:
-            case PerplexityRecord():
-                scores.nll.setdefault((record.data, record.window), []).append(record.nll / record.tokens)
-            case PositionRecord():
-                scores.positions.setdefault((record.data, record.length), []).append(record)
-            case StepRecord():
-                scores.steps.setdefault(record.step, []).append(record.nll / record.tokens)
-            case PasskeyRecord():
-                found, asked = scores.hits.get(record.length, (0, 0))
-                scores.hits[record.length] = (found + sum(record.hits), asked + record.trials)
+            case PerplexityRecord() if record.data in texts and record.window in windows:
+                fits = record.documents <= rule.documents and record.tokens < record.documents * limit
+                if fits and record.stride == stride_of(rule, run.original, target, record.window):
+                    take((record.data, record.window), (record.documents, record.tokens), record)
+            case PositionRecord() if record.data in texts and record.length in (rule.segment_lengths or []):
+                if len(record.documents) <= rule.segments:
+                    take(("segments", record.data, record.length), (len(record.documents),), record)
+            case StepRecord() if record.data in texts and record.step in (rule.steps or []):
+                take(("step", record.data, record.step), (0,), record)
+            case PasskeyRecord() if record.length in (rule.passkey_lengths or windows):
+                if (record.trials, record.seed) == (rule.passkey_trials, run.recipe.seed):
+                    take(record.length, (0,), record)
+            case _:
+                continue
+    return [record for _, record in chosen.values()]
 
 
 def _within(record: PositionRecord, begin: int, end: int, sums: Sums) -> list[float]:
