@@ -209,6 +209,9 @@ def reproduce_command(
         Path | None, typer.Option(help="Markdown put into the page, a section an exhibit: ## main")
     ] = None,
     set_: Setting = None,
+    page_only: Annotated[
+        bool, typer.Option("--page-only", help="write the page of what is there; train nothing")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print what would be run, and what it takes")
     ] = False,
@@ -234,6 +237,7 @@ def reproduce_command(
         texts=text or [],
         changes=parse_changes(set_ or []),
         notes=notes,
+        page_only=page_only,
         dry_run=dry_run,
         console=console,
     )

@@ -50,8 +50,13 @@ def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) ->
             base, peak, device = _in_own_process(_peak_bytes, recipe, arm, target, original)
             window = target if arm == "full" else original
             append_record(path, CostRecord(arm, target, window, EXAMPLES, times, peak, base, device))
-    latest = {(r.arm, r.target): r for r in read_records(path) if isinstance(r, CostRecord)}
-    return list(latest.values())
+    return known_costs(out)
+
+
+def known_costs(out: Path) -> list[CostRecord]:
+    """What ``out/costs.jsonl`` holds, the latest of each arm and target."""
+    records = [r for r in read_records(out / "costs.jsonl") if isinstance(r, CostRecord)]
+    return list({(r.arm, r.target): r for r in records}.values())
 
 
 def _in_own_process(function: Callable[..., Any], *args: Any) -> Any:
@@ -163,7 +168,7 @@ def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     }
     return [
         Finding(
-            f"pose's {name} is the same at every target, to {_TOLERANCE:.0%}",
+            f"PoSE's {name} is the same at every target, to {_TOLERANCE:.0%}",
             max(values) / min(values) - 1 <= _TOLERANCE,
             f"most {max(values) / min(values) - 1:.1%} above the least",
         )

@@ -4,7 +4,7 @@ An exhibit is a table: rows (variants of one recipe) measured alike, in blocks (
 rules. Everything that it needs to be run is said here; ``runs.py`` makes run folders of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +12,8 @@ from skipwise.errors import RecipeError
 from skipwise.recipe import Recipe, nearest
 from skipwise.reproduction import paper
 from skipwise.reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads
+
+Changes = Mapping[str, Any]
 
 BASELINES = ("original", "pi-only")
 TRAINED = ("full", "randpos", "pose", "short", "cream")
@@ -52,7 +54,8 @@ class Exhibit:
         title: what it shows.
         source: where the paper shows it.
         settings: the blocks of the table.
-        variants: row label -> dotted recipe changes; the label is an arm where there is one of that name.
+        variants: row label -> dotted recipe changes, or a function that makes them of the recipe and the original
+            length; the label is an arm where there is one of that name.
         claims: what the paper says, as rules.
         changes: to the recipe of every run.
         segments: lengths at which loss by position is measured.
@@ -65,7 +68,7 @@ class Exhibit:
     title: str
     source: str
     settings: tuple[Setting, ...] = ()
-    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    variants: Mapping[str, Changes | Callable[[Recipe, int], Changes]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     segments: tuple[Literal["original", "target"], ...] = ()
@@ -87,6 +90,27 @@ def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, An
         micro = max(1, base.training.per_device_train_batch_size * train // target)
         changes |= {"training.batch_size": windows, "training.per_device_train_batch_size": micro}
     return changes
+
+
+def _more_steps(scheme: str) -> Callable[[Recipe, int], Changes]:
+    return lambda recipe, _: {"positions.scheme": scheme, "training.max_steps": 2 * recipe.training.max_steps}
+
+
+def _other_rate(scheme: str) -> Callable[[Recipe, int], Changes]:
+    rate = 0.375  # 3e-4 in miniature
+    return lambda recipe, _: {
+        "positions.scheme": scheme,
+        "training.learning_rate": rate * recipe.training.learning_rate,
+    }
+
+
+def _wider(times: int) -> Callable[[Recipe, int], Changes]:
+    """PoSE on windows of several times the original length, fewer of them: as many tokens."""
+    return lambda recipe, original: {
+        "train_length": times * original,
+        "training.batch_size": recipe.training.batch_size // times,
+        "training.per_device_train_batch_size": max(1, recipe.training.per_device_train_batch_size // times),
+    }
 
 
 _YARN = Setting("yarn", 8, paper.YARN_16K)
@@ -228,6 +252,33 @@ EXHIBITS = {
             ),
             segments=("target",),
             passkey=(1, 2, 4, 8),
+        ),
+        Exhibit(
+            name="gap",
+            title="What is left between PoSE and full-length, and what changes it",
+            source="claim that PoSE matches full-length training (Table 1)",
+            settings=(Setting("yarn", 8), Setting("yarn", 8, family="LLaMA2")),
+            variants={
+                "full": {},
+                "pose": {},
+                "pose, aligned content": {"positions.content": "aligned"},
+                "pose, end-anchored": {"positions.skips": "end_anchored"},
+                "pose, 3 chunks": {"positions.chunks": 3},
+                "pose, lower rate": _other_rate("pose"),
+                "full, lower rate": _other_rate("full"),
+                "pose, twice the steps": _more_steps("pose"),
+                "full, twice the steps": _more_steps("full"),
+                "pose, windows twice as long": _wider(2),
+                "pose, windows 4 times as long": _wider(4),
+            },
+            claims=(
+                Lower("pose", "full", 1.03),
+                Lower("pose, lower rate", "full, lower rate", 1.03),
+                Lower("pose, twice the steps", "full, twice the steps", 1.03),
+                Lower("pose, windows twice as long", "full", 1.03),
+                Lower("pose, windows 4 times as long", "full", 1.03),
+            ),
+            segments=("target",),
         ),
         Exhibit(
             name="coverage",

@@ -23,7 +23,7 @@ def exhibit_figures(
         for kind, title, axis, curves in _curves(exhibit, rows):
             if any(curves.values()):
                 curves = {label: curve for label, curve in curves.items() if curve}
-                marked = original if axis != "training steps" else None
+                marked = original if kind in ("perplexity", "curves") else None
                 curve_figure(folder, f"{name}-{kind}", title, axis, curves, marked)
                 drawn.setdefault(setting.label, []).append(f"{name}-{kind}")
     return drawn

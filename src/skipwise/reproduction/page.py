@@ -10,10 +10,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from skipwise.errors import RecipeError
-from skipwise.reproduction.costs import constant_costs, costs_markdown, measure_costs
+from skipwise.reproduction.costs import constant_costs, costs_markdown, known_costs
 from skipwise.reproduction.coverage_check import coverage_section
 from skipwise.reproduction.exhibits import EXHIBITS, Exhibit
 from skipwise.reproduction.figures import cost_figures, exhibit_figures
@@ -27,16 +25,13 @@ from skipwise.run_folder import RunFolder
 Findings = list[tuple[str, Finding]]
 
 
-def write_pages(
-    plans: Mapping[str, Sequence[ArmRun]], out: Path, notes: Path | None, console: Console
-) -> Path:
-    """Write a file an exhibit and the page of all; what they need beside runs is measured now.
+def write_pages(plans: Mapping[str, Sequence[ArmRun]], out: Path, notes: Path | None) -> Path:
+    """Write a file an exhibit and the page of all, from what is measured; coverage is computed now.
 
     Args:
         plans: the runs by exhibit.
         out: where they were made.
         notes: Markdown with a section an exhibit (``## main``), put under the exhibit's head.
-        console: where to say what is measured.
 
     Returns:
         The page.
@@ -45,7 +40,7 @@ def write_pages(
     remarks = read_notes(notes) if notes else {}
     sections, verdicts = [], []
     for name, runs in plans.items():
-        text, found = _section(EXHIBITS[name], runs, out, console)
+        text, found = _section(EXHIBITS[name], runs, out)
         if name in remarks:
             title, _, body = text.partition("\n\n")
             text = f"{title}\n\n{remarks[name]}\n\n{body}"
@@ -81,14 +76,13 @@ def read_notes(path: Path) -> dict[str, str]:
     return notes
 
 
-def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, console: Console) -> tuple[str, Findings]:
+def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path) -> tuple[str, Findings]:
     """One exhibit's tables and figures, and its findings."""
     scores, folder = collect(runs, out), out / "figures"
     figures = exhibit_figures(exhibit, runs, scores, folder)
     paths = {label: [f"figures/{name}.svg" for name in names] for label, names in figures.items()}
     text, found = exhibit_markdown(exhibit, runs, scores, paths), findings(exhibit, runs, scores)
-    if "costs" in exhibit.show:
-        records = measure_costs(runs[0].recipe, runs[0].original, out, console)
+    if "costs" in exhibit.show and (records := known_costs(out)):
         drawn = "\n".join(f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder))
         text += f"\n### Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"
         found += [("2x to 64x", finding) for finding in constant_costs(records)]

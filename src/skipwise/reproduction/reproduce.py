@@ -11,6 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from skipwise.recipe import load_recipe
+from skipwise.reproduction.costs import measure_costs
 from skipwise.reproduction.estimate import measure_speed, seconds, total_seconds
 from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.reproduction.full_size import print_full_size
@@ -53,6 +54,7 @@ def reproduce(
     texts: Sequence[str],
     changes: Mapping[str, Any],
     notes: Path | None,
+    page_only: bool,
     dry_run: bool,
     console: Console,
 ) -> None:
@@ -68,6 +70,7 @@ def reproduce(
         texts: what is measured on; none takes the scale's own.
         changes: dotted recipe keys for every run.
         notes: Markdown to put into the page, a section an exhibit.
+        page_only: write the page of what is there; train and measure nothing.
         dry_run: print the plan; train nothing.
         console: where to print.
 
@@ -85,9 +88,13 @@ def reproduce(
     if dry_run:
         _plan(plans, SCALES[scale], out, console)
         return
-    require_text(plans)
-    _make_all(list(_distinct(plans.values()).values()), out, console)
-    page = write_pages(plans, out, notes, console)
+    if not page_only:
+        require_text(plans)
+        _make_all(list(_distinct(plans.values()).values()), out, console)
+        for name, runs in plans.items():
+            if "costs" in EXHIBITS[name].show and runs:
+                measure_costs(runs[0].recipe, runs[0].original, out, console)
+    page = write_pages(plans, out, notes)
     for name in plans:
         console.print(Markdown((out / f"{name}.md").read_text(encoding="utf-8")))
     console.print(f"page: {page}", soft_wrap=True)

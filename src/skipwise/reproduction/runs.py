@@ -95,9 +95,12 @@ def _arm_run(
 ) -> ArmRun:
     """Resolve one arm: what the user changes wins over what the exhibit does, that over the scale's recipe."""
     family = _family(setting, scale)
-    chosen = {"interpolation": setting.interpolation, **family, **exhibit.variants[variant]}
+    chosen = {"interpolation": setting.interpolation, **family}
     plain = load_recipe(scale.recipe, {**chosen, **changes})
     original = plain.original_length or _window(plain.model)
+    own = exhibit.variants[variant]
+    chosen |= own(plain, original) if callable(own) else own
+    plain = load_recipe(scale.recipe, {**chosen, **changes})
     target, train = setting.factor * original, plain.train_length or original
     arm = variant if variant in (*BASELINES, *TRAINED) else plain.positions.scheme
     rule = {

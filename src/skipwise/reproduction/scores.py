@@ -16,7 +16,6 @@ from skipwise.results import (
     PositionRecord,
     Record,
     StepRecord,
-    TrainingRecord,
     read_records,
 )
 
@@ -32,14 +31,12 @@ class Scores:
         hits: passkeys found and asked for, by prompt length, over all seeds.
         positions: by text and segment length, one record a seed.
         steps: mean negative log-likelihood by training step, over texts and seeds.
-        tokens: trained on, of one seed.
     """
 
     nll: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     hits: dict[int, tuple[int, int]] = field(default_factory=dict)
     positions: dict[tuple[str, int], list[PositionRecord]] = field(default_factory=dict)
     steps: dict[int, list[float]] = field(default_factory=dict)
-    tokens: int = 0
 
     def perplexity(self, text: str, window: int) -> tuple[float, float] | None:
         """Mean over seeds (of the log, so a geometric mean) and sample standard deviation; None if not measured."""
@@ -100,7 +97,6 @@ def collect(runs: Iterable[ArmRun], out: Path) -> dict[str, dict[str, Scores]]:
     for run in runs:
         scores = table.setdefault(run.setting, {}).setdefault(run.variant, Scores())
         records = read_records(run.folder(out) / "results.jsonl")
-        scores.tokens = max((r.tokens for r in records if isinstance(r, TrainingRecord)), default=0)
         for record in _asked_for(records, run):
             _add(scores, record)
     return table

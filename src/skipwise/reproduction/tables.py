@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from skipwise.intervals import wilson_interval
 from skipwise.lengths import format_length
 from skipwise.report.summary import arm_name, format_number, format_share
 from skipwise.reproduction import paper
+from skipwise.reproduction.estimate import tokens_of
 from skipwise.reproduction.exhibits import Exhibit, Setting
 from skipwise.reproduction.runs import ArmRun
 from skipwise.reproduction.scores import Scores
@@ -53,7 +55,7 @@ def _measured(rows: Rows) -> bool:
 
 def _block(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[str]:
     original, target = runs[0].original, runs[0].recipe.target or 0
-    parts = [_budget(runs, rows)]
+    parts = [_budget(runs)]
     if "perplexity" in exhibit.show:
         parts += [_perplexity_table(setting, rows, text, original) for text in _texts(rows)]
     if "by-position" in exhibit.show:
@@ -66,7 +68,7 @@ def _block(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Row
     if "steps" in exhibit.show and any(row.steps for row in rows.values()):
         parts += [_step_table(rows)]
     if "passkey" in exhibit.show and any(row.hits for row in rows.values()):
-        parts += [_passkey_table(rows, original)]
+        parts += [_passkey_table(rows)]
     verdicts = [verdict(judge(claim, rows, original, target)) for claim in exhibit.claims]
     return parts + (["\n".join(verdicts)] if verdicts else [])
 
@@ -79,17 +81,18 @@ def _read(rows: Rows, length: int) -> list[str]:
     return list(dict.fromkeys(text for row in rows.values() for text in row.texts(length)))
 
 
-def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
+def _budget(runs: Sequence[ArmRun]) -> str:
+    """Seeds, and what each trained arm was trained on; arms of one budget together."""
     seeds = sorted({run.recipe.seed for run in runs})
-    lines = []
+    budgets: dict[str, list[str]] = {}
     for run in runs:
         if run.trained and run.recipe.seed == seeds[0]:
-            training = run.recipe.training
-            tokens = rows.get(run.variant, Scores()).tokens
-            told = f" = {tokens:,} tokens" if tokens else ""
-            lines.append(f"{arm_name(run.variant)} {training.max_steps:,} x {training.batch_size}{told}")
-    trained = f" Steps x windows of each trained arm: {'; '.join(lines)}." if lines else ""
-    return f"Seeds: {', '.join(map(str, seeds))}.{trained}"
+            training, tokens = run.recipe.training, tokens_of(run)
+            width = tokens // (training.max_steps * training.batch_size)
+            told = f"{tokens:,} tokens ({training.max_steps:,} steps of {training.batch_size} x {width:,})"
+            budgets.setdefault(told, []).append(arm_name(run.variant))
+    trained = [f"{', '.join(arms)}: {told}" for told, arms in budgets.items()]
+    return f"Seeds {', '.join(map(str, seeds))}. Trained on: {'; '.join(trained)}." if trained else ""
 
 
 def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) -> str:
@@ -103,7 +106,8 @@ def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) ->
         cells = [_mean(row.perplexity(text, window)) for window in windows]
         values = published.get(variant, ())
         cells += [_value(values, _place(setting, window, original)) for window in beside]
-        lines.append([arm_name(variant), *cells])
+        if any((text, window) in row.nll for window in windows):
+            lines.append([arm_name(variant), *cells])
     return table(head, lines)
 
 
@@ -218,13 +222,22 @@ def _step_table(rows: Rows) -> str:
     return table(head, lines)
 
 
-def _passkey_table(rows: Rows, original: int) -> str:
+def _passkey_table(rows: Rows) -> str:
     lengths = sorted({length for row in rows.values() for length in row.hits})
     lines = []
     for variant, row in rows.items():
         shares = [row.hits.get(n) for n in lengths]
-        lines.append([arm_name(variant), *(format_share(s[0] / s[1]) if s else "–" for s in shares)])
-    return table(["passkey", *map(format_length, lengths)], lines)
+        if any(shares):
+            lines.append([arm_name(variant), *(format_share(s[0] / s[1]) if s else "–" for s in shares)])
+    trials = sorted({asked for row in rows.values() for _, asked in row.hits.values()})
+    told = []
+    for n in trials:
+        (_, high), (low, _), (middle, _) = (wilson_interval(hits, n) for hits in (0, n, n // 2))
+        told.append(
+            f"Of {n} prompts the 95% interval of 0% reaches up to {format_share(high)}, that of 100% down to "
+            f"{format_share(low)}, that of {n // 2 / n:.0%} from {format_share(middle)}."
+        )
+    return "\n\n".join([table(["passkey", *map(format_length, lengths)], lines), " ".join(told)])
 
 
 def _mean(score: tuple[float, float] | None) -> str:

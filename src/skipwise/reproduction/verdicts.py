@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skipwise.intervals import share_difference
-from skipwise.report.summary import format_share
+from skipwise.report.summary import arm_name, format_share
 from skipwise.reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads, arms_of
 from skipwise.reproduction.scores import Scores
 
@@ -56,7 +56,7 @@ def _not_measured(rule: str) -> Finding:
 def _judge_order(claim: Lower, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
     factor = f"{claim.factor:g} x " if claim.factor != 1 else ""
     where = "every length beyond the original" if claim.beyond else "every length"
-    rule = f"{claim.arm} at most {factor}{claim.other}, at {where}"
+    rule = f"{arm_name(claim.arm)} at most {factor}{arm_name(claim.other)}, at {where}"
     ratios = []
     low, high = scores[claim.arm], scores[claim.other]
     for text, window in low.nll:
@@ -73,7 +73,7 @@ def _judge_order(claim: Lower, scores: Mapping[str, Scores], original: int, targ
 def _judge_passkey(claim: Finds, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
     bound = f"at least {claim.least:.0%}" if claim.least else f"at most {claim.most:.0%}"
     where = "every length beyond the original" if claim.beyond else "every length up to the target"
-    rule = f"{claim.arm} finds {bound} of the passkeys at {where}"
+    rule = f"{arm_name(claim.arm)} finds {bound} of the passkeys at {where}"
     shares = [
         (found / asked, length)
         for length, (found, asked) in scores[claim.arm].hits.items()
@@ -86,7 +86,7 @@ def _judge_passkey(claim: Finds, scores: Mapping[str, Scores], original: int, ta
 
 
 def _judge_more_passkeys(claim: FindsMore, scores: Mapping[str, Scores], target: int) -> Finding:
-    rule = f"{claim.arm} finds more passkeys than {claim.other} at the target"
+    rule = f"{arm_name(claim.arm)} finds more passkeys than {arm_name(claim.other)} at the target"
     ours, theirs = scores[claim.arm].hits.get(target), scores[claim.other].hits.get(target)
     if ours is None or theirs is None:
         return _not_measured(rule)
@@ -98,7 +98,7 @@ def _judge_more_passkeys(claim: FindsMore, scores: Mapping[str, Scores], target:
 
 
 def _judge_reading(claim: Reads, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
-    rule = f"{claim.arm} predicts positions beyond the original length better than {claim.other}"
+    rule = f"{arm_name(claim.arm)} predicts positions beyond the original length better than {arm_name(claim.other)}"
     found = []
     for text in scores[claim.arm].texts(target):
         if difference := scores[claim.arm].difference(scores[claim.other], text, target, original, target):
@@ -113,7 +113,7 @@ def _judge_level(claim: Holds, scores: Mapping[str, Scores], original: int, targ
     bounds = [f"at least {claim.least:g} x"] * (claim.least > 0) + [f"at most {claim.most:g} x"] * (
         claim.most < float("inf")
     )
-    rule = f"{claim.arm}'s perplexity rises to {' and '.join(bounds)} that at the original length"
+    rule = f"{arm_name(claim.arm)}'s perplexity rises to {' and '.join(bounds)} that at the original length"
     ratios = []
     for text, curve in scores[claim.arm].curves().items():
         beyond = {length: value for length, value in curve.items() if original < length <= target}
@@ -128,8 +128,8 @@ def _judge_level(claim: Holds, scores: Mapping[str, Scores], original: int, targ
 
 def _judge_ability(claim: Keeps, scores: Mapping[str, Scores], original: int) -> Finding:
     rule = (
-        f"{claim.arm} loses at most {claim.loss:g} nats and {100 * claim.accuracy:g} points of next-token accuracy "
-        f"against {claim.other}, inside the original length"
+        f"{arm_name(claim.arm)} loses at most {claim.loss:g} nats and {100 * claim.accuracy:g} points of next-token accuracy "
+        f"against {arm_name(claim.other)}, inside the original length"
     )
     found = []
     for text in scores[claim.arm].texts(original):

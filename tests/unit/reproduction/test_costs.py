@@ -83,6 +83,6 @@ def test_the_table_has_ours_and_the_papers() -> None:
     assert "| PoSE | 612 | 1,124 |" in text
     assert "| full-length | 4 | 7 | 13.7 | 16 | 22 | 31 |" in text
     assert (
-        "pose's step time is the same at every target, to 2%: **does not hold** (most 100.0% above the least)"
+        "PoSE's step time is the same at every target, to 2%: **does not hold** (most 100.0% above the least)"
         in text
     )

@@ -3,6 +3,7 @@
 import pytest
 
 from skipwise.reproduction.bases import BASES
+from skipwise.reproduction.estimate import tokens_of
 from skipwise.reproduction.exhibits import BASELINES, EXHIBITS
 from skipwise.reproduction.runs import plan_runs
 from skipwise.reproduction.scales import SCALES
@@ -95,6 +96,16 @@ def test_the_user_wins() -> None:
     )
     assert changed.recipe.evaluation.passkey_trials == 3
     assert changed.recipe.evaluation.source == ["x"]
+
+
+def test_the_gap_is_measured_at_equal_tokens() -> None:
+    tokens = {run.variant: tokens_of(run) for run in runs("gap") if run.setting == "yarn, 8x"}
+    assert {t for name, t in tokens.items() if "steps" not in name} == {400 * 16 * 256}
+    assert {t for name, t in tokens.items() if "steps" in name} == {800 * 16 * 256}
+    assert one("gap", "yarn, 8x", "full, lower rate").recipe.training.learning_rate == pytest.approx(3e-4)
+    assert one("gap", "yarn, 8x", "full, lower rate").recipe.training.batch_size == 2
+    assert one("gap", "yarn, 8x", "pose, windows 4 times as long").recipe.train_length == 1024
+    assert one("gap", "yarn, 8x", "pose").key == one("passkey", "yarn, 8x", "pose").key
 
 
 def test_families_begin_from_their_own_base() -> None:

@@ -13,7 +13,6 @@ from skipwise.results import (
     PerplexityRecord,
     PositionRecord,
     StepRecord,
-    TrainingRecord,
     append_record,
 )
 
@@ -99,18 +98,16 @@ def test_segments_and_passkeys_follow_the_rule(tmp_path) -> None:
         passkey(50, 50, seed=1),
         passkey(50, 50, length=300),
         StepRecord("pose", 10, 512, 128, 1, 10, 1.0, "x"),
-        TrainingRecord("pose", 400, 1.0, 0.0, None, 1000, 10.0),
     )
     assert [(place, len(found.positions[place])) for place in found.positions] == [(("x", 2048), 1)]
     assert found.by_position("x", 2048, 0, 2048).mean == pytest.approx(1.0)
     assert found.hits == {512: (40, 50)}
     assert found.steps == {}
-    assert found.tokens == 1000
 
 
 def test_nothing_measured_gives_nothing(tmp_path) -> None:
     found = scores(tmp_path)
-    assert (found.nll, found.hits, found.positions, found.steps, found.tokens) == ({}, {}, {}, {}, 0)
+    assert (found.nll, found.hits, found.positions, found.steps) == ({}, {}, {}, {})
     assert found.perplexity("x", 512) is None
     assert found.by_position("x", 2048, 0, 2048) is None
     assert found.difference(found, "x", 2048, 0, 2048) is None

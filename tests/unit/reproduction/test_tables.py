@@ -40,13 +40,12 @@ def segments(*losses: float, hits: int = 0, length: int = 2048, documents: int =
 def test_perplexity_has_mean_spread_and_the_papers_figures() -> None:
     scores = {"pose": scored("x", 10.0, 9.0, 9.0), "full": scored("x", 10.0, 9.0, 9.0)}
     scores["pose"].nll["x", 512] = [math.log(9.0), math.log(9.2)]
-    scores["pose"].tokens = 1_638_400
     text = markdown("main", {"linear, 8x": scores})
     assert "| perplexity, x | 256 | 512 | 1k | GovReport 1x | GovReport 2x | GovReport 4x |" in text
     assert "| PoSE | 10.0 | 9.10 ± 0.14 | 9.00 | 4.84 | 4.68 | 4.60 |" in text
-    assert "- pose at most 1.03 x full, at every length: holds (1.011 of it at 512 (x))" in text
-    assert "- pose at most 0.97 x pi-only, at every length beyond the original: not measured" in text
-    assert "PoSE 400 x 16 = 1,638,400 tokens" in text
+    assert "- PoSE at most 1.03 x full-length, at every length: holds (1.011 of it at 512 (x))" in text
+    assert "- PoSE at most 0.97 x PI-only, at every length beyond the original: not measured" in text
+    assert "RandPos, PoSE, short, CREAM: 1,638,400 tokens (400 steps of 16 x 256)" in text
     assert "linear, 16x" not in text
 
 
