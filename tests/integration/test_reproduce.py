@@ -1,10 +1,12 @@
 """``skipwise reproduce`` by the real command: each arm once, tables from the records, going on after a kill."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from skipwise.data.documents import is_held_out
 from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.results import read_records
 from tests.integration.test_extend import refused, run
@@ -56,6 +58,9 @@ def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) 
     arms = sorted((tmp_path / "out" / "arms").iterdir())
     assert len(arms) == 3
     assert not any((arm / "checkpoints").exists() for arm in arms)
+    measured = json.loads((arms[0] / "run.json").read_text())["evaluation"]["documents"]
+    assert measured
+    assert all(is_held_out(name, 0.3) for names in measured.values() for name in names)
     before = [(arm / "results.jsonl").read_bytes() for arm in arms]
     run(monkeypatch, "reproduce", "content", *words)
     assert [(arm / "results.jsonl").read_bytes() for arm in arms] == before
@@ -216,3 +221,21 @@ def test_text_too_short_is_said_before_any_training(words, monkeypatch, capsys, 
         "This text is long enough for: skipwise reproduce main --setting 'linear, 8x'; skipwise reproduce content"
     )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_base_of_another_window_is_measured_at_its_own_multiples(
+    words, monkeypatch, capsys, tmp_path
+) -> None:
+    other = ["--set", f"model={checkpoint(tmp_path / 'other', window=128)}"]
+    run(monkeypatch, "reproduce", "content", "--dry-run", *words)
+    assert "are written for" not in capsys.readouterr().out
+    run(monkeypatch, "reproduce", "content", "--dry-run", *words, *other)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "has a window of 128 tokens, and the exhibits are written for 256" in said
+    assert "8x is 1,024" in said
+
+
+def test_the_page_is_made_of_what_is_there(words, monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "reproduce", "content", "--page-only", *words)
+    assert (tmp_path / "out" / "reproduction.md").read_text().startswith("# The paper's tables, run here")
+    assert not (tmp_path / "out" / "arms").exists()

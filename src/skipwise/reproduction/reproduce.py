@@ -83,6 +83,7 @@ def reproduce(
         for name in chosen_exhibits(names)
     }
     plans = select(every, arms, settings)
+    _say_window(plans, SCALES[scale], console)
     if notes:
         read_notes(notes)  # what is wrong with them is said before hours of training
     if dry_run:
@@ -98,6 +99,20 @@ def reproduce(
     for name in plans:
         console.print(Markdown((out / f"{name}.md").read_text(encoding="utf-8")))
     console.print(f"page: {page}", soft_wrap=True)
+
+
+def _say_window(plans: Mapping[str, list[ArmRun]], scale: Scale, console: Console) -> None:
+    """Say so where the base's window is not what the exhibits are written for."""
+    families = {setting.label for name in plans for setting in EXHIBITS[name].settings if setting.family}
+    for run in (run for runs in plans.values() for run in runs if run.setting not in families):
+        if run.original != scale.window:
+            console.print(
+                f"{run.recipe.model} has a window of {run.original:,} tokens, and the exhibits are written for "
+                f"{scale.window:,}: every length is the same multiple of its own, 8x is {8 * run.original:,}. The "
+                "paper's figures stand beside them by multiple",
+                style="yellow",
+            )
+            return
 
 
 def _make_all(runs: list[ArmRun], out: Path, console: Console) -> None:

@@ -34,6 +34,7 @@ class Scale:
     Attributes:
         name: as on the command line.
         recipe: that every arm changes.
+        window: original length that the exhibits are written for; another base is measured at its own multiples.
         families: model of each family; those missing are the recipe's own, or small bases trained here.
         texts: what the exhibits are measured on where the user gives none.
         steps: of training, at which the efficiency exhibit measures perplexity.
@@ -41,16 +42,18 @@ class Scale:
 
     name: ScaleName
     recipe: str
+    window: int
     families: Mapping[str, str]
     texts: tuple[str, ...]
     steps: tuple[int, ...]
 
 
 SCALES = {
-    "nano": Scale("nano", "nano", {}, ("stdlib", "pydoc"), (10, 30, 100, 200, 300, 400)),
+    "nano": Scale("nano", "nano", 256, {}, ("stdlib", "pydoc"), (10, 30, 100, 200, 300, 400)),
     "paper": Scale(
         "paper",
         "llama-7b-16k-linear",
+        2048,
         {
             "LLaMA": "huggyllama/llama-7b",
             "LLaMA2": "meta-llama/Llama-2-7b-hf",
