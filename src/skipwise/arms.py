@@ -1,6 +1,6 @@
 """A job -> its arms: which models are measured, what is measured of each on which text, and the doing of it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from skipwise.measure import (
 )
 from skipwise.model.loading import load_config, load_model
 from skipwise.recipe import Arm, Evaluation
-from skipwise.results import StepRecord, append_record, read_records
+from skipwise.results import Record, StepRecord, append_record, read_records
 from skipwise.run_folder import RunFolder
 
 
@@ -51,9 +51,8 @@ class EvaluationPlan:
         """Whether every record that is asked for is there already."""
         records = read_records(run.results)
         known = {identity(record) for record in records}
-        stepped = {(r.step, r.data) for r in records if isinstance(r, StepRecord)}
-        wanted = {(step, source) for step in self.steps for source in self.texts}
-        return wanted <= stepped and all(
+        wanted = {(step, next(iter(self.texts))) for step in self.steps}
+        return wanted <= _stepped(records) and all(
             m.identity in known for plan in self.measurements.values() for m in plan
         )
 
@@ -118,33 +117,33 @@ def evaluate(job: Job, evaluation: EvaluationPlan, run: RunFolder, console: Cons
 def evaluate_step(
     job: Job, evaluation: EvaluationPlan, run: RunFolder, model: PreTrainedModel, step: int
 ) -> None:
-    """Measure the model in training after ``step`` steps, where the recipe asks for it and no record is there."""
-    if step not in evaluation.steps:
+    """Measure the model in training after ``step`` steps, where the recipe asks for it and no record is there.
+
+    On the first text alone: what is measured here is paid for while training waits.
+    """
+    source, text = next(iter(evaluation.texts.items()))
+    if step not in evaluation.steps or (step, source) in _stepped(read_records(run.results)):
         return
-    label = _label(job, "trained")
-    known = {(r.step, r.data) for r in read_records(run.results) if isinstance(r, StepRecord)}
-    for source, text in evaluation.texts.items():
-        window = text.windows[-1]
-        if (step, source) in known:
-            continue
-        score = sliding_perplexity(
-            model,
-            text.documents,
-            window=window,
-            stride=_stride(job, window),
-            precision=AUTOCAST[job.precision],
-        )
-        record = StepRecord(
-            arm=label,
-            step=step,
-            window=window,
-            stride=_stride(job, window),
-            documents=score.documents,
-            tokens=score.tokens,
-            nll=score.nll,
-            data=source,
-        )
-        append_record(run.results, record)
+    window = text.windows[-1]
+    stride = _stride(job, window)
+    score = sliding_perplexity(
+        model, text.documents, window=window, stride=stride, precision=AUTOCAST[job.precision]
+    )
+    record = StepRecord(
+        arm=_label(job, "trained"),
+        step=step,
+        window=window,
+        stride=stride,
+        documents=score.documents,
+        tokens=score.tokens,
+        nll=score.nll,
+        data=source,
+    )
+    append_record(run.results, record)
+
+
+def _stepped(records: Sequence[Record]) -> set[tuple[int, str]]:
+    return {(record.step, record.data) for record in records if isinstance(record, StepRecord)}
 
 
 def _stride(job: Job, window: int) -> int:

@@ -142,7 +142,8 @@ class Evaluation(Section):
     )
     segments: Whole = Field(32, gt=0, description="how many segments of each length at the most")
     steps: list[Annotated[Whole, Field(gt=0)]] | None = Field(
-        None, description="training steps after which perplexity at the largest window is measured too"
+        None,
+        description="training steps after which perplexity of the first text at the largest window is measured too",
     )
 
 

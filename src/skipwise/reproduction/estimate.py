@@ -99,11 +99,9 @@ def _measuring(run: ArmRun, speed: Speed) -> float:
             total += fed_tokens(documents, window, stride) * _at(speed.read, window)
         for length in rule.segment_lengths or []:
             total += rule.segments * length * _at(speed.read, length)
-        if rule.steps:
-            stride = stride_of(rule, run.original, recipe.target or 0, windows[-1])
-            total += (
-                len(rule.steps) * fed_tokens(documents, windows[-1], stride) * _at(speed.read, windows[-1])
-            )
+    stride = stride_of(rule, run.original, recipe.target or 0, windows[-1])
+    far = fed_tokens(documents, windows[-1], stride) * _at(speed.read, windows[-1])
+    total += len(rule.steps or []) * far  # of the first text
     for length in (rule.passkey_lengths or windows) if rule.passkey_trials else []:
         total += _DECODED * rule.passkey_trials * length * _at(speed.read, length)
     return total
