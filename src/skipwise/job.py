@@ -74,6 +74,7 @@ class Job:
             examples=recipe.training.max_steps * recipe.training.batch_size,
             seed=recipe.seed,
             train_jumps=recipe.data.train_jumps,
+            min_context=recipe.data.min_context,
             passkey=recipe.data.passkey,
         )
 

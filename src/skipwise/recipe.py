@@ -87,6 +87,9 @@ class Data(Section):
     )
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that are passkey prompts")
     train_jumps: bool = Field(False, description="train the label that follows a jump of the content")
+    min_context: Whole = Field(
+        0, ge=0, description="train no label before which fewer tokens of its own text stand"
+    )
     cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: Whole | None = Field(None, ge=1, description="threads that tokenise; default: all cores")
 

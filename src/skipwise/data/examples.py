@@ -49,6 +49,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         examples: the length of the data set; default: the documents' tokens over ``train_length``.
         seed: of the whole sequence of examples.
         train_jumps: keep the label of a token whose text does not follow on the token before it.
+        min_context: leave out the label of a token before which fewer tokens of its own text stand.
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
 
     Raises:
@@ -67,6 +68,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         examples: int | None = None,
         seed: int = 0,
         train_jumps: bool = False,
+        min_context: int = 0,
         passkey: float = 0.0,
     ) -> None:
         if len(documents) == 0:
@@ -75,6 +77,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.train_length, self.target_length = train_length, target_length
         self.positions = positions or Positions()
         self.seed, self.train_jumps, self.passkey = seed, train_jumps, passkey
+        self.min_context = min_context
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // train_length if examples is None else examples
@@ -83,7 +86,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         # What no plan can meet is said here, by the shortest document, and not in a worker.
         shortest = np.minimum(self._lengths.min(keepdims=True), target_length)
         self._plan(Keys.of(seed, 0, 0), shortest)
-        _check_options(train_length, self.positions.chunks, passkey, tokenizer)
+        _check_options(train_length, self.positions.chunks, passkey, tokenizer, min_context)
 
     @classmethod
     def from_source(
@@ -130,9 +133,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         plans = self._plan(keys, spans)
         rows = origins[:, None] + plans.content_indices()
         input_ids = self.store.tokens[rows].astype(np.int64)
-        labels = input_ids.copy()
-        if not self.train_jumps:
-            labels[:, 1:][np.diff(rows, axis=1) != 1] = IGNORED
+        labels = np.where(self._left_out(rows), IGNORED, input_ids)
         for row in np.flatnonzero(keys.uniform(_PASSKEY) < self.passkey):
             self._write_passkey(int(indices[int(row)]), origins[row], input_ids[row], labels[row])
         return [
@@ -167,6 +168,17 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             content=rule.content,
         )
 
+    def _left_out(self, rows: np.ndarray) -> np.ndarray:
+        """Which labels are not trained, bool [examples, tokens]; ``rows`` are the tokens' places in the store."""
+        begins = np.ones(rows.shape, dtype=bool)
+        begins[:, 1:] = np.diff(rows, axis=1) != 1
+        place = np.arange(rows.shape[1])
+        context = place - np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+        left_out = context < self.min_context
+        if not self.train_jumps:
+            left_out[:, 1:] |= begins[:, 1:]
+        return left_out
+
     def _write_passkey(self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray) -> None:
         """Put contiguous text and then a passkey prompt with its answer into one example, in place."""
         assert self.tokenizer is not None
@@ -176,17 +188,27 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         input_ids[:text] = self.store.tokens[origin : origin + text]
         input_ids[text:] = prompt
         labels[:] = input_ids
+        labels[: min(text, self.min_context)] = IGNORED
         if not self.train_jumps:
             labels[text] = IGNORED
 
 
 def _check_options(
-    train_length: int, chunks: int, passkey: float, tokenizer: PreTrainedTokenizerBase | None
+    train_length: int,
+    chunks: int,
+    passkey: float,
+    tokenizer: PreTrainedTokenizerBase | None,
+    min_context: int,
 ) -> None:
     if train_length < 4 * chunks:
         raise DataError(
             f"train length {train_length:,} is too short for {chunks} chunks: at least {4 * chunks:,} tokens, "
             "so that there is something to predict inside a chunk"
+        )
+    if min_context * chunks >= train_length:  # the longest chunk has at least train_length / chunks tokens
+        raise DataError(
+            f"min_context {min_context:,} may leave no label of {train_length:,} tokens in {chunks} chunks; it must be "
+            f"below {train_length / chunks:g}"
         )
     if not 0 <= passkey <= 1:
         raise DataError(f"passkey = {passkey:g} must lie in 0..1, a share of the examples")

@@ -56,6 +56,41 @@ def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: Toke
     assert jumps > 50
 
 
+@pytest.mark.parametrize("train_jumps", [False, True])
+def test_labels_with_little_of_their_text_before_them_are_left_out(
+    store: TokenStore, train_jumps: bool
+) -> None:
+    data = dataset(store, min_context=5, train_jumps=train_jumps)
+    spans, origins, keys = data._spans(np.arange(60))
+    rows = origins[:, None] + data._plan(keys, spans).content_indices()
+    for row, example in zip(rows, data.__getitems__(range(60)), strict=True):
+        for place in range(64):
+            before = 0
+            while place > before and row[place - before - 1] == row[place] - before - 1:
+                before += 1
+            kept = example["input_ids"][place] if before >= 5 else IGNORED
+            assert example["labels"][place] == kept
+
+
+def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    store = build_token_store(str(corpus(tmp_path / "text", words=400)), tokenizer, cache=tmp_path)
+    options = {"passkey": 1.0, "tokenizer": tokenizer, "train_length": 400, "target_length": 1280}
+    for index in range(20):
+        plain, masked = dataset(store, **options)[index], dataset(store, **options, min_context=5)[index]
+        text = int(np.argmax(plain["labels"] == IGNORED))  # the label behind the text is left out by both
+        (left_out,) = np.nonzero(plain["labels"] != masked["labels"])
+        assert left_out.tolist() == list(range(min(5, text)))
+
+
+def test_a_context_that_may_leave_no_label_is_refused(store: TokenStore) -> None:
+    dataset(store, min_context=31)
+    with pytest.raises(
+        DataError, match=r"min_context 32 may leave no label of 64 tokens in 2 chunks; .* below 32"
+    ):
+        dataset(store, min_context=32)
+
+
 def test_contiguous_text_keeps_every_label_though_positions_jump(store: TokenStore) -> None:
     data = dataset(store, positions=Positions(content="zero"))
     for example in data.__getitems__(range(50)):
