@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from skipwise.report.plots import curve_figure
+from skipwise.reproduction.costs import step_time
 from skipwise.reproduction.exhibits import Exhibit
 from skipwise.reproduction.runs import ArmRun
 from skipwise.reproduction.scores import Scores
@@ -64,7 +65,7 @@ def _perplexities(row: Scores, text: str) -> dict[int, float]:
 def cost_figures(records: Sequence[CostRecord], folder: Path) -> list[str]:
     """Draw step time and peak memory by target; names of the files without their ending."""
     arms = list(dict.fromkeys(record.arm for record in records))
-    time = {a: {r.target: statistics.median(r.step_seconds) for r in records if r.arm == a} for a in arms}
+    time = {a: {r.target: step_time(r) for r in records if r.arm == a} for a in arms}
     memory = {a: {r.target: r.peak_bytes / 2**20 for r in records if r.arm == a} for a in arms}
     curve_figure(folder, "efficiency-time", "Seconds a training step", "target (tokens)", time)
     curve_figure(folder, "efficiency-memory", "Peak memory (MiB)", "target (tokens)", memory)

@@ -48,7 +48,7 @@ def write_pages(plans: Mapping[str, Sequence[ArmRun]], out: Path, notes: Path | 
         sections.append(text)
         verdicts += [[name, where, *_told(finding)] for where, finding in found if finding.holds is not None]
     head = ["# The paper's tables, run here", *_made(plans, out), *([remarks[""]] if "" in remarks else [])]
-    summary = table(["exhibit", "setting", "claim", "", "where it holds least"], verdicts)
+    summary = table(["exhibit", "setting", "claim", "", "where it holds least"], verdicts, left=5)
     page = out / "reproduction.md"
     page.write_text("\n\n".join([*head, "## What holds", summary, *sections]), encoding="utf-8")
     return page

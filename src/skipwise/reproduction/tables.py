@@ -247,7 +247,7 @@ def _mean(score: tuple[float, float] | None) -> str:
     return f"{format_number(mean)} ± {format_number(spread)}" if spread else format_number(mean)
 
 
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, its first column to the left and the others to the right."""
-    rows = [head, ["---", *["---:"] * (len(head) - 1)], *lines]
+def table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """A Markdown table, its first ``left`` columns to the left and the others to the right."""
+    rows = [head, ["---"] * left + ["---:"] * (len(head) - left), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

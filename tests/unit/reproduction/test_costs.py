@@ -14,7 +14,9 @@ from tests.tiny import checkpoint
 
 def record(arm: str, target: int, seconds: float, peak: int) -> CostRecord:
     window = target if arm == "full" else 256
-    return CostRecord(arm, target, window, 4, [seconds, seconds, 9.0], peak * 2**20, 2**20, "cpu")
+    return CostRecord(
+        arm, target, window, 2, [seconds, 9.0, seconds, 9.0, 9.0, 9.0, 9.0, 9.0], peak * 2**20, 2**20, "cpu"
+    )
 
 
 @pytest.fixture
