@@ -239,3 +239,10 @@ def test_the_page_is_made_of_what_is_there(words, monkeypatch, capsys, tmp_path)
     run(monkeypatch, "reproduce", "content", "--page-only", *words)
     assert (tmp_path / "out" / "reproduction.md").read_text().startswith("# The paper's tables, run here")
     assert not (tmp_path / "out" / "arms").exists()
+
+
+def test_changed_text_is_refused_and_not_mixed(words, monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "reproduce", "content", *words)
+    for file in (tmp_path / "text").iterdir():
+        file.write_text(file.read_text().swapcase())
+    assert "has changed since" in refused(monkeypatch, capsys, "reproduce", "content", *words)

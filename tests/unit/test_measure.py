@@ -237,5 +237,6 @@ def test_segments_are_spread_over_documents_before_any_gives_a_second() -> None:
     np.testing.assert_array_equal(rows[0], store.document(3)[:20])
     np.testing.assert_array_equal(rows[4], store.document(1)[20:40])
     assert len(spread_segments(store, np.array([0, 1, 2, 3]), 20, 99)[0]) == 3 + 2 + 1
+    assert spread_segments(store, np.array([2]), 30, 9)[0] == ["d2"]  # exactly as long
     names, rows = spread_segments(store, np.array([0]), 20, 5)
     assert (names, rows.shape) == ([], (0, 20))

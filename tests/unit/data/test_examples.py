@@ -83,6 +83,17 @@ def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) 
         assert left_out.tolist() == list(range(min(5, text)))
 
 
+def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    store = build_token_store(str(corpus(tmp_path / "text", words=400)), tokenizer, cache=tmp_path)
+    settings = {"train_length": 400, "target_length": 1280, "passkey": 1.0, "tokenizer": tokenizer}
+    data = dataset(store, positions=Positions(scheme="full"), **settings)
+    longest = max(
+        1280 - int(np.argmax(example["labels"] == IGNORED)) for example in data.__getitems__(range(30))
+    )
+    assert longest > 800
+
+
 def test_a_context_that_may_leave_no_label_is_refused(store: TokenStore) -> None:
     dataset(store, min_context=31)
     with pytest.raises(

@@ -87,7 +87,7 @@ def test_reading_far_text_is_judged_beyond_the_original_length_alone() -> None:
     assert finding.holds is True
     assert finding.worst == "-0.500 [-0.500, -0.500] nats a token (x)"
     assert judge(Reads("b", "a"), {"a": near_worse, "b": other}, 256, 512).holds is False
-    unsure = read((9.0, 2.0), (9.0, 3.5))
+    unsure = read((9.0, 2.0), (9.0, 3.1))  # lower on average, not on every document
     assert judge(Reads("a", "b"), {"a": unsure, "b": read((1, 2.5), (1, 2.9))}, 256, 512).holds is False
     assert judge(Reads("a", "b"), {"a": unsure}, 256, 512).holds is None
 
@@ -113,3 +113,16 @@ def test_ability_is_kept_in_loss_and_in_accuracy(claim, holds) -> None:
 def test_a_verdict_says_where_it_does_not_hold() -> None:
     assert verdict(Finding("a below b", False, "1.2 at 256")) == "- a below b: **does not hold** (1.2 at 256)"
     assert verdict(Finding("a below b", None, "")) == "- a below b: not measured"
+
+
+def test_segments_of_other_documents_are_not_compared() -> None:
+    ours, theirs = read((1.0, 2.0), (1.0, 2.0)), read((1.0, 3.0), (1.0, 3.0))
+    assert judge(Reads("a", "b"), {"a": ours, "b": theirs}, 256, 512).holds is True
+    theirs.positions["x", 512][0].documents[0] = "another"
+    assert judge(Reads("a", "b"), {"a": ours, "b": theirs}, 256, 512).holds is None
+
+
+def test_ability_is_judged_by_the_far_end_of_the_interval() -> None:
+    ours = read(*[(2.0, 2.0 + i / 10) for i in (-2, 0, 2)])
+    theirs = read(*[(2.0, 2.0)] * 3)
+    assert judge(Keeps("a", "b", loss=0.03), {"a": ours, "b": theirs}, 512, 4096).holds is False
