@@ -39,11 +39,10 @@ _TOLERANCE = 0.02
 def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
     """Measure full-length and PoSE steps at every target; what ``out/costs.jsonl`` holds is not measured again."""
     path = out / "costs.jsonl"
+    targets = [factor * original for factor in FACTORS]
     for arm in ("pose", "full"):
-        known = [r for r in read_records(path) if isinstance(r, CostRecord) and r.arm == arm]
-        if len(known) == len(FACTORS):
+        if {r.target for r in known_costs(out) if r.arm == arm} >= set(targets):
             continue
-        targets = [factor * original for factor in FACTORS]
         console.print(f"efficiency: timing {arm_name(arm)} at {', '.join(map(format_length, targets))}")
         seconds = _in_own_process(_step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
         for target, times in zip(targets, seconds, strict=True):

@@ -40,6 +40,12 @@ def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(
     assert all(r.peak_bytes >= r.base_bytes > 2**20 for r in found)
     again = measure_costs(recipe, 16, out, Console(file=io.StringIO()))
     assert again == found == read_records(out / "costs.jsonl")
+    lines = (out / "costs.jsonl").read_text().splitlines(keepends=True)
+    (out / "costs.jsonl").write_text("".join(lines[:3]))  # killed before the last one
+    measure_costs(recipe, 16, out, Console(file=io.StringIO()))
+    whole = (out / "costs.jsonl").read_bytes()
+    assert len(measure_costs(recipe, 16, out, Console(file=io.StringIO()))) == 4
+    assert (out / "costs.jsonl").read_bytes() == whole
 
 
 def test_a_process_of_its_own_gives_its_result_back() -> None:
