@@ -45,7 +45,7 @@ def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) 
     assert capsys.readouterr().out.count("missing, 1 min") == 3
     run(monkeypatch, "reproduce", "content", *words)
     printed = capsys.readouterr().out
-    assert "1 of 3: yarn, 8x, v uniform, seed 0" in printed
+    assert "1 of 3: linear, 8x, v uniform, seed 0" in printed
     assert "1 min left at the most" in printed
     table = (tmp_path / "out" / "content.md").read_text()
     assert "| v = 0 |" in table
@@ -53,7 +53,7 @@ def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) 
     assert "- v = u at most 1.03 x v uniform, at every length: holds" in table
     page = (tmp_path / "out" / "reproduction.md").read_text()
     assert table in page
-    assert "| content | yarn, 8x | v = u at most 1.03 x v uniform, at every length | holds |" in page
+    assert "| content | linear, 8x | v = u at most 1.03 x v uniform, at every length | holds |" in page
     assert "3 models trained in" in page
     arms = sorted((tmp_path / "out" / "arms").iterdir())
     assert len(arms) == 3

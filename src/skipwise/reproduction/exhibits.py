@@ -92,15 +92,17 @@ def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, An
     return changes
 
 
-def _more_steps(scheme: str) -> Callable[[Recipe, int], Changes]:
-    return lambda recipe, _: {"positions.scheme": scheme, "training.max_steps": 2 * recipe.training.max_steps}
-
-
-def _other_rate(scheme: str) -> Callable[[Recipe, int], Changes]:
-    rate = 0.375  # 3e-4 in miniature
-    return lambda recipe, _: {
+def _lever(
+    scheme: str, *, rate: float = 1.0, steps: int = 1, context: float = 0.0, **positions: Any
+) -> Callable[[Recipe, int], Changes]:
+    """A scheme with learning rate and steps times ``rate`` and ``steps``; labels that have less than ``context`` of the
+    original length of their own text before them are left out."""
+    return lambda recipe, original: {
         "positions.scheme": scheme,
         "training.learning_rate": rate * recipe.training.learning_rate,
+        "training.max_steps": steps * recipe.training.max_steps,
+        "data.min_context": max(recipe.data.min_context, int(context * original)),
+        **{f"positions.{name}": value for name, value in positions.items()},
     }
 
 
@@ -221,7 +223,7 @@ EXHIBITS = {
             name="content",
             title="Which text the chunks hold",
             source="Table 4",
-            settings=(Setting("yarn", 8, paper.CONTENT),),
+            settings=(Setting("linear", 8, paper.CONTENT),),
             variants={
                 "v uniform": {"positions.content": "uniform"},
                 "v = 0": {"positions.content": "zero"},
@@ -235,8 +237,9 @@ EXHIBITS = {
             name="chunks",
             title="How many chunks, and which skips",
             source="Table 5",
-            settings=(Setting("yarn", 8, paper.CHUNKS),),
+            settings=(Setting("linear", 8, paper.CHUNKS),),
             variants={
+                "original": {},
                 "N = 1": {"positions.scheme": "short"},
                 "N = 2": {},
                 "N = 3": {"positions.chunks": 3},
@@ -246,7 +249,9 @@ EXHIBITS = {
             claims=(
                 Lower("N = 3", "N = 2", 1.01),
                 Lower("N = 2", "N = L_c"),
-                Lower("N = 2", "N = 1", 0.97, beyond=True),
+                Lower("N = 2", "original", 0.5, beyond=True),
+                FindsMore("N = 2", "N = 1"),
+                Reads("N = 2", "N = 1"),
                 FindsMore("N = 2, end-anchored", "N = 2"),
                 Reads("N = 2, end-anchored", "N = 2"),
             ),
@@ -260,25 +265,32 @@ EXHIBITS = {
             settings=(Setting("yarn", 8), Setting("yarn", 8, family="LLaMA2")),
             variants={
                 "full": {},
+                "short": {},
                 "pose": {},
-                "pose, aligned content": {"positions.content": "aligned"},
-                "pose, end-anchored": {"positions.skips": "end_anchored"},
-                "pose, 3 chunks": {"positions.chunks": 3},
-                "pose, lower rate": _other_rate("pose"),
-                "full, lower rate": _other_rate("full"),
-                "pose, twice the steps": _more_steps("pose"),
-                "full, twice the steps": _more_steps("full"),
+                "pose, end-anchored": _lever("pose", skips="end_anchored"),
+                "pose, 3 chunks": _lever("pose", chunks=3),
+                "pose, aligned content": _lever("pose", content="aligned"),
+                "pose, labels with context": _lever("pose", context=0.25),
+                "pose, half the rate": _lever("pose", rate=0.5),
+                "pose, these three": _lever("pose", content="aligned", context=0.25, rate=0.5),
+                "short, the last two": _lever("short", context=0.25, rate=0.5),
+                "full, half the rate": _lever("full", rate=0.5),
+                "pose, twice the steps": _lever("pose", steps=2),
+                "full, twice the steps": _lever("full", steps=2),
                 "pose, windows twice as long": _wider(2),
                 "pose, windows 4 times as long": _wider(4),
             },
             claims=(
                 Lower("pose", "full", 1.03),
-                Lower("pose, lower rate", "full, lower rate", 1.03),
+                Lower("pose, these three", "full, half the rate", 1.03),
+                Reads("pose, these three", "short, the last two"),
+                FindsMore("pose, these three", "short, the last two"),
                 Lower("pose, twice the steps", "full, twice the steps", 1.03),
                 Lower("pose, windows twice as long", "full", 1.03),
                 Lower("pose, windows 4 times as long", "full", 1.03),
             ),
             segments=("target",),
+            passkey=(8,),
         ),
         Exhibit(
             name="coverage",

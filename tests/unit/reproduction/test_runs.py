@@ -42,7 +42,7 @@ def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
     assert key("main", "linear, 8x", "pose", **{"evaluation.documents": 2}) == pose
     assert key("main", "linear, 8x", "pose", **{"training.learning_rate": 1e-3}) != pose
     assert key("main", "linear, 16x", "pose") != pose
-    assert key("interpolation", "yarn, 8x", "pose") == key("content", "yarn, 8x", "v uniform")
+    assert key("interpolation", "linear, 8x", "pose") == key("content", "linear, 8x", "v uniform")
     assert key("interpolation", "yarn, 8x", "original") == key("main", "linear, 8x", "original")
     assert key("interpolation", "yarn, 8x", "pi-only") != key("main", "linear, 8x", "pi-only")
 
@@ -102,10 +102,14 @@ def test_the_gap_is_measured_at_equal_tokens() -> None:
     tokens = {run.variant: tokens_of(run) for run in runs("gap") if run.setting == "yarn, 8x"}
     assert {t for name, t in tokens.items() if "steps" not in name} == {400 * 16 * 256}
     assert {t for name, t in tokens.items() if "steps" in name} == {800 * 16 * 256}
-    assert one("gap", "yarn, 8x", "full, lower rate").recipe.training.learning_rate == pytest.approx(3e-4)
-    assert one("gap", "yarn, 8x", "full, lower rate").recipe.training.batch_size == 2
+    assert one("gap", "yarn, 8x", "full, half the rate").recipe.training.learning_rate == pytest.approx(4e-4)
+    assert one("gap", "yarn, 8x", "full, half the rate").recipe.training.batch_size == 2
     assert one("gap", "yarn, 8x", "pose, windows 4 times as long").recipe.train_length == 1024
     assert one("gap", "yarn, 8x", "pose").key == one("passkey", "yarn, 8x", "pose").key
+    both = one("gap", "yarn, 8x", "pose, these three").recipe
+    assert (both.data.min_context, both.positions.content) == (64, "aligned")
+    assert both.training.learning_rate == pytest.approx(4e-4)
+    assert both.positions.skips == one("gap", "yarn, 8x", "pose").recipe.positions.skips
 
 
 def test_families_begin_from_their_own_base() -> None:
