@@ -27,6 +27,7 @@ class Setting:
         interpolation: a name of ``skipwise.interpolation.NAMES``, where a variant does not choose its own.
         factor: target over original length.
         published: text -> variant -> what the paper reports at 1, 2, 4, ... times the original length.
+        retrieved: variant -> the share of passkeys that the paper reports, at the exhibit's lengths.
         family: a family of models, in place of the recipe's own.
         windows: of perplexity, as multiples of the original length; default: doubled up to the target.
         only: the variants of this block; default: all.
@@ -35,6 +36,7 @@ class Setting:
     interpolation: str
     factor: int
     published: paper.Published = field(default_factory=dict)
+    retrieved: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     family: str | None = None
     windows: tuple[int, ...] = ()
     only: tuple[str, ...] = ()
@@ -156,7 +158,7 @@ EXHIBITS = {
             name="passkey",
             title="Passkeys found",
             source="Figure 2b",
-            settings=(Setting("yarn", 8),),
+            settings=(Setting("yarn", 8, retrieved=paper.PASSKEY),),
             variants={arm: {} for arm in (*BASELINES, *TRAINED)},
             claims=(
                 Finds("pose", least=0.9),

@@ -68,7 +68,7 @@ def _block(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Row
     if "steps" in exhibit.show and any(row.steps for row in rows.values()):
         parts += [_step_table(rows)]
     if "passkey" in exhibit.show and any(row.hits for row in rows.values()):
-        parts += [_passkey_table(rows)]
+        parts += [_passkey_table(exhibit, setting, rows)]
     verdicts = [verdict(judge(claim, rows, original, target)) for claim in exhibit.claims]
     return parts + (["\n".join(verdicts)] if verdicts else [])
 
@@ -222,13 +222,16 @@ def _step_table(rows: Rows) -> str:
     return table(head, lines)
 
 
-def _passkey_table(rows: Rows) -> str:
+def _passkey_table(exhibit: Exhibit, setting: Setting, rows: Rows) -> str:
     lengths = sorted({length for row in rows.values() for length in row.hits})
+    beside = exhibit.passkey if setting.retrieved else ()
     lines = []
     for variant, row in rows.items():
-        shares = [row.hits.get(n) for n in lengths]
-        if any(shares):
-            lines.append([arm_name(variant), *(format_share(s[0] / s[1]) if s else "–" for s in shares)])
+        if row.hits:
+            shares = [row.hits.get(n) for n in lengths]
+            published = setting.retrieved.get(variant, (None,) * len(beside))
+            cells = [format_share(s[0] / s[1]) if s else "–" for s in shares]
+            lines.append([arm_name(variant), *cells, *(share or "–" for share in published)])
     trials = sorted({asked for row in rows.values() for _, asked in row.hits.values()})
     told = []
     for n in trials:
@@ -237,7 +240,8 @@ def _passkey_table(rows: Rows) -> str:
             f"Of {n} prompts the 95% interval of 0% reaches up to {format_share(high)}, that of 100% down to "
             f"{format_share(low)}, that of {n // 2 / n:.0%} from {format_share(middle)}."
         )
-    return "\n\n".join([table(["passkey", *map(format_length, lengths)], lines), " ".join(told)])
+    head = ["passkey", *map(format_length, lengths), *(f"paper {n}x" for n in beside)]
+    return "\n\n".join([table(head, lines), " ".join(told)])
 
 
 def _mean(score: tuple[float, float] | None) -> str:

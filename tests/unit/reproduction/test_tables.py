@@ -97,3 +97,20 @@ def test_perplexity_by_step_stands_beside_the_papers() -> None:
     )
     assert "| perplexity after steps | 10 | 400 | paper 10 | paper 30 |" in text
     assert "| full-length | 7.39 | 2.72 | 5.51 | 4.99 |" in text
+
+
+def test_passkeys_stand_beside_the_papers_at_the_exhibits_lengths() -> None:
+    scores = {"pose": Scores(hits={256: (50, 50), 4096: (1, 50)}), "short": Scores(hits={256: (49, 50)})}
+    text = markdown("passkey", {"yarn, 8x": scores})
+    assert (
+        "| passkey | 256 | 4k | paper 1x | paper 2x | paper 4x | paper 8x | paper 12x | paper 16x |" in text
+    )
+    assert "| PoSE | 100% | 2% | 90-100% | 90-100% | 90-100% | 90-100% | 0% | 0% |" in text
+    assert "| short | 98% | – | – | – | – | – | – | – |" in text
+    assert "paper 1x" not in markdown("chunks", {"linear, 8x": {"N = 2": scores["pose"]}})
+
+
+def test_every_published_passkey_has_its_length() -> None:
+    exhibit = EXHIBITS["passkey"]
+    for setting in exhibit.settings:
+        assert {len(shares) for shares in setting.retrieved.values()} == {len(exhibit.passkey)}
