@@ -11,7 +11,7 @@ from typing import Any, Literal
 from skipwise.errors import RecipeError
 from skipwise.recipe import Recipe, nearest
 from skipwise.reproduction import paper
-from skipwise.reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads
+from skipwise.reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads, arms_of
 
 Changes = Mapping[str, Any]
 
@@ -29,6 +29,7 @@ class Setting:
         published: text -> variant -> what the paper reports at 1, 2, 4, ... times the original length.
         retrieved: variant -> the share of passkeys that the paper reports, at the exhibit's lengths.
         family: a family of models, in place of the recipe's own.
+        miniature: there is no such block at the paper's scale.
         windows: of perplexity, as multiples of the original length; default: doubled up to the target.
         only: the variants of this block; default: all.
     """
@@ -38,6 +39,7 @@ class Setting:
     published: paper.Published = field(default_factory=dict)
     retrieved: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
     family: str | None = None
+    miniature: bool = False
     windows: tuple[int, ...] = ()
     only: tuple[str, ...] = ()
 
@@ -77,6 +79,11 @@ class Exhibit:
     by_step: bool = False
     passkey: tuple[int, ...] = ()
     show: tuple[str, ...] = ("perplexity", "by-position", "passkey")
+
+    def claims_in(self, setting: Setting) -> list[Claim]:
+        """The claims about the variants that a block has."""
+        rows = set(setting.only or self.variants)
+        return [claim for claim in self.claims if set(arms_of(claim)) <= rows]
 
 
 def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, Any]:
@@ -264,7 +271,13 @@ EXHIBITS = {
             name="gap",
             title="What is left between PoSE and full-length, and what changes it",
             source="claim that PoSE matches full-length training (Table 1)",
-            settings=(Setting("yarn", 8), Setting("yarn", 8, family="LLaMA2")),
+            settings=(
+                Setting("yarn", 8),
+                *(
+                    Setting("yarn", 8, family=base, miniature=True, only=("full", "pose"))
+                    for base in ("2.6M on 2M tokens", "2.6M on 8M tokens", "12M on 8M tokens")
+                ),
+            ),
             variants={
                 "full": {},
                 "short": {},

@@ -20,7 +20,7 @@ from skipwise.arms import evaluate, plan_evaluation
 from skipwise.extend import extend
 from skipwise.job import prepare
 from skipwise.model.loading import load_config, plan_extension, resolve
-from skipwise.recipe import Recipe, load_recipe
+from skipwise.recipe import Data, Recipe, load_recipe
 from skipwise.reproduction.bases import BASES, base_folder, make_base
 from skipwise.reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes
 from skipwise.reproduction.scales import MODELS, Scale
@@ -54,7 +54,10 @@ class ArmRun:
     def key(self) -> str:
         """12 hex digits of what decides the model that is measured: the recipe's settings, and the weights it begins
         from; a small base is known by its folder."""
-        digest = hashlib.sha256(json.dumps(deciding_settings(self.recipe), sort_keys=True).encode())
+        settings = deciding_settings(self.recipe)
+        if self.base:  # its folder is named by what decides it; where the cache lies does not
+            settings["model"] = Path(self.recipe.model).parent.name
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         if steps := self.recipe.evaluation.steps:  # only training itself can give them
             digest.update(json.dumps(steps).encode())
         if self.base is None:
@@ -85,6 +88,7 @@ def plan_runs(
         _arm_run(exhibit, setting, variant, scale, {**changes, "seed": seed})
         for seed in seeds
         for setting in exhibit.settings
+        if scale.name == "nano" or not setting.miniature
         for variant in setting.only or exhibit.variants
         if variant not in BASELINES or seed == seeds[0]
     ]
@@ -94,8 +98,9 @@ def _arm_run(
     exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]
 ) -> ArmRun:
     """Resolve one arm: what the user changes wins over what the exhibit does, that over the scale's recipe."""
-    family = _family(setting, scale)
-    chosen = {"interpolation": setting.interpolation, **family}
+    chosen: dict[str, Any] = {"interpolation": setting.interpolation}
+    family = _family(setting, scale, load_recipe(scale.recipe, {**chosen, **changes}).data)
+    chosen |= family
     plain = load_recipe(scale.recipe, {**chosen, **changes})
     original = plain.original_length or _window(plain.model)
     own = exhibit.variants[variant]
@@ -120,7 +125,7 @@ def _arm_run(
     return ArmRun(setting.label, variant, recipe, original, small)
 
 
-def _family(setting: Setting, scale: Scale) -> dict[str, Any]:
+def _family(setting: Setting, scale: Scale, data: Data) -> dict[str, Any]:
     """The model of a family: at full size by its name, in miniature a small base where the recipe's is not its like."""
     if setting.family is None:
         return {}
@@ -128,7 +133,7 @@ def _family(setting: Setting, scale: Scale) -> dict[str, Any]:
         return {"model": name, "original_length": MODELS[name].window}
     if setting.family in BASES:
         return {
-            "model": str(base_folder(setting.family) / "model"),
+            "model": str(base_folder(setting.family, data) / "model"),
             "original_length": BASES[setting.family].window,
         }
     return {}
@@ -183,7 +188,7 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
         SkipwiseError: the text of its records has changed since, or what a run cannot do.
     """
     if run.base:
-        make_base(run.base, console)
+        make_base(run.base, run.recipe.data, console)
     path = run.folder(out)
     job = prepare(run.recipe, Console(quiet=True))
     plan = plan_evaluation(job, console)

@@ -87,7 +87,7 @@ def _one_of_each_need(runs: Sequence[ArmRun]) -> list[ArmRun]:
     """A run for each length of documents that is needed; a family's base that is not there yet is passed over."""
     needs: dict[tuple[str, str, bool, bool], ArmRun] = {}
     for run in runs:
-        if run.base is None or (base_folder(run.base) / "model").exists():
+        if run.base is None or (base_folder(run.base, run.recipe.data) / "model").exists():
             full = run.recipe.positions.scheme == "full"
             needs.setdefault((run.setting, run.recipe.model, full, run.trained), run)
     return list(needs.values())

@@ -45,7 +45,8 @@ def findings(
         if _measured(rows):
             run = next(run for run in runs if run.setting == setting.label)
             target = run.recipe.target or 0
-            found += [(setting.label, judge(claim, rows, run.original, target)) for claim in exhibit.claims]
+            claims = exhibit.claims_in(setting)
+            found += [(setting.label, judge(claim, rows, run.original, target)) for claim in claims]
     return found
 
 
@@ -69,7 +70,7 @@ def _block(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Row
         parts += [_step_table(rows)]
     if "passkey" in exhibit.show and any(row.hits for row in rows.values()):
         parts += [_passkey_table(exhibit, setting, rows)]
-    verdicts = [verdict(judge(claim, rows, original, target)) for claim in exhibit.claims]
+    verdicts = [verdict(judge(claim, rows, original, target)) for claim in exhibit.claims_in(setting)]
     return parts + (["\n".join(verdicts)] if verdicts else [])
 
 

@@ -1,14 +1,18 @@
 """Small bases: each of its architecture, trained once, kept by all that decides it."""
 
 import io
+import shutil
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skipwise.model.loading import load_config, plan_extension
+from skipwise.recipe import Data
 from skipwise.reproduction import bases
 from skipwise.reproduction.bases import BASES, base_folder, make_base, new_model
+from tests.tiny import corpus
 
 
 @pytest.mark.parametrize("name", sorted(BASES))
@@ -26,26 +30,42 @@ def test_gptj_turns_a_quarter_of_each_head() -> None:
     assert plan_extension(new_model(BASES["GPT-J"], 512).config).rope.dim == 16
 
 
-def test_a_base_is_trained_once_and_kept(tmp_path, monkeypatch) -> None:
-    from tests.tiny import corpus
-
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> Data:
+    """Text of a few documents, and bases of two steps."""
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(bases, "_TEXT", str(corpus(tmp_path / "text", documents=12, words=700)))
-    monkeypatch.setattr(bases, "_STEPS", 2)
     monkeypatch.setattr(bases, "_TOKENS", 1024)
+    for name, base in BASES.items():
+        monkeypatch.setitem(BASES, name, replace(base, steps=2))
+    return Data(source=str(corpus(tmp_path / "text", documents=12, words=700)))
+
+
+def test_a_base_is_trained_once_and_kept(tiny: Data) -> None:
     console = Console(file=io.StringIO())
-    folder = make_base("GPT-J", console)
-    assert folder == base_folder("GPT-J") / "model"
+    folder = make_base("GPT-J", tiny, console)
+    assert folder == base_folder("GPT-J", tiny) / "model"
     AutoModelForCausalLM.from_pretrained(folder)
     assert AutoTokenizer.from_pretrained(folder)("a").input_ids
     assert load_config(str(folder)).model_type == "phi"
     weights = (folder / "model.safetensors").stat().st_mtime_ns
-    assert make_base("GPT-J", console) == folder
+    assert make_base("GPT-J", tiny, console) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == weights
 
 
-def test_what_decides_a_base_decides_its_folder(monkeypatch) -> None:
-    before = base_folder("LLaMA2")
-    monkeypatch.setattr(bases, "_STEPS", 7)
-    assert base_folder("LLaMA2") != before
-    assert base_folder("Baichuan2") != base_folder("LLaMA2")
+def test_what_decides_a_base_decides_its_folder(tiny: Data, tmp_path, monkeypatch) -> None:
+    before = base_folder("LLaMA2", tiny)
+    assert base_folder("Baichuan2", tiny) != before
+    other = corpus(tmp_path / "other", documents=13, words=700)
+    assert base_folder("LLaMA2", tiny.model_copy(update={"source": str(other)})) != before
+    assert base_folder("LLaMA2", tiny.model_copy(update={"held_out": 0.2})) != before
+    copied = shutil.copytree(tiny.source, tmp_path / "copied")
+    assert base_folder("LLaMA2", tiny.model_copy(update={"source": str(copied)})) == before
+    monkeypatch.setitem(BASES, "LLaMA2", replace(BASES["LLaMA2"], steps=7))
+    assert base_folder("LLaMA2", tiny) != before
+
+
+def test_sizes_are_as_they_are_called() -> None:
+    for name in ("2.6M on 2M tokens", "2.6M on 8M tokens", "12M on 8M tokens"):
+        size, tokens = (float(part.rstrip("M")) for part in name.removesuffix(" tokens").split(" on "))
+        assert new_model(BASES[name], 4096).num_parameters() / 1e6 == pytest.approx(size, rel=0.03)
+        assert BASES[name].steps * 8192 / 1e6 == pytest.approx(tokens, rel=0.03)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from skipwise.reproduction import paper
 from skipwise.reproduction.bases import BASES
 from skipwise.reproduction.estimate import tokens_of
 from skipwise.reproduction.exhibits import BASELINES, EXHIBITS
@@ -116,10 +117,24 @@ def test_families_begin_from_their_own_base() -> None:
     models = {run.setting: run for run in runs("families")}
     assert models["LLaMA"].recipe.model == "nano"
     assert models["LLaMA"].base is None
-    for family, base in BASES.items():
+    for family in ("LLaMA2", "GPT-J", "Baichuan2"):
         assert models[family].base == family
-        assert models[family].original == base.window
-        assert models[family].recipe.target == 8 * base.window
+        assert models[family].original == BASES[family].window
+        assert models[family].recipe.target == 8 * BASES[family].window
+
+
+def test_the_gap_is_measured_by_base_in_miniature_only() -> None:
+    bases = {run.setting: run.variant for run in runs("gap") if run.base}
+    assert set(bases) == set(BASES) - set(paper.FAMILIES)
+    assert {run.setting for run in runs("gap", scale="paper")} == {"yarn, 8x"}
+
+
+def test_where_the_cache_lies_does_not_decide_a_run(tmp_path, monkeypatch) -> None:
+    keys = set()
+    for place in ("here", "there"):
+        monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / place))
+        keys.add(one("families", "GPT-J", "yarn").key)
+    assert len(keys) == 1
 
 
 def test_the_papers_scale_has_its_models_and_lengths() -> None:

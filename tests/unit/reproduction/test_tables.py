@@ -7,13 +7,18 @@ from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.reproduction.runs import plan_runs
 from skipwise.reproduction.scales import SCALES
 from skipwise.reproduction.scores import Scores
-from skipwise.reproduction.tables import exhibit_markdown
+from skipwise.reproduction.tables import exhibit_markdown, findings
 from skipwise.results import PositionRecord
 
 
 def markdown(name: str, scores) -> str:
     exhibit = EXHIBITS[name]
     return exhibit_markdown(exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores)
+
+
+def found(name: str, scores):
+    exhibit = EXHIBITS[name]
+    return findings(exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores)
 
 
 def scored(text: str, *values: float) -> Scores:
@@ -114,3 +119,12 @@ def test_every_published_passkey_has_its_length() -> None:
     exhibit = EXHIBITS["passkey"]
     for setting in exhibit.settings:
         assert {len(shares) for shares in setting.retrieved.values()} == {len(exhibit.passkey)}
+
+
+def test_a_block_states_no_claim_about_rows_that_it_has_not() -> None:
+    scores = {"full": scored("x", 10.0, 9.0), "pose": scored("x", 10.0, 9.0)}
+    text = markdown("gap", {"12M on 8M tokens": scores, "yarn, 8x": scores})
+    assert text.count("- PoSE at most 1.03 x full-length, at every length: holds") == 2
+    assert text.count("twice the steps, at every length: not measured") == 1
+    names = [name for name, finding in found("gap", {"12M on 8M tokens": scores}) if finding.holds is None]
+    assert names == []
