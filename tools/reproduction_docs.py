@@ -10,6 +10,7 @@ docs/reproduction/arms/, costs.jsonl   recipe, facts and records of each arm, wi
 
 import argparse
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -37,13 +38,22 @@ def publish(out: Path, docs: Path) -> None:
 def copy_records(arm: Path, target: Path) -> None:
     """Copy what says how an arm was made and what was measured of it; coverage curves are computed, not measured."""
     target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(arm / "recipe.yaml", target)
+    recipe = (arm / "recipe.yaml").read_text(encoding="utf-8")
+    recipe = re.sub(
+        r"(?m)^model: .*/bases/([^/]+)/model$", r"model: \1", recipe
+    )  # a base in this machine's cache
+    (target / "recipe.yaml").write_text(recipe, encoding="utf-8")
     facts = json.loads((arm / "run.json").read_text(encoding="utf-8"))
     facts.pop("command", None)  # has paths of the machine
-    (target / "run.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    (target / "run.json").write_text(_without_cache(json.dumps(facts, indent=2)) + "\n", encoding="utf-8")
     lines = (arm / "results.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [line for line in lines if json.loads(line)["kind"] != "coverage"]
     (target / "results.jsonl").write_text("".join(kept), encoding="utf-8")
+
+
+def _without_cache(text: str) -> str:
+    """A small base by its name, without where this machine's cache lies."""
+    return re.sub(r"[^\s\"]*/bases/([^/\s]+)/model\b", r"\1", text)
 
 
 if __name__ == "__main__":
