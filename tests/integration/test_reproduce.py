@@ -46,6 +46,7 @@ def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) 
     run(monkeypatch, "reproduce", "content", *words)
     printed = capsys.readouterr().out
     assert "1 of 3: linear, 8x, v uniform, seed 0" in printed
+    assert "🌆" not in printed  # which rich prints for a figure
     assert "1 min left at the most" in printed
     table = (tmp_path / "out" / "content.md").read_text()
     assert "| v = 0 |" in table

@@ -97,8 +97,13 @@ def reproduce(
                 measure_costs(runs[0].recipe, runs[0].original, out, console)
     page = write_pages(plans, out, notes)
     for name in plans:
-        console.print(Markdown((out / f"{name}.md").read_text(encoding="utf-8")))
+        console.print(_without_figures((out / f"{name}.md").read_text(encoding="utf-8")))
     console.print(f"page: {page}", soft_wrap=True)
+
+
+def _without_figures(text: str) -> Markdown:
+    """A page for the terminal, which cannot show what the lines of figures link to."""
+    return Markdown("\n".join(line for line in text.splitlines() if not line.startswith("![")))
 
 
 def _say_window(plans: Mapping[str, list[ArmRun]], scale: Scale, console: Console) -> None:
