@@ -184,6 +184,22 @@ def report(
     _console().print(f"report: {write_report(runs, out)}", soft_wrap=True)
 
 
+@app.command("convert")
+def convert_command(
+    checkpoint: Annotated[str, typer.Argument(help="a folder, or a name on the model hub")],
+    out: Annotated[Path, typer.Argument(help="the folder to write; it must not exist")],
+    original: Annotated[
+        str | None, typer.Option(help="original length of a checkpoint extended by PoSE's authors")
+    ] = None,
+) -> None:
+    """Write GPT-J, Baichuan2-7B, or a checkpoint of PoSE's authors as a stock class with the same logits."""
+    console = _prepare_process()
+    from skipwise.model.convert import convert
+
+    convert(checkpoint, out, original_length=parse_length(original) if original else None, console=console)
+    console.print(f"model: {out}", soft_wrap=True)
+
+
 @app.command("reproduce")
 def reproduce_command(
     exhibits: Annotated[

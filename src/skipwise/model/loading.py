@@ -25,6 +25,11 @@ from skipwise.interpolation import Rope, frequencies, rope_parameters
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
+_CONVERTED = {"gptj", "baichuan"}
+_CONVERTED_FIRST = (
+    "model_type {} has rotary positions that its class cannot scale; write it as a stock class with the same logits "
+    "first: skipwise convert CHECKPOINT OUT"
+)
 _SCALED = {"linear", "yarn", "llama3", "longrope"}
 _BROKEN_WEIGHTS = (SafetensorError, UnpicklingError)
 
@@ -69,6 +74,8 @@ def load_config(name: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(resolve(name))
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
+        if "`baichuan`" in str(error):  # its own class would be remote code
+            raise ModelError(_CONVERTED_FIRST.format("baichuan")) from error
         raise ModelError(_unreadable(name, error)) from error
 
 
@@ -198,6 +205,8 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
 def _rope_parameters(config: PretrainedConfig) -> dict[str, Any]:
     kind = config.model_type
     current = getattr(config, "rope_parameters", None)
+    if kind in _CONVERTED:
+        raise ModelError(_CONVERTED_FIRST.format(kind))
     if not current:
         what = (
             "learned positions" if kind in _LEARNED else "ALiBi" if kind in _ALIBI else "no rotary positions"
@@ -252,6 +261,11 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
             "be trained on; choose --existing-rope replace, or start from the base model"
         )
     times = f" x{factor:g}" if factor else ""
+    if kind == "vanilla_ntk":
+        raise ModelError(
+            f"config is already vanilla_ntk{times}, by which PoSE's authors mean NTK: skipwise convert CHECKPOINT OUT "
+            "writes it as a stock checkpoint; or start from the base model"
+        )
     if kind not in _SCALED:
         raise ModelError(
             f"config is already {kind}{times}, a scaling that is not known here and cannot be replaced; "

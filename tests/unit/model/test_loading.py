@@ -337,3 +337,22 @@ def test_a_config_that_makes_no_sense_is_explained(tmp_path, changes, words) -> 
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ModelError, match=words):
         plan_extension(load_config(str(folder)), existing_rope="replace")
+
+
+def test_what_must_be_converted_first_says_so(tmp_path) -> None:
+    from tests.parity.test_conversion import baichuan, gptj
+
+    gptj(32).save_pretrained(tmp_path / "gptj")
+    with pytest.raises(ModelError, match=r"gptj has rotary positions .* skipwise convert CHECKPOINT OUT"):
+        plan_extension(load_config(str(tmp_path / "gptj")))
+    baichuan(tmp_path / "baichuan")
+    with pytest.raises(ModelError, match=r"baichuan has rotary positions .* skipwise convert CHECKPOINT OUT"):
+        load_config(str(tmp_path / "baichuan"))
+    authors = checkpoint(tmp_path / "authors", rope_parameters=None)
+    raw = json.loads((authors / "config.json").read_text())
+    scaling = {"rope_scaling": {"type": "vanilla_ntk", "factor": 8.0}, "rope_parameters": None}
+    (authors / "config.json").write_text(json.dumps(raw | scaling))
+    with pytest.raises(
+        ModelError, match=r"vanilla_ntk x8, by which PoSE's authors mean NTK: skipwise convert"
+    ):
+        plan_extension(load_config(str(authors)))

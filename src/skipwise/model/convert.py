@@ -1,0 +1,222 @@
+"""A checkpoint -> the same network in a stock class, shard by shard: ``skipwise convert``."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from rich.console import Console
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from skipwise.errors import ModelError, RunError
+from skipwise.model.families import Conversion, plan_conversion
+
+SHARD_BYTES = 2**30
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
+# Keys of a tokenizer's config that would have remote code run.
+_REMOTE = ("auto_map", "tokenizer_class")
+
+
+def convert(
+    checkpoint: str,
+    out: Path,
+    *,
+    original_length: int | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    console: Console | None = None,
+) -> Path:
+    """Write ``checkpoint`` as a checkpoint of a stock class whose logits are the same.
+
+    One tensor of the source is held at a time, and one shard of the result.
+
+    Args:
+        checkpoint: a folder, or a name on the model hub: ``config.json`` with safetensors or ``.bin`` weights.
+        out: the folder to write; it must not exist.
+        original_length: L_c of a checkpoint of PoSE's authors, where its config does not say it truly.
+        shard_bytes: of the files written, at the most, unless one tensor is larger.
+        console: where to say what is done.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        ModelError: there is no conversion for it, or its files are incomplete or damaged.
+        RunError: ``out`` exists.
+    """
+    console = console or Console(quiet=True)
+    if out.exists():
+        raise RunError(f"{out} exists and is not overwritten; give another folder")
+    folder = _folder(checkpoint)
+    config = _read_json(folder / "config.json")
+    plan = plan_conversion(config, original_length)
+    for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.told):
+        console.print(line, soft_wrap=True)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    _write_weights(plan, _shards(folder), partial, shard_bytes, console)
+    plan.config.architectures = [_stock_class(plan).__name__]
+    plan.config.save_pretrained(partial)
+    _require_every_weight(partial)
+    _copy_beside(folder, partial)
+    os.replace(partial, out)
+    return out
+
+
+def _folder(checkpoint: str) -> Path:
+    """Find the checkpoint; of a hub's, only what is read here is fetched."""
+    if Path(checkpoint).is_dir():
+        return Path(checkpoint)
+    try:
+        wanted = ["config.json", *_BESIDE, "*.safetensors", "*.index.json", "pytorch_model*.bin"]
+        return Path(snapshot_download(checkpoint, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"checkpoint {checkpoint!r} is neither a folder here nor reachable on the model hub; download it first and "
+            "give its folder"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} has no {path.name}; give the folder of a checkpoint") from None
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON ({error}); fetch it again") from error
+    if not isinstance(read, dict):
+        raise ModelError(f"{path} holds no JSON object; fetch it again")
+    return read
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files of weights, as the index names them; safetensors where there are both kinds."""
+    for index in _INDEXES:
+        if (folder / index).exists():
+            names = sorted(set(_read_json(folder / index).get("weight_map", {}).values()))
+            if outside := [name for name in names if Path(name).name != name]:
+                raise ModelError(f"{folder / index} names a file outside its folder: {outside[0]!r}")
+            if missing := [name for name in names if not (folder / name).exists()]:
+                raise ModelError(
+                    f"{folder} lacks {len(missing)} of its {len(names)} weight files: {missing[0]}; fetch it again"
+                )
+            return [folder / name for name in names]
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / single).exists():
+            return [folder / single]
+    raise ModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin, nor an index of several")
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """One tensor after another, each read when its turn comes; weights only, no code of a pickle is run."""
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118, it is no dictionary
+                    yield name, file.get_tensor(name)
+        else:
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            yield from loaded.items()
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(f"{path} cannot be read as weights ({first}); fetch it again") from error
+
+
+def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: int, console: Console) -> None:
+    """Write converted shards and their index; type and vocabulary of the config become those of the weights."""
+    held: dict[str, torch.Tensor] = {}
+    files: list[list[str]] = []
+    total = held_bytes = 0
+
+    def flush() -> None:
+        nonlocal held_bytes
+        save_file(held, folder / f"{len(files)}.safetensors", metadata={"format": "pt"})
+        files.append(list(held))
+        held.clear()
+        held_bytes = 0
+
+    for number, shard in enumerate(shards, start=1):
+        console.print(f"{number} of {len(shards)}: {shard.name}", soft_wrap=True)
+        for name, tensor in _tensors(shard):
+            for new, value in plan.tensors(name, tensor):
+                size = value.numel() * value.element_size()
+                if held and held_bytes + size > limit:
+                    flush()
+                held[new] = value.contiguous()
+                held_bytes += size
+                total += size
+                if new == "model.embed_tokens.weight":
+                    plan.config.dtype = value.dtype
+                    plan.config.vocab_size = len(value)  # grown by a pad token, the config may not say so
+    flush()
+    _name_shards(folder, files, total)
+
+
+def _name_shards(folder: Path, files: list[list[str]], total: int) -> None:
+    """Give the shards the names by which transformers finds them, now that it is known how many there are."""
+    if len(files) == 1:
+        os.replace(folder / "0.safetensors", folder / "model.safetensors")
+        return
+    where: dict[str, str] = {}
+    for number, names in enumerate(files):
+        final = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
+        os.replace(folder / f"{number}.safetensors", folder / final)
+        where |= dict.fromkeys(names, final)
+    index = {"metadata": {"total_size": total}, "weight_map": where}
+    (folder / _INDEXES[0]).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _stock_class(plan: Conversion) -> type:
+    with torch.device("meta"):
+        return type(AutoModelForCausalLM.from_config(plan.config))
+
+
+def _require_every_weight(folder: Path) -> None:
+    """Hold names and shapes of what was written against the stock class."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        wanted.pop("lm_head.weight", None)
+    written: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            written |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    if model.config.tie_word_embeddings:
+        written.pop("lm_head.weight", None)
+    for name in sorted(wanted.keys() | written.keys()):
+        if wanted.get(name) != written.get(name):
+            raise ModelError(
+                f"{name} has shape {written.get(name)} in the converted checkpoint and {wanted.get(name)} in its class; "
+                "the checkpoint is incomplete, or of another network than its config says"
+            )
+
+
+def _copy_beside(folder: Path, out: Path) -> None:
+    """Copy the tokenizer; one of a class that is remote code is left to its SentencePiece model, as Llama's."""
+    for name in _BESIDE:
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, out / name)
+    path = out / "tokenizer_config.json"
+    if path.exists() and "auto_map" in (settings := _read_json(path)):
+        kept = {key: value for key, value in settings.items() if key not in _REMOTE}
+        kept["tokenizer_class"] = "LlamaTokenizer"
+        path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
