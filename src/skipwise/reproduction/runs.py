@@ -53,8 +53,11 @@ class ArmRun:
     @cached_property
     def key(self) -> str:
         """12 hex digits of what decides the model that is measured: the recipe's settings, and the weights it begins
-        from; a small base is known by its folder."""
-        settings = deciding_settings(self.recipe)
+        from; a small base is known by its folder. A setting that is null says nothing, so that a new one, off where it
+        is not asked for, leaves the keys of older runs as they are."""
+        settings = {
+            name: value for name, value in deciding_settings(self.recipe).items() if value is not None
+        }
         if self.base:  # its folder is named by what decides it; where the cache lies does not
             settings["model"] = Path(self.recipe.model).parent.name
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

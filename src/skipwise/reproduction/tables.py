@@ -29,34 +29,37 @@ def exhibit_markdown(
         rows = scores.get(setting.label, {})
         if _measured(rows):
             mine = [run for run in runs if run.setting == setting.label]
-            parts += [f"### {setting.label}", *_block(exhibit, setting, mine, rows)]
+            verdicts = [verdict(finding) for finding in _judged(exhibit, setting, mine, rows)]
             images = [f"![{setting.label}]({path})" for path in (figures or {}).get(setting.label, [])]
-            parts += ["\n".join(images)] if images else []
-    return "\n\n".join(parts) + "\n"
+            parts += [f"### {setting.label}", _budget(mine), "\n".join(verdicts), "\n".join(images)]
+            parts += _tables(exhibit, setting, mine, rows)
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def findings(
     exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Rows]
 ) -> list[tuple[str, Finding]]:
     """Every claim of the exhibit in every block of it that is measured, with the block's name."""
-    found = []
-    for setting in exhibit.settings:
-        rows = scores.get(setting.label, {})
-        if _measured(rows):
-            run = next(run for run in runs if run.setting == setting.label)
-            target = run.recipe.target or 0
-            claims = exhibit.claims_in(setting)
-            found += [(setting.label, judge(claim, rows, run.original, target)) for claim in claims]
-    return found
+    return [
+        (setting.label, finding)
+        for setting in exhibit.settings
+        if _measured(rows := scores.get(setting.label, {}))
+        for finding in _judged(exhibit, setting, [r for r in runs if r.setting == setting.label], rows)
+    ]
+
+
+def _judged(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[Finding]:
+    original, target = runs[0].original, runs[0].recipe.target or 0
+    return [judge(claim, rows, original, target) for claim in exhibit.claims_in(setting)]
 
 
 def _measured(rows: Rows) -> bool:
     return any(row.nll or row.hits or row.positions or row.steps for row in rows.values())
 
 
-def _block(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[str]:
+def _tables(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[str]:
     original, target = runs[0].original, runs[0].recipe.target or 0
-    parts = [_budget(runs)]
+    parts: list[str] = []
     if "perplexity" in exhibit.show:
         parts += [_perplexity_table(setting, rows, text, original) for text in _texts(rows)]
     if "by-position" in exhibit.show:
@@ -70,8 +73,7 @@ def _block(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Row
         parts += [_step_table(rows)]
     if "passkey" in exhibit.show and any(row.hits for row in rows.values()):
         parts += [_passkey_table(exhibit, setting, rows)]
-    verdicts = [verdict(judge(claim, rows, original, target)) for claim in exhibit.claims_in(setting)]
-    return parts + (["\n".join(verdicts)] if verdicts else [])
+    return parts
 
 
 def _texts(rows: Rows) -> list[str]:

@@ -48,6 +48,16 @@ def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
     assert key("interpolation", "yarn, 8x", "pi-only") != key("main", "linear, 8x", "pi-only")
 
 
+def test_a_setting_that_is_null_leaves_the_key_as_it_is(monkeypatch) -> None:
+    from skipwise.reproduction import runs as module
+
+    before, known = one("main", "linear, 8x", "pose").key, module.deciding_settings
+    monkeypatch.setattr(module, "deciding_settings", lambda recipe: known(recipe) | {"new": None})
+    assert one("main", "linear, 8x", "pose").key == before
+    monkeypatch.setattr(module, "deciding_settings", lambda recipe: known(recipe) | {"new": 0})
+    assert one("main", "linear, 8x", "pose").key != before
+
+
 def test_untrained_arms_are_shared_whatever_the_training(tmp_path) -> None:
     for arm in BASELINES:
         changed = one("main", "linear, 8x", arm, **{"training.max_steps": 7})
