@@ -20,7 +20,7 @@ def exhibit_figures(
     for setting in exhibit.settings:
         rows = scores.get(setting.label, {})
         original = next((run.original for run in runs if run.setting == setting.label), None)
-        name = f"{exhibit.name}-{setting.label}".replace(", ", "-").lower()
+        name = f"{exhibit.name}-{setting.label}".replace(", ", "-").replace(" ", "-").lower()
         for kind, title, axis, curves in _curves(exhibit, rows):
             if any(curves.values()):
                 curves = {label: curve for label, curve in curves.items() if curve}

@@ -1,0 +1,23 @@
+"""Figures are files that a page can link to."""
+
+from skipwise.reproduction.exhibits import EXHIBITS
+from skipwise.reproduction.figures import exhibit_figures
+from skipwise.reproduction.runs import plan_runs
+from skipwise.reproduction.scales import SCALES
+from skipwise.reproduction.scores import Scores
+
+
+def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:
+    exhibit = EXHIBITS["gap"]
+    scores = {
+        setting.label: {"pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={2048: (3, 4)})}
+        for setting in exhibit.settings
+    }
+    drawn = exhibit_figures(
+        exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores, tmp_path
+    )
+    assert set(drawn) == set(scores)
+    names = [name for names in drawn.values() for name in names]
+    assert len(set(names)) == len(names) == 2 * len(scores)
+    assert not any(" " in name for name in names)
+    assert all((tmp_path / f"{name}.svg").exists() for name in names)
