@@ -7,6 +7,7 @@ is each target's own, in a process of its own. The text is random: cost does not
 import multiprocessing
 import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -90,10 +91,18 @@ def _peak_bytes(recipe: Recipe, arm: str, target: int, original: int) -> tuple[i
 
 
 def _held() -> int:
-    """The most bytes that this process has held so far."""
+    """The most bytes that this process has held so far.
+
+    On Linux from the process's own status: what ``getrusage`` reports begins with the most that its parent has held.
+    """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        return int(lines["VmHWM"].split()[0]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[int], None]:
@@ -159,16 +168,26 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
 
 
 def step_time(record: CostRecord) -> float:
-    """Mean of the fastest quarter of the steps, in seconds: other load of the machine shows in the slow ones."""
-    times = sorted(record.step_seconds)
-    return statistics.fmean(times[: max(1, len(times) // 4)])
+    """Median over the steps, in seconds."""
+    return statistics.median(record.step_seconds)
+
+
+def relative_times(records: Sequence[CostRecord]) -> list[float]:
+    """Each target's step over the mean of its round, the median over rounds.
+
+    Targets are timed in turn, so what slows the machine down for a while slows a whole round down, and is left out.
+    """
+    rounds = [statistics.fmean(times) for times in zip(*(r.step_seconds for r in records), strict=True)]
+    return [
+        statistics.median(t / mean for t, mean in zip(r.step_seconds, rounds, strict=True)) for r in records
+    ]
 
 
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
     mine = [r for r in records if r.arm == "pose"]
     measures = {
-        "step time": [step_time(r) for r in mine],
+        "step time": relative_times(mine),
         "peak memory": [float(r.peak_bytes) for r in mine],
     }
     return [

@@ -13,10 +13,10 @@ from tests.tiny import checkpoint
 
 
 def record(arm: str, target: int, seconds: float, peak: int) -> CostRecord:
+    """Five rounds; the machine is busy in two of them."""
     window = target if arm == "full" else 256
-    return CostRecord(
-        arm, target, window, 2, [seconds, 9.0, seconds, 9.0, 9.0, 9.0, 9.0, 9.0], peak * 2**20, 2**20, "cpu"
-    )
+    times = [seconds * busy for busy in (1, 9, 1, 3, 1)]
+    return CostRecord(arm, target, window, 2, times, peak * 2**20, 2**20, "cpu")
 
 
 @pytest.fixture
@@ -46,6 +46,14 @@ def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(
     whole = (out / "costs.jsonl").read_bytes()
     assert len(measure_costs(recipe, 16, out, Console(file=io.StringIO()))) == 4
     assert (out / "costs.jsonl").read_bytes() == whole
+
+
+def test_what_another_process_holds_is_not_counted() -> None:
+    before = costs._in_own_process(costs._held)
+    ours = bytearray(b"1") * (2 * before)
+    assert costs._held() > 2 * before
+    assert costs._in_own_process(costs._held) < 1.5 * before
+    del ours
 
 
 def test_a_process_of_its_own_gives_its_result_back() -> None:
