@@ -78,6 +78,7 @@ def read_notes(path: Path) -> dict[str, str]:
 
 def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path) -> tuple[str, Findings]:
     """One exhibit's tables and figures, and its findings."""
+    runs = _alike(runs, out)
     scores, folder = collect(runs, out), out / "figures"
     figures = exhibit_figures(exhibit, runs, scores, folder)
     paths = {label: [f"figures/{name}.svg" for name in names] for label, names in figures.items()}
@@ -90,6 +91,21 @@ def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path) -> tuple[str, 
         more, checked = coverage_section(folder)
         text, found = f"{text}\n{more}", found + checked
     return text, found
+
+
+def _alike(runs: Sequence[ArmRun], out: Path) -> list[ArmRun]:
+    """What is measured, and of each block the seeds that all its trained rows have: like stands beside like."""
+    there = [run for run in runs if (run.folder(out) / "results.jsonl").exists()]
+    seeds: dict[str, dict[str, set[int]]] = {}
+    for run in there:
+        if run.trained:
+            seeds.setdefault(run.setting, {}).setdefault(run.variant, set()).add(run.recipe.seed)
+    shared = {setting: set.intersection(*rows.values()) for setting, rows in seeds.items()}
+    return [
+        run
+        for run in there
+        if not run.trained or not shared[run.setting] or run.recipe.seed in shared[run.setting]
+    ]
 
 
 def _told(finding: Finding) -> list[str]:
