@@ -71,13 +71,16 @@ def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) 
     assert kinds == {"training", "perplexity", "by-position", "coverage"}
 
 
-def test_what_is_measured_needs_its_model_no_more(words, monkeypatch, tmp_path) -> None:
+def test_what_is_measured_needs_its_model_no_more(words, monkeypatch, capsys, tmp_path) -> None:
     run(monkeypatch, "reproduce", "content", *words)
     arms = sorted((tmp_path / "out" / "arms").iterdir())
     before = [(arm / "results.jsonl").read_bytes() for arm in arms]
     for arm in arms:
         shutil.rmtree(arm / "model")
     table = (tmp_path / "out" / "content.md").read_bytes()
+    capsys.readouterr()
+    run(monkeypatch, "reproduce", "content", "--dry-run", *words)
+    assert "missing" not in capsys.readouterr().out
     run(monkeypatch, "reproduce", "content", *words)
     assert [(arm / "results.jsonl").read_bytes() for arm in arms] == before
     assert not any((arm / "model").exists() for arm in arms)

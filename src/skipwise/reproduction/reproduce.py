@@ -19,6 +19,7 @@ from skipwise.reproduction.page import read_notes, write_pages
 from skipwise.reproduction.runs import ArmRun, make, plan_runs
 from skipwise.reproduction.scales import SCALES, Scale, ScaleName
 from skipwise.reproduction.selection import chosen_exhibits, require_text, select
+from skipwise.results import PerplexityRecord, read_records
 
 
 def list_exhibits(console: Console) -> None:
@@ -153,7 +154,8 @@ def _plan(plans: Mapping[str, list[ArmRun]], scale: Scale, out: Path, console: C
         assert speed is not None
         folder = run.folder(out)
         made = "trained" if run.trained else "measured"
-        there = (folder / ("model" if run.trained else "results.jsonl")).exists()
+        records = read_records(folder / "results.jsonl")  # a published arm has them without its model
+        there = any(isinstance(record, PerplexityRecord) for record in records)
         told = made if there else f"missing, {_minutes(seconds(run, speed))}"
         console.print(f"{told:18} {folder.name}: {run}", soft_wrap=True)
 
