@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.functional import silu
-from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM
 
 from skipwise.model.convert import convert
+from tests.tiny import llama
 
 TOKENS = torch.tensor([[5, 17, 3, 88, 41, 2, 60, 9, 33, 71, 12, 95]])
 CLOSE = {"rtol": 0.0, "atol": 5e-5}
@@ -170,16 +171,7 @@ def authors_frequencies(kind: str, factor: float, dim: int, original: int) -> tu
 @pytest.mark.parametrize("kind", ["linear", "vanilla_ntk", "yarn"])
 @pytest.mark.parametrize("stored", ["scaled", "base"])
 def test_a_checkpoint_of_the_authors_is_stock(tmp_path: Path, kind: str, stored: str) -> None:
-    torch.manual_seed(2)
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=16_384 if stored == "scaled" else 2048,
-    )
-    source = LlamaForCausalLM(config).eval()
+    source = llama(16_384 if stored == "scaled" else 2048, vocab_size=97).eval()
     source.save_pretrained(tmp_path / "source")
     raw = json.loads((tmp_path / "source" / "config.json").read_text())
     raw.pop("rope_parameters")
@@ -188,7 +180,7 @@ def test_a_checkpoint_of_the_authors_is_stock(tmp_path: Path, kind: str, stored:
     stock = _reload(convert(str(tmp_path / "source"), tmp_path / "out"))
     assert stock.config.vocab_size == 97
     assert stock.config.max_position_embeddings == 16_384
-    frequencies, factor = authors_frequencies(kind, 8.0, 32, 2048)
+    frequencies, factor = authors_frequencies(kind, 8.0, source.config.head_dim, 2048)
     source.model.rotary_emb.inv_freq = frequencies.float()
     source.model.rotary_emb.attention_scaling = factor
     at = near_and_far(2048)

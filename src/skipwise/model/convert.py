@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -65,8 +70,7 @@ def convert(
     if out.exists():
         raise RunError(f"{out} exists and is not overwritten; give another folder")
     folder = _folder(checkpoint)
-    config = _read_json(folder / "config.json")
-    plan = plan_conversion(config, original_length)
+    plan = _plan(folder / "config.json", original_length)
     for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.told):
         console.print(line, soft_wrap=True)
     partial = out.with_name(out.name + ".partial")
@@ -79,6 +83,16 @@ def convert(
     _copy_beside(folder, partial)
     os.replace(partial, out)
     return out
+
+
+def _plan(path: Path, original_length: int | None) -> Conversion:
+    config = _read_json(path)
+    try:
+        return plan_conversion(config, original_length)
+    except KeyError as error:
+        raise ModelError(f"{path} lacks {error}; fetch it again") from error
+    except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
+        raise ModelError(f"{path} has a value that cannot be ({error}); mend or fetch it again") from error
 
 
 def _folder(checkpoint: str) -> Path:

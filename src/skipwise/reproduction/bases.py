@@ -68,17 +68,14 @@ def base_folder(name: str, data: Data) -> Path:
         DataError: the text is missing or cannot be read.
     """
     base = BASES[name]
-    decides = [asdict(base), _settings(base).model_dump(), _fingerprint(data), data.held_out]
+    text = _fingerprint(data.source, data.text_field, data.split)
+    decides = [asdict(base), _settings(base).model_dump(), text, data.held_out]
     digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
     return default_cache() / "bases" / f"{name.replace(' ', '-')}-{digest}"
 
 
-def _fingerprint(data: Data) -> str:
-    return _fingerprint_of(data.source, data.text_field, data.split)
-
-
 @cache
-def _fingerprint_of(source: str, text_field: str, split: str) -> str:
+def _fingerprint(source: str, text_field: str, split: str) -> str:
     return open_corpus(source, text_field=text_field, split=split).fingerprint()
 
 

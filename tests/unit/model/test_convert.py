@@ -146,3 +146,12 @@ def test_the_type_of_the_weights_is_kept(gptj: Path, tmp_path: Path) -> None:
     assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     shutil.rmtree(out)
+
+
+def test_a_config_that_lacks_a_key_or_has_a_wrong_value_is_named(gptj: Path, tmp_path: Path) -> None:
+    changed(gptj, n_embd="wide")
+    assert "config.json has a value that cannot be (" in refused(str(gptj), tmp_path / "out")
+    config = json.loads((gptj / "config.json").read_text())
+    del config["n_head"]
+    (gptj / "config.json").write_text(json.dumps(config))
+    assert "config.json lacks 'n_head'; fetch it again" in refused(str(gptj), tmp_path / "out")
