@@ -97,12 +97,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_length: int | str,
         target_length: int | str,
         held_out: float = 0.0,
-        cache: Path | None = None,
+        cache: str | Path | None = None,
+        text_field: str = "text",
+        split: str = "train",
         **options: Any,
     ) -> "PoseDataset":
         """Tokenise ``source`` (cached) and keep what is long enough, less the share held out by name."""
         tokens = parse_length(train_length)
-        store = build_token_store(str(source), tokenizer, cache=cache)
+        store = build_token_store(str(source), tokenizer, cache=cache, text_field=text_field, split=split)
         train, _ = split_by_name(store, held_out)
         kept = np.intersect1d(train, keep_long(store, tokens))
         return cls(

@@ -1,8 +1,10 @@
 """Small bases: each of its architecture, trained once, kept by all that decides it."""
 
 import io
+import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -50,6 +52,14 @@ def test_a_base_is_trained_once_and_kept(tiny: Data) -> None:
     weights = (folder / "model.safetensors").stat().st_mtime_ns
     assert make_base("GPT-J", tiny, console) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_a_base_reads_the_field_that_the_recipe_names(tiny: Data, tmp_path) -> None:
+    texts = [path.read_text() for path in sorted(Path(tiny.source).iterdir())]
+    records = tmp_path / "records.jsonl"
+    records.write_text("".join(json.dumps({"text": "", "body": text}) + "\n" for text in texts))
+    data = tiny.model_copy(update={"source": str(records), "text_field": "body"})
+    assert make_base("GPT-J", data, Console(file=io.StringIO())).exists()
 
 
 def test_what_decides_a_base_decides_its_folder(tiny: Data, tmp_path, monkeypatch) -> None:
