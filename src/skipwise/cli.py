@@ -43,6 +43,9 @@ def extend_command(
         str | None, typer.Option(help="refuse or replace a scaling already there")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="of examples and training")] = None,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")
+    ] = False,
     set_: Setting = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was stopped")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; train nothing")] = False,
@@ -64,14 +67,15 @@ def extend_command(
     }
     changes = {key: value for key, value in options.items() if value is not None}
     changes.update(parse_changes(set_ or []))
+    source: Path | str | None = "nano" if recipe is None and model in (None, "nano") else recipe
     if resume and out is not None and model is None and recipe is None:
         from skipwise.run_folder import recipe_of
 
         recipe_of(out)  # a folder that holds no run is refused
-        settings = load_recipe(out / "recipe.yaml", changes)
-    else:
-        embedded = recipe is None and model in (None, "nano")
-        settings = load_recipe("nano" if embedded else recipe, changes)
+        source = out / "recipe.yaml"
+    settings = load_recipe(source, changes)
+    if lora and settings.lora is None:
+        settings = load_recipe(source, {"lora": {}, **changes})
     if dry_run:
         job = prepare(settings, console)
         plan_evaluation(job, console)  # refuses what could not be measured

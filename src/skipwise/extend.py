@@ -8,6 +8,7 @@ Each stage leaves files that the next one reads, and is passed over when a resum
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from rich.console import Console
 from transformers import PreTrainedModel
@@ -18,6 +19,7 @@ from skipwise.data.examples import collate
 from skipwise.guards import checkpoint_bytes, disk_space
 from skipwise.job import Job, describe, prepare
 from skipwise.measure import AUTOCAST
+from skipwise.model import lora
 from skipwise.model.loading import check_frequencies, load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.saving import require_whole, save_extended, write_card
@@ -77,8 +79,19 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
 
 
 def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]:
-    """Load the interpolated model and prove that its chunks attend to each other."""
-    model = load_model(job.recipe.model, job.extension, device=job.device)
+    """Load the interpolated model, as it is to be trained, and prove that its chunks attend to each other."""
+    rules = job.recipe.lora
+    if rules is None:
+        model = load_model(job.recipe.model, job.extension, device=job.device)
+    else:
+        base = load_model(
+            job.recipe.model,
+            job.extension,
+            dtype=job.base_dtype,
+            device=job.device,
+            four_bits=rules.base == "4bit",
+        )
+        model = cast(PreTrainedModel, lora.adapt(base, rules, job.recipe.seed))
     probe = probe_connectivity(model, job.extension.target_length, precision=AUTOCAST[job.precision])
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
     return model, probe
@@ -109,9 +122,14 @@ def _train_and_save(
     )
     run.record(training=vars(summary) | {"precision": job.precision})
     check_frequencies(model, job.extension)
+    rules, adapter_of = job.recipe.lora, None
+    if rules and rules.saved == "adapter":
+        adapter_of = job.recipe.model
+    elif rules:
+        model = lora.merged(model, load_model(job.recipe.model, job.extension, device=job.device))
     partial = run.model.with_name("model.partial")
     with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
-        save_extended(model, job.tokenizer, job.extension, run.model)
+        save_extended(model, job.tokenizer, job.extension, run.model, adapter_of=adapter_of)
 
 
 def _coverage(job: Job) -> list[CoverageRecord]:

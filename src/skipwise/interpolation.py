@@ -99,7 +99,15 @@ def rope_parameters(name: str, rope: Rope, factor: float) -> dict[str, object]:
         return {"rope_type": "yarn", **shared, "beta_fast": _BETA_FAST, "beta_slow": _BETA_SLOW}
     mask = _yarn_mask(rope)
     factors = ((1 - mask) * factor + mask).tolist()
-    return {"rope_type": "longrope", **shared, "short_factor": factors, "long_factor": list(factors)}
+    # vLLM reads the attention factor under these names; transformers says that it does not know them.
+    mscale = {"short_mscale": shared["attention_factor"], "long_mscale": shared["attention_factor"]}
+    return {
+        "rope_type": "longrope",
+        **shared,
+        "short_factor": factors,
+        "long_factor": list(factors),
+        **mscale,
+    }
 
 
 def _ntk_theta(rope: Rope, factor: float) -> float:

@@ -15,7 +15,8 @@ from skipwise.data.examples import PoseDataset
 from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError, RecipeError
 from skipwise.lengths import format_length
-from skipwise.measure import tokenise
+from skipwise.measure import AUTOCAST, tokenise
+from skipwise.model import lora
 from skipwise.model.loading import Extension, load_config, load_tokenizer, plan_extension
 from skipwise.recipe import Recipe
 from skipwise.training_arguments import choose_precision, training_arguments
@@ -54,12 +55,20 @@ class Job:
         """A name for the run: model, target and method."""
         model = Path(self.recipe.model).name or "model"
         scheme = "" if self.recipe.positions.scheme == "pose" else f"-{self.recipe.positions.scheme}"
-        return f"{model}-{format_length(self.extension.target_length)}-{self.recipe.interpolation}{scheme}"
+        adapted = "-lora" if self.recipe.lora else ""
+        return f"{model}-{format_length(self.extension.target_length)}-{self.recipe.interpolation}{scheme}{adapted}"
 
     @property
     def precision(self) -> str:
         """Of training and evaluation: bf16 or fp16 autocast, or float32."""
         return choose_precision(self.recipe.training.precision, self.device)
+
+    @property
+    def base_dtype(self) -> torch.dtype:
+        """Of the weights that are loaded: float32, but for a base that LoRA leaves as it is."""
+        rules = self.recipe.lora
+        computed = AUTOCAST[self.precision]
+        return torch.float32 if rules is None or rules.base == "float32" or computed is None else computed
 
     def dataset(self) -> PoseDataset:
         """Every example of the run, in order: index = step * batch_size + place in the batch."""
@@ -113,6 +122,8 @@ def prepare(recipe: Recipe, console: Console) -> Job:
             "or lower data.held_out"
         )
     training_arguments(recipe.training, Path("."), recipe.seed)  # an unknown field is refused before any work
+    if recipe.lora:
+        lora.require_installed(recipe.lora)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = Job(
         recipe,
@@ -157,6 +168,12 @@ def describe(job: Job, console: Console) -> None:
         f"training: {steps:,} steps of {batch:,} x {tokens // steps // batch:,} tokens = {tokens:,} tokens, "
         f"{job.precision} on {job.device.type}"
     )
+    if recipe.lora:
+        trained, parameters = lora.trained_share(load_config(recipe.model), recipe.lora)
+        console.print(
+            f"LoRA of rank {recipe.lora.rank}: {trained:,} of {parameters:,} parameters are trained "
+            f"({trained / parameters:.2%})"
+        )
 
 
 def _assumed(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -21,6 +21,7 @@ Arm = Literal["original", "pi-only", "trained"]
 
 _MOST = 2**31 - 1  # of steps and of examples
 _LAST_SEED = 2**32 - 1  # numpy takes no more
+_LORA_RATE = 2e-4  # ten times that of all weights
 
 
 def _length(value: Any) -> Any:
@@ -118,6 +119,29 @@ class Training(BaseModel):
     logging_steps: Whole = Field(10, gt=0, le=_MOST)
 
 
+class Lora(Section):
+    """Train low-rank additions to frozen weights in place of all weights (``skipwise.model.lora``)."""
+
+    rank: Whole = Field(16, ge=1, description="r, the rank of each addition")
+    alpha: Real | None = Field(
+        None, gt=0, description="an addition counts alpha / rank times; default: twice the rank"
+    )
+    dropout: Real = Field(0.0, ge=0, lt=1)
+    targets: list[str] | str = Field(
+        "all-linear", description="names of layers, or all-linear: all but the output layer"
+    )
+    also: list[Literal["embeddings", "norms"]] = Field(
+        [], description="trained whole besides: embeddings, norms"
+    )
+    base: Literal["auto", "float32", "4bit"] = Field(
+        "auto",
+        description="how the frozen weights are held in training; auto: as training.precision computes",
+    )
+    saved: Literal["merged", "adapter"] = Field(
+        "merged", description="what is saved: merged, a stock checkpoint; or the adapter alone"
+    )
+
+
 class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
@@ -169,10 +193,13 @@ class Recipe(Section):
     positions: Positions = Positions()
     data: Data = Data()
     training: Training = Training()
+    lora: Lora | None = Field(None, description="train low-rank additions only; default: all weights")
     evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
+        if self.lora and "learning_rate" not in self.training.model_fields_set:
+            self.training.learning_rate = _LORA_RATE
         if self.train_length and self.positions.chunks > self.train_length:
             raise ValueError(
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
@@ -306,7 +333,6 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
     section: type[BaseModel] = Recipe
     for part in location:
         annotation = section.model_fields[str(part)].annotation
-        assert isinstance(annotation, type)
-        assert issubclass(annotation, BaseModel)
-        section = annotation
+        kinds = get_args(annotation) or (annotation,)  # Lora | None
+        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return list(section.model_fields)

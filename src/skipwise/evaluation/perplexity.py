@@ -100,13 +100,13 @@ def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | 
     Raises:
         DataError: names the document by its number, the token id and the size of the vocabulary.
     """
-    embeddings = model.get_input_embeddings()
-    assert isinstance(embeddings, torch.nn.Embedding)
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
     for number, document in enumerate(documents):
         largest = int(np.max(document, initial=0))
-        if largest >= embeddings.num_embeddings:
+        if largest >= len(weight):
             raise DataError(
-                f"document {number}: token {largest} >= vocabulary {embeddings.num_embeddings}; another "
+                f"document {number}: token {largest} >= vocabulary {len(weight)}; another "
                 "model's tokenizer? Tokenise with the model's own"
             )
 

@@ -15,6 +15,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,6 +23,7 @@ from transformers import (
 
 from skipwise.errors import ModelError
 from skipwise.interpolation import Rope, frequencies, rope_parameters
+from skipwise.model import lora
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
@@ -136,10 +138,20 @@ def load_model(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
+    four_bits: bool = False,
+    merge: bool = True,
 ) -> PreTrainedModel:
     """Load a causal model, with the interpolation of ``extension`` in its config, or as it is.
 
     Frequencies are float32 whatever ``dtype`` is, and are checked against the float64 formula to 1e-6.
+
+    Args:
+        name: ``nano``, a folder (an adapter's too: it is merged into its base), or a name on the hub.
+        extension: what the config is to say; default: what it says.
+        dtype: of the weights.
+        device: where to.
+        four_bits: hold the weights of linear layers in 4 bits (nf4; Dettmers et al., 2023), computed in ``dtype``.
+        merge: an adapter into its base; else it is put on it, as in training.
 
     Raises:
         ModelError: transformers cannot load it, or its frequencies are not what was asked for.
@@ -150,9 +162,17 @@ def load_model(
         kept = {k: v for k, v in config.rope_parameters.items() if k == "partial_rotary_factor"}
         config.rope_parameters = {**kept, **new}
         config.max_position_embeddings = extension.target_length
+    folder = resolve(name)
+    base = lora.base_of(folder)
+    settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
+    if four_bits:
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+        settings |= {"quantization_config": quantization, "device_map": {"": device}}
     try:
         loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
-            resolve(name), config=config, dtype=dtype, output_loading_info=True
+            resolve(base) if base else folder, **settings
         )
     except (OSError, ValueError, KeyError, RuntimeError, EOFError, *_BROKEN_WEIGHTS) as error:
         raise ModelError(_unreadable(name, error)) from error
@@ -163,7 +183,10 @@ def load_model(
             f"model {name!r} lacks {len(missing)} of its weights ({some}, ...), which would be drawn at "
             "random; the checkpoint is not whole, or is no causal language model"
         )
-    torch.nn.Module.to(model, device)
+    if base:
+        model = lora.load_adapter(model, folder, merge=merge)
+    if not four_bits:
+        torch.nn.Module.to(model, device)
     if extension is not None:
         check_frequencies(model, extension)
     return model

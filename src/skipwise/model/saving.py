@@ -4,21 +4,35 @@ import html
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import ModelError, RunError
-from skipwise.model.loading import Extension, load_model
+from skipwise.model import engines, lora
+from skipwise.model.loading import Extension, load_model, resolve
 
 
 def save_extended(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, extension: Extension, folder: Path
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    extension: Extension,
+    folder: Path,
+    *,
+    adapter_of: str | None = None,
 ) -> None:
     """Write safetensors, config and tokenizer, check them by a stock reload, then move them to ``folder``.
 
     A folder of that name therefore is always whole: a kill leaves only a temporary one beside it.
+
+    Args:
+        model: the extended model.
+        tokenizer: its own.
+        extension: what was asked for.
+        folder: where to.
+        adapter_of: the base of a model whose adapter alone is to be written.
 
     Raises:
         ModelError: the reloaded model gives other logits at positions beyond the original length.
@@ -26,7 +40,10 @@ def save_extended(
     temporary = folder.with_name(folder.name + ".partial")
     shutil.rmtree(temporary, ignore_errors=True)
     tokenizer.model_max_length = extension.target_length
-    model.save_pretrained(temporary)
+    if adapter_of:
+        lora.save_adapter(model, temporary, adapter_of)
+    else:
+        model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     difference = reload_difference(model, temporary, extension)
     if difference > 1e-5:
@@ -48,9 +65,11 @@ def require_whole(folder: Path) -> None:
         "config.json",
         "tokenizer.json" if (folder / "tokenizer.json").exists() else "tokenizer_config.json",
     }
-    names |= (
-        set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else {"model.safetensors"}
-    )
+    if lora.base_of(str(folder)):
+        names.add("adapter_model.safetensors")
+    else:
+        shards = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
+        names |= set(shards) or {"model.safetensors"}
     if lost := sorted(name for name in names if not (folder / name).exists()):
         raise RunError(
             f"{folder} has lost {', '.join(lost)}: delete the folder, and --resume saves the model again from the "
@@ -61,7 +80,14 @@ def require_whole(folder: Path) -> None:
 @torch.no_grad()
 def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension) -> float:
     """Largest absolute difference of logits, model against reload, at the last positions of the target."""
-    reloaded = load_model(str(folder), dtype=model.dtype, device=model.device)
+    dtype = _held_in(model)
+    reloaded = load_model(
+        str(folder),
+        dtype=dtype,
+        device=model.device,
+        four_bits=getattr(model, "is_loaded_in_4bit", False),
+        merge=False,
+    )
     tokens = min(64, extension.target_length)
     ids = (torch.arange(tokens, device=model.device) * 7 + 3) % model.config.vocab_size
     batch = {
@@ -72,9 +98,17 @@ def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension
         "attention_mask": torch.ones(1, tokens, dtype=torch.long, device=model.device),
     }
     was_training = model.training
-    ours, theirs = model.eval()(**batch).logits, reloaded.eval()(**batch).logits
+    with torch.autocast(model.device.type, dtype) if dtype != torch.float32 else nullcontext():
+        ours, theirs = model.eval()(**batch).logits, reloaded.eval()(**batch).logits
     model.train(was_training)
     return (ours - theirs).abs().max().item()
+
+
+def _held_in(model: PreTrainedModel) -> torch.dtype:
+    """The type of the weights; where a part is trained, as with LoRA, of those that are not."""
+    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
+    frozen = [weight for weight in weights if not weight.requires_grad]
+    return (frozen or weights)[0].dtype
 
 
 def write_card(folder: Path, *, title: str, facts: dict[str, str], table: str, figure: Path | None) -> None:
@@ -89,25 +123,45 @@ def write_card(folder: Path, *, title: str, facts: dict[str, str], table: str, f
         "",
     ]
     lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
-    lines += [
-        "",
-        "Stock transformers loads it; the interpolation is in `config.json`:",
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")',
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
-        "```",
-        "",
-        "Load it with `dtype=torch.bfloat16` where memory is short; do not cast the loaded model, which would "
-        "round the rotary frequencies.",
-        "",
-        "## Measured on held-out text",
-        "",
-        table,
-    ]
+    lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
     if figure is not None and figure.exists():
         shutil.copyfile(figure, folder / figure.name)
         lines += ["", f"![Perplexity by window]({figure.name})"]
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _ways_to_load(folder: Path) -> list[str]:
+    """The model card's lines on transformers, vLLM and llama.cpp."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    path = "path/to/this/folder"
+    short_of_memory = (
+        "Where memory is short pass `dtype=torch.bfloat16`; do not cast the loaded model, which would round the rotary "
+        "frequencies."
+    )
+    if base := lora.base_of(str(folder)):
+        return [
+            "This is an adapter: it is right only on a base that has this folder's `config.json`, where the extended "
+            "RoPE is.",
+            "",
+            "```python",
+            engines.peft(resolve(base), path),
+            "```",
+            "",
+            "peft warns that it does not know `rope_parameters`: they are there to remind of this. "
+            + short_of_memory,
+            "",
+            'Engines that serve it want it merged: `model.merge_and_unload().save_pretrained("merged")`, which is '
+            "what `lora.saved: merged` would have saved.",
+        ]
+    return [
+        "Stock transformers loads it; the interpolation is in `config.json`:",
+        "",
+        "```python",
+        engines.transformers(path),
+        "```",
+        "",
+        short_of_memory,
+        "",
+        f"- vLLM: {engines.vllm(config, path)}",
+        f"- llama.cpp: {engines.llama_cpp(config, path)}",
+    ]

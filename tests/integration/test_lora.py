@@ -1,0 +1,108 @@
+"""LoRA by the real command: what is saved, resumed and refused."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from skipwise.model.loading import load_model
+from skipwise.results import read_records
+from skipwise.run_folder import recipe_of
+from tests.integration.test_extend import command, refused, run
+from tests.tiny import checkpoint, corpus
+
+ALSO = "[embeddings, norms]"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    os.environ["SKIPWISE_CACHE"] = str(folder / "cache")
+    return checkpoint(folder / "base", window=400), corpus(folder / "text", documents=24, words=200)
+
+
+@pytest.mark.parametrize(("saved", "precision"), [("merged", "float32"), ("adapter", "bf16")])
+def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
+    files, monkeypatch, capsys, tmp_path, saved: str, precision: str
+) -> None:
+    out = tmp_path / "run"
+    changes = {"lora.saved": saved, "lora.also": ALSO, "training.precision": precision}
+    run(monkeypatch, *command(*files, out, "--lora", **changes))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"LoRA of rank 16: [\d,]+ of [\d,]+ parameters are trained", printed)
+    assert recipe_of(out).lora.saved == saved
+    weights = out / "model" / ("model" if saved == "merged" else "adapter_model")
+    trained = load_file(weights.with_suffix(".safetensors"))
+    base = load_model(str(files[0])).state_dict()
+    if saved == "merged":
+        assert set(trained) == set(base)
+        moved = {name for name in base if not torch.equal(base[name], trained[name])}
+        assert moved == set(base) - {"lm_head.weight"}
+    else:
+        assert not set(trained) & set(base)
+    assert {record.arm for record in read_records(out / "results.jsonl") if record.kind == "perplexity"} == {
+        "original",
+        "pi-only",
+        "pose",
+    }
+    again = shutil.copytree(out, tmp_path / "again")
+    shutil.rmtree(again / "model")
+    shutil.rmtree(again / "checkpoints" / "checkpoint-4")
+    run(monkeypatch, "extend", "--resume", "--out", again)
+    resumed = load_file(again / "model" / weights.with_suffix(".safetensors").name)
+    assert all(torch.equal(resumed[name], trained[name]) for name in trained)
+
+
+def test_activation_checkpointing_changes_no_bit(files, monkeypatch, tmp_path) -> None:
+    found = []
+    for name, checkpointing in (("plain", False), ("saving", True)):
+        out = tmp_path / name
+        changes = {"training.gradient_checkpointing": checkpointing, "lora.saved": "adapter"}
+        run(monkeypatch, *command(*files, out, "--lora", **changes))
+        found.append(load_file(out / "model" / "adapter_model.safetensors"))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert any(weight.abs().max() > 0 for name, weight in found[0].items() if "lora_B" in name)
+
+
+def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(
+    files, monkeypatch, capsys, tmp_path
+) -> None:
+    out = tmp_path / "run"
+    run(monkeypatch, *command(*files, out, **{"lora.saved": "adapter"}))
+    text = ["--data", files[1], "--windows", "256", "--documents", "1"]
+    run(monkeypatch, "perplexity", out / "model", *text)
+    assert "256" in capsys.readouterr().out
+    assert "peft" in (out / "model" / "README.md").read_text()
+    (out / "model" / "adapter_model.safetensors").unlink()
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", out)
+    assert "has lost adapter_model.safetensors" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora.targets": "[c_attn]"}, "lora.targets = ['c_attn'] match no layer of this model; its linear"),
+        ({"lora.rank": 0}, "lora.rank = 0: Input should be greater than or equal to 1"),
+        ({"lora.ranks": 8}, "unknown key lora.ranks (did you mean rank?)"),
+        ({"lora.also": "[biases]"}, "lora.also.0 = 'biases'"),
+    ],
+)
+def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:
+    assert message in refused(monkeypatch, capsys, *command(*files, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_rate_is_ten_times_that_of_all_weights_unless_it_is_set(files, monkeypatch, tmp_path) -> None:
+    words = ["extend", files[0], "--data", files[1], "--target", "2k", "--lora", "--out", tmp_path / "run"]
+    small = ["training.max_steps=1", "training.batch_size=1", "evaluation.documents=1", "data.held_out=0.3"]
+    measured = ["evaluation.windows=[256]", "evaluation.passkey_trials=0", "evaluation.arms=[trained]"]
+    for assignment in (*small, *measured):
+        words += ["--set", assignment]
+    run(monkeypatch, *words)
+    assert recipe_of(tmp_path / "run").training.learning_rate == 2e-4
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["probe"]["forward"] > 0

@@ -1,0 +1,175 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from skipwise.errors import ModelError, RecipeError
+from skipwise.model import lora
+from skipwise.model.loading import Extension, load_config, load_model, plan_extension
+from skipwise.model.saving import save_extended, write_card
+from skipwise.recipe import Lora
+from tests.tiny import byte_tokenizer, checkpoint
+
+TARGET = 256
+ALL = Lora(rank=2, also=["embeddings", "norms"])
+
+
+def extension(name: str) -> Extension:
+    return plan_extension(load_config(name), target_length=TARGET, interpolation="yarn")
+
+
+def adapted(name: str, rules: Lora, **options: object) -> PeftModel:
+    """Extended and adapted, with every trained weight drawn at random: peft begins with B = 0."""
+    model = lora.adapt(load_model(name, extension(name), **options), rules)  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data += 0.05 * torch.randn_like(weight)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    """At the last positions of the target."""
+    ids = torch.arange(48)[None] * 5 % 257
+    positions = torch.arange(TARGET - 48, TARGET)[None]
+    low = torch.bfloat16 in {weight.dtype for weight in model.parameters()}
+    with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        return model(
+            input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)
+        ).logits.float()
+
+
+@pytest.mark.parametrize("alpha", [None, 8.0])
+def test_an_addition_is_alpha_over_rank_times_b_a(tmp_path: Path, alpha: float | None) -> None:
+    name = str(checkpoint(tmp_path / "base"))
+    rules = Lora(rank=2, alpha=alpha, targets=["q_proj", "up_proj"])
+    model = adapted(name, rules)
+    by_hand = load_model(name, extension(name)).eval()
+    before = logits(by_hand)
+    weights, additions = dict(by_hand.named_modules()), dict(model.base_model.model.named_modules())
+    changed = [key for key, part in additions.items() if hasattr(part, "lora_A")]
+    assert len(changed) == 4  # two a layer, two layers
+    for key in changed:
+        a, b = additions[key].lora_A.default.weight, additions[key].lora_B.default.weight
+        weights[key].weight.data += (alpha or 4.0) / 2 * (b @ a)
+    torch.testing.assert_close(logits(model), logits(by_hand), rtol=0, atol=2e-5)
+    assert (logits(model) - before).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("rules", [Lora(rank=2), ALL])
+def test_merged_gives_the_logits_of_the_adapted_model(tmp_path: Path, rules: Lora, tied: bool) -> None:
+    name = str(checkpoint(tmp_path / "base", tie_word_embeddings=tied))
+    model = adapted(name, rules)
+    wanted = logits(model)
+    stock = lora.merged(model, load_model(name, extension(name))).eval()
+    assert type(stock).__name__ == "LlamaForCausalLM"
+    torch.testing.assert_close(logits(stock), wanted, rtol=0, atol=2e-5)
+    save_extended(stock, byte_tokenizer(), extension(name), tmp_path / "model")
+    alone = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
+    torch.testing.assert_close(logits(alone), wanted, rtol=0, atol=2e-5)
+
+
+def test_all_but_the_output_layer_by_default_and_what_is_trained_is_float32(tmp_path: Path) -> None:
+    name = str(checkpoint(tmp_path / "base"))
+    model = lora.adapt(load_model(name, extension(name), dtype=torch.bfloat16), ALL)
+    trained = {key: weight for key, weight in model.named_parameters() if weight.requires_grad}
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    frozen = {weight.dtype for key, weight in model.named_parameters() if key not in trained}
+    assert frozen == {torch.bfloat16}
+    kinds = {part for key in trained for part in key.split(".") if part.endswith(("proj", "norm", "tokens"))}
+    linear = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    norms = {"input_layernorm", "post_attention_layernorm", "norm"}
+    assert kinds == linear | norms | {"embed_tokens"}
+    assert not any("lm_head" in key for key in trained)
+    counts = lora.trained_share(load_config(name), ALL)
+    assert counts[0] == sum(weight.numel() for weight in trained.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_comes_back_on_its_base_and_merged(tmp_path: Path, dtype: torch.dtype) -> None:
+    name = str(checkpoint(tmp_path / "base"))
+    model = adapted(name, ALL, dtype=dtype)
+    save_extended(model, byte_tokenizer(), extension(name), tmp_path / "model", adapter_of=name)
+    on_base = load_model(str(tmp_path / "model"), dtype=dtype, merge=False).eval()
+    torch.testing.assert_close(logits(on_base), logits(model), rtol=0, atol=1e-6)
+    merged = load_model(str(tmp_path / "model")).eval()
+    assert isinstance(merged, PreTrainedModel)
+    tolerance = 2e-5 if dtype == torch.float32 else 0.05 * logits(model).abs().max().item()
+    torch.testing.assert_close(logits(merged), logits(model), rtol=0, atol=tolerance)
+
+
+def test_an_adapter_is_not_put_on_an_unscaled_base_unnoticed(tmp_path: Path) -> None:
+    name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
+    model = adapted(name, Lora(rank=2))
+    save_extended(model, byte_tokenizer(), extension(name), folder, adapter_of=name)
+    with pytest.raises(OSError, match="no file named"):
+        AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(OSError, match=r"config\.json of this adapter"):
+        AutoPeftModelForCausalLM.from_pretrained(folder)
+    with pytest.warns(UserWarning, match="rope_parameters"):
+        unscaled = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(name), folder)
+    assert (logits(unscaled.eval()) - logits(model)).abs().max() > 1e-2
+
+
+def test_the_cards_lines_load_an_adapter_without_skipwise(tmp_path: Path) -> None:
+    name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
+    model = adapted(name, ALL)
+    save_extended(model, byte_tokenizer(), extension(name), folder, adapter_of=name)
+    write_card(folder, title="tiny", facts={}, table="", figure=None)
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    lines = card.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder))
+    torch.save(logits(model), tmp_path / "wanted.pt")
+    program = f"""
+import sys
+sys.modules["skipwise"] = None
+{lines}
+import torch
+wanted = torch.load({str(tmp_path / "wanted.pt")!r})
+ids = torch.arange(48)[None] * 5 % 257
+with torch.no_grad():
+    found = model.eval()(input_ids=ids, position_ids=torch.arange({TARGET - 48}, {TARGET})[None],
+        attention_mask=torch.ones_like(ids)).logits
+print((found - wanted).abs().max().item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert float(done.stdout) <= 1e-5
+
+
+def test_targets_that_match_nothing_are_named_with_what_there_is(tmp_path: Path) -> None:
+    name = str(checkpoint(tmp_path / "base"))
+    rules = Lora(targets=["query_key_value"])
+    wanted = r"lora\.targets = \['query_key_value'\] match no layer.*called down_proj, gate_proj, .*q_proj"
+    with pytest.raises(RecipeError, match=wanted):
+        lora.trained_share(load_config(name), rules)
+
+
+@pytest.mark.parametrize(
+    ("absent", "rules", "message"),
+    [
+        ("peft", Lora(), r"lora needs the peft package: pip install 'skipwise\[lora\]'"),
+        ("bitsandbytes", Lora(base="4bit"), r"lora\.base = '4bit' needs the bitsandbytes package"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    absent: str, rules: Lora, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora, "find_spec", lambda name: None if name == absent else object())
+    with pytest.raises(RecipeError, match=message):
+        lora.require_installed(rules)
+
+
+def test_another_programs_adapter_is_refused(tmp_path: Path) -> None:
+    name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
+    save_extended(adapted(name, Lora(rank=2)), byte_tokenizer(), extension(name), folder, adapter_of=name)
+    described = json.loads((folder / "adapter_config.json").read_text())
+    del described["skipwise_base"]
+    (folder / "adapter_config.json").write_text(json.dumps(described))
+    with pytest.raises(ModelError, match=r"is an adapter of .* merge it into that model first"):
+        load_model(str(folder))
