@@ -17,8 +17,8 @@ _PUBLIC = {
     "Rope": "skipwise.interpolation",
     "frequencies": "skipwise.interpolation",
     "rope_parameters": "skipwise.interpolation",
-    "Extension": "skipwise.model.loading",
-    "plan_extension": "skipwise.model.loading",
+    "Extension": "skipwise.model.rope",
+    "plan_extension": "skipwise.model.rope",
     "load_model": "skipwise.model.loading",
     "probe_connectivity": "skipwise.model.probe",
     "sliding_perplexity": "skipwise.evaluation.perplexity",
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from skipwise.interpolation import frequencies as frequencies
     from skipwise.interpolation import rope_parameters as rope_parameters
     from skipwise.keys import Keys as Keys
-    from skipwise.model.loading import Extension as Extension
     from skipwise.model.loading import load_model as load_model
-    from skipwise.model.loading import plan_extension as plan_extension
     from skipwise.model.probe import probe_connectivity as probe_connectivity
+    from skipwise.model.rope import Extension as Extension
+    from skipwise.model.rope import plan_extension as plan_extension
     from skipwise.positions import Plans as Plans
     from skipwise.positions import pose as pose
     from skipwise.recipe import Recipe as Recipe

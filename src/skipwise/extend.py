@@ -20,8 +20,9 @@ from skipwise.guards import checkpoint_bytes, disk_space
 from skipwise.job import Job, describe, prepare
 from skipwise.measure import AUTOCAST
 from skipwise.model import lora
-from skipwise.model.loading import check_frequencies, load_model
+from skipwise.model.loading import load_model
 from skipwise.model.probe import Probe, probe_connectivity
+from skipwise.model.rope import check_frequencies
 from skipwise.model.saving import require_whole, save_extended, write_card
 from skipwise.recipe import Recipe
 from skipwise.report.page import write_report

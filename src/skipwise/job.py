@@ -17,7 +17,8 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.lengths import format_length
 from skipwise.measure import AUTOCAST, tokenise
 from skipwise.model import lora
-from skipwise.model.loading import Extension, load_config, load_tokenizer, plan_extension
+from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.rope import Extension, plan_extension, sliding_layers
 from skipwise.recipe import Recipe
 from skipwise.training_arguments import choose_precision, training_arguments
 
@@ -168,6 +169,8 @@ def describe(job: Job, console: Console) -> None:
         f"training: {steps:,} steps of {batch:,} x {tokens // steps // batch:,} tokens = {tokens:,} tokens, "
         f"{job.precision} on {job.device.type}"
     )
+    if slide := sliding_layers(load_config(recipe.model)):
+        console.print(slide)
     if recipe.lora:
         trained, parameters = lora.trained_share(load_config(recipe.model), recipe.lora)
         console.print(

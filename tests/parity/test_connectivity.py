@@ -3,6 +3,8 @@
 Each case is shown to fail when the mask is left out, which is how frameworks cut chunks from each other.
 """
 
+import tempfile
+
 import numpy as np
 import pytest
 import torch
@@ -11,48 +13,87 @@ from transformers import Trainer, TrainingArguments
 from skipwise.data.examples import collate
 from skipwise.errors import ModelError
 from skipwise.keys import Keys
+from skipwise.model.lora import adapt
 from skipwise.model.probe import Probe, _require_causal_connection, probe_connectivity
 from skipwise.positions import pose
+from skipwise.recipe import Lora
+from tests import families
 from tests.tiny import llama
 
 TOKENS = 12
+NO_SDPA = {"gemma2"}  # its soft cap on attention
+CASES = [
+    (family, attention)
+    for family in families.NAMES
+    for attention in ("eager", "sdpa")
+    if attention == "eager" or family not in NO_SDPA
+]
 
 
-def batch() -> dict[str, torch.Tensor]:
+def examples() -> list[dict[str, np.ndarray]]:
+    """One example of three chunks, then the same with each token changed in turn."""
     plans = pose(Keys.of(3, 0, [0]), TOKENS, 96, np.array([TOKENS]), chunks=3)
     ids = np.arange(TOKENS) * 5 + 1
-    example = {"input_ids": ids, "position_ids": plans.position_ids()[0], "labels": ids}
-    return collate([{**example, "attention_mask": np.ones_like(ids)}])
+    changed = [ids, *(ids + (np.arange(TOKENS) == token) for token in range(TOKENS))]
+    return [
+        {
+            "input_ids": row,
+            "position_ids": plans.position_ids()[0],
+            "labels": row,
+            "attention_mask": np.ones_like(row),
+        }
+        for row in changed
+    ]
 
 
-def influence(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+def influence(logits: list[torch.Tensor]) -> np.ndarray:
     """[changed token, looking token]: whether the logits changed."""
-
-    def logits(ids: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            return model(**{**inputs, "input_ids": ids}, use_cache=False).logits[0]
-
-    base, rows = logits(inputs["input_ids"]), []
-    for token in range(TOKENS):
-        other = inputs["input_ids"].clone()
-        other[0, token] += 1
-        rows.append((logits(other) - base).abs().amax(dim=1) > 0)
-    return torch.stack(rows).numpy()
+    return torch.stack([(row - logits[0]).abs().amax(dim=-1) > 0 for row in logits[1:]]).numpy()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_every_token_sees_all_before_it(attention: str, train: bool, checkpointing: bool) -> None:
-    model = llama(96, attn_implementation=attention)
-    if checkpointing:
+def by_hand(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [model(**batch, use_cache=False).logits[0] for batch in batches]
+
+
+def by_trainer(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> list[torch.Tensor]:
+    """As Trainer feeds the model, at a learning rate of zero."""
+    seen: list[torch.Tensor] = []
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda module, args, out: seen.append(out[0].detach().clone()))
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            max_steps=len(batches),
+            learning_rate=0.0,
+            per_device_train_batch_size=1,
+            train_sampling_strategy="sequential",
+            remove_unused_columns=False,
+            save_strategy="no",
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        Trainer(model, arguments, lambda rows: rows[0], batches).train()
+    return seen
+
+
+@pytest.mark.parametrize("way", ["evaluation", "training", "checkpointing", "lora", "trainer"])
+@pytest.mark.parametrize(("family", "attention"), CASES)
+def test_every_token_sees_all_before_it(family: str, attention: str, way: str) -> None:
+    model = families.model(family, attention)
+    model.train(way != "evaluation")
+    if way == "checkpointing":
         model.gradient_checkpointing_enable()
-    model.train(train)
+    if way == "lora":
+        model = adapt(model, Lora(rank=2))
+    run = by_trainer if way == "trainer" else by_hand
+    batches = [collate([example]) for example in examples()]
     whole = np.triu(np.ones((TOKENS, TOKENS), dtype=bool))
-    inputs = batch()
-    assert (influence(model, inputs) == whole).all()
-    inputs.pop("attention_mask")
-    assert (influence(model, inputs) != whole).any()
+    assert (influence(run(model, batches)) == whole).all()
+    for batch in batches:
+        batch.pop("attention_mask")
+    assert (influence(run(model, batches)) != whole).any()
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -101,7 +142,7 @@ def test_trainer_passes_the_mask_on_to_a_causal_kernel(tmp_path, monkeypatch) ->
         return attention(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
-    example = {key: value[0].numpy() for key, value in batch().items()}
+    example = examples()[0]
     arguments = TrainingArguments(tmp_path, max_steps=1, use_cpu=True, report_to="none", disable_tqdm=True)
     Trainer(llama(96, attn_implementation="sdpa"), arguments, collate, [example] * 8).train()
     assert seen

@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import engines, lora
-from skipwise.model.loading import Extension, load_model, resolve
+from skipwise.model.loading import load_model, resolve
+from skipwise.model.rope import Extension
 
 
 def save_extended(

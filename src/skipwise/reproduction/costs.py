@@ -21,7 +21,8 @@ from rich.console import Console
 from skipwise.keys import Keys
 from skipwise.lengths import format_length
 from skipwise.measure import AUTOCAST
-from skipwise.model.loading import load_config, load_model, plan_extension
+from skipwise.model.loading import load_config, load_model
+from skipwise.model.rope import plan_extension
 from skipwise.positions import SCHEMES
 from skipwise.recipe import Recipe
 from skipwise.report.summary import arm_name

@@ -19,7 +19,8 @@ from rich.console import Console
 from skipwise.arms import evaluate, plan_evaluation
 from skipwise.extend import extend
 from skipwise.job import prepare
-from skipwise.model.loading import load_config, plan_extension, resolve
+from skipwise.model.loading import load_config, resolve
+from skipwise.model.rope import plan_extension
 from skipwise.recipe import Data, Recipe, load_recipe
 from skipwise.reproduction.bases import BASES, base_folder, make_base
 from skipwise.reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes

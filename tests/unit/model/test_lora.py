@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model import lora
-from skipwise.model.loading import Extension, load_config, load_model, plan_extension
+from skipwise.model.loading import load_config, load_model
+from skipwise.model.rope import Extension, plan_extension
 from skipwise.model.saving import save_extended, write_card
 from skipwise.recipe import Lora
 from tests.tiny import byte_tokenizer, checkpoint

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from skipwise.model.loading import load_config, plan_extension
+from skipwise.model.loading import load_config
+from skipwise.model.rope import plan_extension
 from skipwise.recipe import Data
 from skipwise.reproduction import bases
 from skipwise.reproduction.bases import BASES, base_folder, make_base, new_model

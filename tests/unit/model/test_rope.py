@@ -1,0 +1,239 @@
+"""What of a config is refused, what is kept, and that the frequencies are what was asked for."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BloomConfig,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
+
+from skipwise.errors import ModelError
+from skipwise.model.loading import load_config, load_model
+from skipwise.model.rope import check_frequencies, plan_extension
+from tests.tiny import checkpoint
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (GPT2Config(), "model_type gpt2 has learned positions; PoSE needs rotary"),
+        (BertConfig(), "model_type bert has learned positions"),
+        (BloomConfig(), "model_type bloom has ALiBi"),
+    ],
+)
+def test_models_without_rope_are_refused(config, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        plan_extension(config)
+
+
+def scaled(**rope: object) -> LlamaConfig:
+    return LlamaConfig(max_position_embeddings=1024, rope_parameters={"rope_theta": 10000.0, **rope})
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (LLAMA3, r"already llama3 x8 \(original 128\): choose --existing-rope replace"),
+        ({"rope_type": "linear", "factor": 4.0}, r"already linear x4 \(original 256\)"),
+        (
+            {"rope_type": "linear", "factor": 4.0},
+            r"replace \(with original_length, if its true window is not 256",
+        ),
+        ({"rope_type": "dynamic", "factor": 4.0}, "dynamic RoPE, whose frequencies switch"),
+    ],
+)
+def test_scaled_models_are_refused_with_the_way_out(rope: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        plan_extension(scaled(**rope))
+
+
+def test_replacing_a_scaling_starts_from_the_original_window() -> None:
+    extension = plan_extension(scaled(**LLAMA3), existing_rope="replace", interpolation="yarn")
+    assert extension.rope.original_length == 128
+    assert extension.target_length == 1024
+    assert extension.factor == 8
+
+
+def test_linear_scaling_that_kept_the_window_is_told_its_original_length() -> None:
+    config = scaled(rope_type="linear", factor=4.0)
+    extension = plan_extension(config, existing_rope="replace", original_length=1024)
+    assert (extension.rope.original_length, extension.target_length) == (1024, 8192)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(max_position_embeddings=64, sliding_window=16),
+        Qwen2Config(
+            max_position_embeddings=64,
+            sliding_window=511,
+            use_sliding_window=True,
+            max_window_layers=0,
+            num_hidden_layers=2,
+        ),
+    ],
+)
+def test_a_sliding_window_below_the_target_is_refused(config) -> None:
+    message = f"sliding_window {config.sliding_window}, below the target 512: .* set sliding_window to null"
+    with pytest.raises(ModelError, match=message):
+        plan_extension(config, target_length=512)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MistralConfig(max_position_embeddings=64, sliding_window=None),
+        MistralConfig(max_position_embeddings=64, sliding_window=512),
+        Qwen2Config(max_position_embeddings=64, sliding_window=16, use_sliding_window=False),
+        Qwen2Config(
+            max_position_embeddings=64,
+            sliding_window=16,
+            use_sliding_window=True,
+            max_window_layers=1,
+            num_hidden_layers=2,
+        ),
+    ],
+)
+def test_attention_that_reaches_the_target_is_taken(config) -> None:
+    assert plan_extension(config, target_length=512).target_length == 512
+
+
+def test_targets_not_above_the_original_are_refused() -> None:
+    with pytest.raises(ModelError, match="target 2,048 must exceed the model's 4,096"):
+        plan_extension(LlamaConfig(max_position_embeddings=4096), target_length=2048)
+
+
+def test_a_cast_model_is_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    extension = plan_extension(load_config(str(folder)), interpolation="yarn")
+    check_frequencies(load_model(str(folder), extension, dtype=torch.bfloat16), extension)
+    with pytest.raises(
+        ModelError, match=r"torch\.bfloat16, which rounds positions; load the model with dtype="
+    ):
+        check_frequencies(load_model(str(folder), extension).to(torch.bfloat16), extension)
+
+
+def test_other_frequencies_than_asked_for_are_refused(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    linear = plan_extension(load_config(str(folder)), interpolation="linear")
+    yarn = plan_extension(load_config(str(folder)), interpolation="yarn")
+    with pytest.raises(ModelError, match="computes other rotary frequencies than yarn x8"):
+        check_frequencies(load_model(str(folder), linear), yarn)
+    model = load_model(str(folder), yarn)
+    model.model.rotary_emb.attention_scaling = 1.0
+    with pytest.raises(ModelError, match=r"scales attention by 1\.0"):
+        check_frequencies(model, yarn)
+
+
+def test_a_model_without_frequencies_is_refused(tmp_path) -> None:
+    extension = plan_extension(load_config(str(checkpoint(tmp_path, window=64))))
+    with pytest.raises(ModelError, match=r"no rotary frequencies \(inv_freq\)"):
+        check_frequencies(torch.nn.Linear(2, 2), extension)
+
+
+@pytest.mark.parametrize(
+    ("rope", "replaced"),
+    [
+        ({"rope_type": "dynamic", "factor": 4.0}, True),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, True),
+    ],
+)
+def test_every_scaling_may_be_replaced(rope, replaced) -> None:
+    assert plan_extension(scaled(**rope), existing_rope="replace", original_length=256).target_length == 2048
+
+
+def longrope(long: float) -> LlamaConfig:
+    rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 256}
+    return scaled(**rope, short_factor=[1.0] * 64, long_factor=[long] * 64)
+
+
+def test_longrope_switches_unless_its_factors_are_equal() -> None:
+    with pytest.raises(ModelError, match="longrope RoPE, whose frequencies switch"):
+        plan_extension(longrope(4.0))
+    with pytest.raises(ModelError, match=r"already longrope x4 \(original 256\)"):
+        plan_extension(longrope(1.0))
+    assert plan_extension(longrope(1.0), existing_rope="replace").rope.original_length == 256
+
+
+def test_a_scaling_of_another_kind_cannot_be_replaced() -> None:
+    config = scaled()
+    config.rope_parameters = {**config.rope_parameters, "rope_type": "spiral"}
+    with pytest.raises(ModelError, match="already spiral, a scaling that is not known here"):
+        plan_extension(config, existing_rope="replace")
+
+
+def test_several_ropes_without_one_of_full_attention_are_refused() -> None:
+    config = LlamaConfig()
+    config.rope_parameters = {"chunked": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    wanted = r"several RoPEs \(chunked, sliding_attention\) and none of full_attention layers"
+    with pytest.raises(ModelError, match=wanted):
+        plan_extension(config)
+
+
+def test_a_target_of_the_original_length_is_refused() -> None:
+    with pytest.raises(ModelError, match="target 4,096 must exceed"):
+        plan_extension(LlamaConfig(max_position_embeddings=4096), target_length=4096)
+
+
+def test_a_window_that_no_layer_slides_by_is_taken() -> None:
+    config = Qwen2Config(max_position_embeddings=64, num_hidden_layers=2)
+    config.sliding_window, config.use_sliding_window = 16, True
+    config.layer_types = ["full_attention"] * 2
+    assert plan_extension(config, target_length=512)
+    config.layer_types, config.use_sliding_window = ["sliding_attention"] * 2, False
+    assert plan_extension(config, target_length=512)
+
+
+def test_head_dim_is_the_configs_own() -> None:
+    assert plan_extension(LlamaConfig(hidden_size=64, num_attention_heads=2, head_dim=48)).rope.dim == 48
+
+
+def test_frequencies_are_held_to_a_millionth(tmp_path) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    extension = plan_extension(load_config(str(folder)), interpolation="yarn")
+    model = load_model(str(folder), extension)
+    model.model.rotary_emb.inv_freq[-1] *= 1 + 1e-5
+    with pytest.raises(ModelError, match="computes other rotary frequencies"):
+        check_frequencies(model, extension)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_position_embeddings": None}, "cannot be loaded|max_position_embeddings None"),
+        ({"max_position_embeddings": "256"}, "cannot be loaded|max_position_embeddings '256'"),
+        ({"num_attention_heads": 3, "head_dim": None}, "cannot be loaded"),
+        ({"num_attention_heads": 0, "head_dim": None}, "cannot be loaded|no dims to rotate"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+            "cannot be loaded|rope_theta None",
+        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}, "rope_theta 0.0, which must be"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}},
+            "cannot be loaded|rope factor 0.0, which must be a number at least 1",
+        ),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_explained(tmp_path, changes, words) -> None:
+    folder = checkpoint(tmp_path, window=64)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(ModelError, match=words):
+        plan_extension(load_config(str(folder)), existing_rope="replace")
