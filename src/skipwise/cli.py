@@ -85,6 +85,40 @@ def extend_command(
     extend(settings, out=out, resume=resume, console=console)
 
 
+@app.command("plan")
+def plan_command(
+    model: Annotated[str | None, typer.Argument(help="nano, a folder, or a name on the model hub")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="target length, as 32k; default: 8 times the original")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="how many GPUs share the work")] = 1,
+    gpu_memory: Annotated[str, typer.Option(help="memory of each, as 80GB")] = "80GB",
+    tflops: Annotated[
+        float, typer.Option(help="bf16 TFLOP/s of each: 312 is an A100's, 989 an H100's or H200's")
+    ] = 312.0,
+    utilisation: Annotated[float, typer.Option(help="the share of them that training reaches")] = 0.4,
+    recipe: Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")] = None,
+    existing_rope: Annotated[
+        str | None, typer.Option(help="refuse or replace a scaling already there")
+    ] = None,
+    lora: Annotated[bool, typer.Option("--lora", help="train low-rank additions only")] = False,
+    set_: Setting = None,
+) -> None:
+    """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
+    console = _prepare_process()
+    from skipwise.plan import Machine, plan_command
+    from skipwise.recipe import load_recipe, parse_changes
+
+    options: dict[str, Any] = {"model": model, "target": target, "existing_rope": existing_rope}
+    changes = {key: value for key, value in options.items() if value is not None}
+    changes.update(parse_changes(set_ or []))
+    source = "nano" if recipe is None and model in (None, "nano") else recipe
+    settings = load_recipe(source, changes)
+    if lora and settings.lora is None:
+        settings = load_recipe(source, {"lora": {}, **changes})
+    plan_command(settings, Machine(gpus, _gigabytes(gpu_memory), tflops * 1e12, utilisation), console)
+
+
 @app.command()
 def coverage(
     original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
@@ -309,6 +343,15 @@ def _console() -> Any:
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
+
+
+def _gigabytes(text: str) -> float:
+    """Read ``80GB``, ``80G`` or ``80`` as bytes."""
+    number = text.strip().upper().removesuffix("B").removesuffix("G")
+    try:
+        return float(number) * 1e9
+    except ValueError:
+        raise RecipeError(f"--gpu-memory {text!r} must be a number of gigabytes, as 80GB") from None
 
 
 def _lengths(text: str) -> list[int]:

@@ -1,0 +1,106 @@
+"""How near ``skipwise plan`` comes: the memory that it foretells beside what training really takes.
+
+    python benchmarks/plan_accuracy.py
+
+On a CPU the embedded model is trained, each case in a process of its own, and the process's peak is read; glibc is told
+to give freed blocks back, since tensors are what is planned. On a GPU a random model of LLaMA-7B's shape is trained as
+well, and the allocator's peak is read.
+"""
+
+import multiprocessing
+import os
+import platform
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # read by glibc when a worker starts
+os.environ["MALLOC_TRIM_THRESHOLD_"] = "0"
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+from skipwise.data.examples import collate
+from skipwise.model.loading import load_config
+from skipwise.model.lora import adapt
+from skipwise.plan import Machine, plan_training
+from skipwise.recipe import Recipe, load_recipe
+from skipwise.training import train
+
+NANO = [
+    ("PoSE, 16 x 256", 256, 16, 16, {}),
+    ("full-length, 2 x 2k", 2048, 2, 2, {}),
+    ("full-length, 1 x 8k", 8192, 1, 1, {}),
+    ("full-length, 1 x 8k, checkpointing", 8192, 1, 1, {"training.gradient_checkpointing": True}),
+    ("full-length, 1 x 8k, LoRA", 8192, 1, 1, {"lora": {}}),
+]
+SEVEN = [
+    ("7B, LoRA, 1 x 2k", 2048, 4, 1, {"lora": {}, "training.gradient_checkpointing": True}),
+    ("7B, LoRA, 1 x 16k", 16384, 2, 1, {"lora": {}, "training.gradient_checkpointing": True}),
+    ("7B, all weights, 1 x 2k", 2048, 4, 1, {"training.gradient_checkpointing": True}),
+]
+
+
+def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
+    sizes = {"training.batch_size": batch, "training.per_device_train_batch_size": micro}
+    fused = {"training.optim": "adamw_torch_fused"} if torch.cuda.is_available() else {}
+    return load_recipe(
+        None, {"training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes}
+    )
+
+
+def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> int:
+    """Bytes that training takes at its peak, the model's own included."""
+    torch.manual_seed(0)
+    gpu = torch.cuda.is_available()
+    dtype = torch.bfloat16 if recipe.lora else torch.float32
+    with torch.device("cuda" if gpu else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    if recipe.lora:
+        model = adapt(model, recipe.lora)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    ids = torch.randint(0, config.vocab_size, (window,)).numpy()
+    example = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(window).numpy()}
+    examples = [{**example, "attention_mask": torch.ones(window, dtype=torch.long).numpy()}]
+    examples *= recipe.training.max_steps * recipe.training.batch_size
+    with tempfile.TemporaryDirectory() as folder:
+        warm = recipe.model_copy(deep=True)
+        before = _peak()
+        train(
+            model, examples, collate, warm.training, folder=Path(folder), seed=0, resume=False, progress=False
+        )  # type: ignore[arg-type]
+    return torch.cuda.max_memory_allocated() if gpu else weights + _peak() - before
+
+
+def _peak() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def main() -> None:
+    """Print the table."""
+    cases = [("nano", load_config("nano"), *case) for case in NANO]
+    if torch.cuda.is_available():
+        shape = LlamaConfig(max_position_embeddings=16384, bos_token_id=1, eos_token_id=2)
+        cases += [("7B", shape, *case) for case in SEVEN]
+    table = Table(box=None)
+    for column in ("case", "planned, MB", "measured, MB", "error"):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    for _, config, name, window, batch, micro, changes in cases:
+        recipe = recipe_of(batch, micro, changes)
+        planned = plan_training(config, recipe, window, batch, Machine()).memory
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            found = pool.submit(measured, config, window, recipe).result()
+        table.add_row(name, f"{planned / 1e6:,.0f}", f"{found / 1e6:,.0f}", f"{planned / found - 1:+.1%}")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
+    console = Console()
+    console.print(f"torch {torch.__version__}, {device}, {sys.platform}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""``skipwise plan`` by the real command, from a config alone."""
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import LlamaConfig
+
+from tests.integration.test_extend import refused, run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that holds a config and nothing else: LLaMA-7B's width in two layers."""
+    config = LlamaConfig(num_hidden_layers=2, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2)
+    config.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def planned(monkeypatch, capsys, *words: object) -> tuple[dict[str, list[str]], str]:
+    """The table's cells, PoSE's and full-length's, by the line's name; and all that was printed."""
+    run(monkeypatch, "plan", *words)
+    printed = capsys.readouterr().out
+    lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
+    return {cells[0]: cells[1:] for cells in lines if len(cells) == 3}, printed
+
+
+def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypatch, capsys) -> None:
+    cells, printed = planned(monkeypatch, capsys, model, "--target", "16k")
+    assert "2,048 -> 16,384 tokens" in " ".join(printed.split())
+    assert cells["windows a step"] == ["64 of 2k", "8 of 16k"]
+    assert cells["weights, each GPU"] == ["2.7 GB", "2.7 GB"]  # 666.9 million x 4 bytes
+    assert cells["optimizer, each GPU"] == ["5.3 GB", "5.3 GB"]
+    assert cells["fits in 80.0 GB"] == ["yes", "yes"]
+    pose, full = (float(cell.split()[0]) for cell in cells["activations, each GPU"])
+    assert full > 4 * pose
+
+
+def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(
+    model, monkeypatch, capsys
+) -> None:
+    words = [model, "--target", "16k", "--gpus", "8", "--gpu-memory", "2GB"]
+    cells, printed = planned(monkeypatch, capsys, *words)
+    assert cells["optimizer, each GPU"] == ["1.0 GB", "1.0 GB"]  # 12 bytes a parameter over eight
+    assert cells["fits in 2.0 GB"][1] == "no"
+    told = " ".join(printed.split())
+    assert (
+        "full-length does not fit; try --set training.gradient_checkpointing=true, --lora, more GPUs" in told
+    )
+    adapted, printed = planned(monkeypatch, capsys, *words, "--lora")
+    assert adapted["gradients, each GPU"][0].endswith("MB")
+    assert "--lora" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpus", "0"], "--gpus 0 must be 1 or more"),
+        (["--gpu-memory", "lots"], "--gpu-memory 'lots' must be a number of gigabytes, as 80GB"),
+        (["--utilisation", "2"], "--utilisation 2 must be above 0 and at most 1"),
+        (["--tflops", "0"], "--tflops 0 must be"),
+        (["--target", "1k"], "target 1,024 must exceed the model's 2,048 tokens"),
+    ],
+)
+def test_bad_input_is_explained(model, monkeypatch, capsys, words, message) -> None:
+    assert message in refused(monkeypatch, capsys, "plan", model, *words)

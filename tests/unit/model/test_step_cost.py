@@ -1,0 +1,103 @@
+"""What a step is said to hold and compute against the allocator's own events of a real step, and closed forms."""
+
+import pytest
+import torch
+from torch.profiler import profile
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from skipwise.model.lora import adapt
+from skipwise.model.step_cost import step_cost
+from skipwise.recipe import Lora
+from tests import families
+
+TOKENS, MICRO = 256, 2
+
+
+def config(**changes: object) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=TOKENS,
+        bos_token_id=0,
+        eos_token_id=0,
+        **changes,
+    )
+
+
+def allocated(model: torch.nn.Module, precision: torch.dtype | None) -> int:
+    """The most bytes that the CPU's allocator gave out beyond weights and gradients, in a step like training's."""
+    ids = torch.zeros(MICRO, TOKENS, dtype=torch.long)
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+
+    def step() -> None:
+        with torch.autocast("cpu", precision, enabled=precision is not None):
+            loss = model(**batch).loss
+        loss.backward()
+
+    step()
+    with profile(profile_memory=True) as seen:
+        step()
+    now = most = 0
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("rules", [None, Lora(rank=4)])
+def test_activations_are_what_the_allocator_gives_out(precision, checkpointing: bool, rules) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config()).train()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    found = allocated(adapt(model, rules) if rules else model, precision)
+    cost = step_cost(
+        config(),
+        TOKENS,
+        micro_batch=MICRO,
+        precision=precision,
+        checkpointing=checkpointing,
+        rules=rules,
+    )
+    assert cost.activations == pytest.approx(found, rel=0.05)
+
+
+def test_operations_are_six_a_weight_and_token_and_attentions_own() -> None:
+    cost = step_cost(config(), TOKENS, micro_batch=MICRO)
+    model = LlamaForCausalLM(config())
+    matrices = sum(w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name)
+    tokens = TOKENS * MICRO
+    # Two products forward and five backward over half of all pairs, of 2 operations each.
+    attention = 3 * tokens * TOKENS * 64 * 7
+    assert cost.operations == pytest.approx(6 * matrices * tokens + attention, rel=1e-9)
+    assert cost.parameters == cost.trained == sum(w.numel() for w in model.parameters())
+    assert cost.weights == 4 * cost.parameters
+
+
+def test_what_is_set_is_in_the_figures() -> None:
+    plain = step_cost(config(), TOKENS)
+    saved = step_cost(config(), TOKENS, checkpointing=True)
+    adapted = step_cost(config(), TOKENS, rules=Lora(rank=4), weights=torch.bfloat16)
+    assert saved.activations < 0.7 * plain.activations
+    assert 1.2 * plain.operations < saved.operations < 4 / 3 * plain.operations
+    assert adapted.trained < plain.parameters / 4
+    assert adapted.weights < 0.7 * plain.weights
+    assert adapted.operations < 0.85 * plain.operations
+    layer = sum(w.numel() for w in LlamaForCausalLM(config()).model.layers[0].parameters())
+    assert plain.block == 4 * layer
+
+
+@pytest.mark.parametrize("family", families.NAMES)
+def test_every_family_is_planned(family: str) -> None:
+    before = families.config(family)
+    cost = step_cost(before, 64)
+    assert cost.parameters == sum(w.numel() for w in families.model(family).parameters())
+    assert cost.activations > 0
+    assert before.to_dict() == families.config(family).to_dict()
