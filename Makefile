@@ -4,16 +4,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test test-distributed lint clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
 
 demo: $(VENV)/.installed  ## extend the embedded model 8 times and prove it; ARGS="--help" passes options on
 	$(BIN)/skipwise extend $(ARGS)
 
 test: $(VENV)/.installed-dev  ## run the tests, without a network; ARGS="-k passkey" passes options on
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --ignore tests/distributed $(ARGS)
+
+test-distributed: $(VENV)/.installed-distributed  ## two processes against one, DDP and ZeRO-3; needs a C++ compiler
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/distributed $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
 	$(BIN)/ruff check .
@@ -41,3 +44,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing with the dev extra into $(VENV); the first time takes minutes, most of them for torch."
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-distributed: $(VENV)/.installed-dev
+	$(PIP) install -c constraints.txt -e '.[dev,deepspeed]'
+	@touch $@

@@ -49,9 +49,18 @@ def extend_command(
     set_: Setting = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was stopped")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; train nothing")] = False,
+    launch: Annotated[
+        str | None, typer.Option(help="train in several processes: ddp, fsdp, zero3 or zero3-offload")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="how many, with --launch; default: one a GPU")] = None,
 ) -> None:
     """Extend a model to a longer context, measure it beside its controls, and write a report."""
     console = _prepare_process()
+    if launch is not None and not dry_run:
+        from skipwise.launch import launch as start
+
+        start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
+        return
     from skipwise.arms import plan_evaluation
     from skipwise.extend import extend
     from skipwise.job import describe, describe_examples, prepare
@@ -302,7 +311,8 @@ def main() -> None:
     try:
         app()
     except SkipwiseError as error:
-        print(f"skipwise: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":  # of several processes one says it
+            print(f"skipwise: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -342,7 +352,18 @@ def _console() -> Any:
     """A console that prints names and paths as they are."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    quiet = os.environ.get("RANK", "0") != "0"  # of several processes one prints
+    return Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+
+
+def _without(words: list[str], *options: str) -> list[str]:
+    """The command line without some options and their values, as ``--launch ddp`` or ``--launch=ddp``."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word not in options and not word.startswith(tuple(f"{o}=" for o in options)):
+            kept.append(word)
+        skip = not skip and word in options
+    return kept
 
 
 def _gigabytes(text: str) -> float:

@@ -13,10 +13,11 @@ from typing import cast
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from skipwise import processes
 from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, plan_evaluation
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
-from skipwise.guards import checkpoint_bytes, disk_space
+from skipwise.guards import checkpoint_bytes, disk_space, latest_complete
 from skipwise.job import Job, describe, prepare
 from skipwise.measure import AUTOCAST
 from skipwise.model import lora
@@ -42,10 +43,15 @@ from skipwise.training import train
 def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) -> RunFolder:
     """Run the whole job into a folder of its own and return it.
 
+    Of several processes the first does all but the training, in which the others join it.
+
     Raises:
         SkipwiseError: a user's mistake, or training that cannot go on; what was written stays intact.
     """
-    job = prepare(recipe, console)
+    with processes.first_ahead():
+        job = prepare(recipe, console)
+    if not processes.is_first():
+        return _join(job, resume, console)
     evaluation = plan_evaluation(job, console)
     run = open_run(recipe, out, job.name, resume=resume)
     fingerprints = {"training text": job.store.fingerprint, **evaluation.fingerprints}
@@ -65,8 +71,9 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     )
     if drop_torn_record(run.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
+    processes.told_by_first((run.path, model is not None))
     if model is not None:
-        _train_and_save(job, model, evaluation, run, resume)
+        _save(job, _train(job, model, run, resume, evaluation), run)
         del model
     _record_coverage(run, curves)
     evaluate(job, evaluation, run, console)
@@ -76,6 +83,15 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     console.print(summary_table(records))
     console.print(f"report: {run.report}")
     console.print(f"model:  {run.model}")
+    return run
+
+
+def _join(job: Job, resume: bool, console: Console) -> RunFolder:
+    """Train with the first process, which does everything else."""
+    path, training = processes.told_by_first(None)
+    run = RunFolder(path)
+    if training:
+        _train(job, _load_and_probe(job, console), run, resume)
     return run
 
 
@@ -98,18 +114,29 @@ def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]
     return model, probe
 
 
-def _train_and_save(
-    job: Job, probed: tuple[PreTrainedModel, Probe], evaluation: EvaluationPlan, run: RunFolder, resume: bool
-) -> None:
+def _train(
+    job: Job,
+    probed: tuple[PreTrainedModel, Probe],
+    run: RunFolder,
+    resume: bool,
+    evaluation: EvaluationPlan | None = None,
+) -> PreTrainedModel:
+    """Train in place, and return the whole model; the first process, which has an ``evaluation``, keeps the records."""
     model, probe = probed
-    run.record(probe=probe.as_dict())
     arm = job.recipe.positions.scheme
+    first = evaluation is not None
     logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
 
     def keep(log: dict[str, float]) -> None:
         if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
             append_record(run.results, TrainingRecord(arm=arm, **log))  # type: ignore[arg-type]
 
+    def measure(step: int) -> None:
+        if evaluation is not None:
+            evaluate_step(job, evaluation, run, model, step)
+
+    if first:
+        run.record(probe=probe.as_dict())
     summary = train(
         model,
         job.dataset(),
@@ -118,10 +145,30 @@ def _train_and_save(
         folder=run.checkpoints,
         seed=job.recipe.seed,
         resume=resume,
-        on_log=keep,
-        on_step=lambda step: evaluate_step(job, evaluation, run, model, step),
+        on_log=keep if first else None,
+        on_step=measure,
+        progress=first,
     )
-    run.record(training=vars(summary) | {"precision": job.precision})
+    sharded = processes.launched() > 1 and processes.engine() != "ddp"
+    processes.finish()
+    if first:
+        run.record(training=vars(summary) | {"precision": job.precision})
+    return _whole(job, run) if sharded and first else model
+
+
+def _whole(job: Job, run: RunFolder) -> PreTrainedModel:
+    """The model of the last checkpoint, which the engine gathered: this process holds a share of it."""
+    checkpoint = latest_complete(run.checkpoints)
+    assert checkpoint is not None
+    rules = job.recipe.lora
+    if rules is None:
+        return load_model(str(checkpoint), device=job.device)
+    model = load_model(job.recipe.model, job.extension, dtype=job.base_dtype, device=job.device)
+    return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
+
+
+def _save(job: Job, model: PreTrainedModel, run: RunFolder) -> None:
+    """Save the trained model, merged or as an adapter where LoRA was trained."""
     check_frequencies(model, job.extension)
     rules, adapter_of = job.recipe.lora, None
     if rules and rules.saved == "adapter":

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from skipwise import guards, recipe
+from skipwise import guards, processes, recipe
 from skipwise.errors import RecipeError, RunError, TrainingError
 from skipwise.progress import TrainingProgress
 from skipwise.training_arguments import settings_errors, training_arguments
@@ -136,6 +136,7 @@ class _Trainer(Trainer):
         The loss is taken under the same autocast instead, and the model stays stock after training.
         """
         prepared = super()._prepare_for_training(*args, **kwargs)
+        processes.require_engine(prepared[0])
         assert isinstance(self.model, torch.nn.Module)
         if forward := vars(self.model).pop("_original_forward", None):
             self.model.forward = forward

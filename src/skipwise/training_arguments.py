@@ -19,7 +19,7 @@ from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 
-from skipwise import recipe
+from skipwise import processes, recipe
 from skipwise.errors import RecipeError
 
 Precision = Literal["bf16", "fp16", "float32"]
@@ -71,6 +71,8 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
         "disable_tqdm": True,
         "dataloader_num_workers": min(4, os.cpu_count() or 1) if on_gpu else 0,
         "dataloader_pin_memory": on_gpu,
+        "ddp_find_unused_parameters": False,
+        **processes.engine_settings(),
     }
     fixed = {
         "output_dir": str(folder),
@@ -88,6 +90,11 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
         args = TrainingArguments(**{**defaults, **given, **fixed})
         examples = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         _check_arguments(args)
+    if args.world_size != max(processes.launched(), args.n_gpu):
+        raise RecipeError(
+            f"{processes.launched()} processes were launched and training sees {args.world_size}: each would train by "
+            "itself; leave training.use_cpu and training.local_rank to the launcher"
+        )
     assert examples == settings.batch_size, f"{examples} examples a step instead of {settings.batch_size}"
     return args
 
@@ -203,15 +210,15 @@ def _check_optimizer(args: TrainingArguments) -> None:
 
 def _accumulation(settings: recipe.Training, device: torch.device) -> int:
     """Forward passes per optimizer step, so that any number of processes sees the same global batch."""
-    launched = "WORLD_SIZE" in os.environ
-    devices = torch.cuda.device_count() if device.type == "cuda" and not launched else 1
-    processes = int(os.environ["WORLD_SIZE"]) if launched else max(devices, 1)
+    alone = processes.launched() == 1
+    devices = torch.cuda.device_count() if device.type == "cuda" and alone else 1
+    workers = max(devices, 1) if alone else processes.launched()
     batch, micro = settings.batch_size, settings.per_device_train_batch_size
-    together = micro * processes
+    together = micro * workers
     if batch % together:
         raise RecipeError(
             f"training.batch_size = {batch} must be a multiple of {together} "
-            f"(training.per_device_train_batch_size {micro} x {processes} processes); set batch_size="
+            f"(training.per_device_train_batch_size {micro} x {workers} processes); set batch_size="
             f"{max(together, batch // together * together)} or a per_device_train_batch_size that divides it"
         )
     given = (settings.model_extra or {}).get("gradient_accumulation_steps", batch // together)

@@ -38,10 +38,10 @@ def require_installed(rules: Lora) -> None:
         )
 
 
-def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0) -> "PeftModel":
+def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | None = None) -> "PeftModel":
     """Freeze ``model`` and put the additions that ``rules`` ask for into it; what is trained is float32.
 
-    A is drawn with ``seed``, B begins at zero.
+    A is drawn with ``seed`` and B begins at zero, unless a ``state`` (safetensors) is given that they are to have.
 
     Raises:
         RecipeError: the targets match no layer; the names that there are.
@@ -49,7 +49,7 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0) -> "PeftModel":
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return _with_additions(model, _peft_config(model, rules))
+            return _with_additions(model, _peft_config(model, rules), load_file(state) if state else None)
     except ValueError as error:
         linear = {
             name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import ModelError, RunError
-from skipwise.model import engines, lora
+from skipwise.model import lora, serving
 from skipwise.model.loading import load_model, resolve
 from skipwise.model.rope import Extension
 
@@ -145,7 +145,7 @@ def _ways_to_load(folder: Path) -> list[str]:
             "RoPE is.",
             "",
             "```python",
-            engines.peft(resolve(base), path),
+            serving.peft(resolve(base), path),
             "```",
             "",
             "peft warns that it does not know `rope_parameters`: they are there to remind of this. "
@@ -158,11 +158,11 @@ def _ways_to_load(folder: Path) -> list[str]:
         "Stock transformers loads it; the interpolation is in `config.json`:",
         "",
         "```python",
-        engines.transformers(path),
+        serving.transformers(path),
         "```",
         "",
         short_of_memory,
         "",
-        f"- vLLM: {engines.vllm(config, path)}",
-        f"- llama.cpp: {engines.llama_cpp(config, path)}",
+        f"- vLLM: {serving.vllm(config, path)}",
+        f"- llama.cpp: {serving.llama_cpp(config, path)}",
     ]

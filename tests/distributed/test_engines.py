@@ -1,0 +1,142 @@
+"""Two processes against one by the real command: the same global batch, the same losses, a stock checkpoint.
+
+DDP runs anywhere. ZeRO-3 over gloo needs the deepspeed package and a C++ compiler, which builds its operators once:
+``make test-distributed``. FSDP needs GPUs; here its absence must be an error, since accelerate would train unsharded.
+"""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from skipwise.model.loading import load_model
+from skipwise.results import TrainingRecord, read_records
+from tests.tiny import checkpoint, corpus
+
+STEPS = 20
+SETTINGS = {
+    "target": 512,
+    "data.held_out": 0.3,
+    "training.max_steps": STEPS,
+    "training.batch_size": 4,
+    "training.learning_rate": 1e-3,
+    "training.logging_steps": 1,
+    "training.precision": "float32",
+    "training.save_steps": 10,
+    "evaluation.documents": 1,
+    "evaluation.windows": "[128]",
+    "evaluation.passkey_trials": 0,
+    "evaluation.arms": "[trained]",
+}
+zero3 = pytest.param(
+    ["--launch", "zero3", "--processes", "2"],
+    marks=pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed"),
+    id="zero3",
+)
+ddp = pytest.param(["--launch", "ddp", "--processes", "2"], id="ddp")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("files")
+    os.environ["SKIPWISE_CACHE"] = str(folder / "cache")
+    return checkpoint(folder / "base", window=64), corpus(folder / "text", documents=24, words=200)
+
+
+def extend(
+    files: tuple[Path, Path], out: Path, *words: str, **changes: object
+) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "skipwise", "extend", str(files[0]), "--data", str(files[1])]
+    for key, value in {**SETTINGS, **changes}.items():
+        command += ["--set", f"{key}={value}"]
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [*command, "--out", str(out), *words], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def losses(run: Path) -> list[float]:
+    return [
+        record.loss for record in read_records(run / "results.jsonl") if isinstance(record, TrainingRecord)
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "alone"
+    done = extend(files, out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.mark.parametrize("words", [ddp, zero3])
+def test_two_processes_train_as_one_does(files, alone, tmp_path, words: list[str]) -> None:
+    out = tmp_path / "two"
+    done = extend(files, out, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("run folder:") == 1  # one of them prints
+    assert len(losses(out)) == STEPS
+    assert losses(out) == pytest.approx(losses(alone), rel=1e-5)
+    ours, theirs = (AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in (out, alone))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("words", [ddp, zero3])
+def test_lora_in_two_processes_trains_as_in_one(files, tmp_path, words: list[str]) -> None:
+    for name, more in (("one", []), ("two", words)):
+        done = extend(files, tmp_path / name, "--lora", *more, **{"training.max_steps": 4})
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    ours, theirs = (load_model(str(tmp_path / name / "model")).state_dict() for name in ("two", "one"))
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("words", [ddp, zero3])
+def test_a_run_that_was_stopped_goes_on_in_as_many_processes(files, alone, tmp_path, words) -> None:
+    out = tmp_path / "two"
+    assert extend(files, out, *words).returncode == 0
+    for lost in ("model", "checkpoints/checkpoint-20"):
+        subprocess.run(["rm", "-r", out / lost], check=True)
+    done = extend(files, out, *words, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert losses(out) == pytest.approx(losses(alone), rel=1e-5)
+    (out / "model").rename(out / "elsewhere")
+    (out / "checkpoints" / "checkpoint-20" / "complete.json").unlink()
+    done = extend(files, out, "--resume")
+    assert done.returncode == 1
+    assert "was written by 2 processes and cannot be resumed exactly by 1" in done.stderr
+
+
+def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path) -> None:
+    done = extend(files, tmp_path / "run", "--launch", "fsdp", "--processes", "2")
+    assert done.returncode == 1
+    assert "fsdp was asked for, and what trains is a DistributedDataParallel" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--launch", "zero", "--processes", "2"], "--launch 'zero' is unknown (did you mean zero3?)"),
+        (["--launch", "ddp", "--processes", "1"], "--launch ddp starts several processes, not 1"),
+        (["--launch", "ddp", "--processes", "3"], "training.batch_size = 4 must be a multiple of 3"),
+        (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
+        (
+            ["--launch", "ddp", "--processes", "2", "--set", "target=16"],
+            "target 16 must exceed the model's 64",
+        ),
+    ],
+)
+def test_bad_input_is_said_once_and_without_a_traceback(files, tmp_path, words, message) -> None:
+    done = extend(files, tmp_path / "run", *words)
+    assert done.returncode == 1
+    told = " ".join(done.stderr.split())
+    assert told.count(message) == 1, told
+    assert "Traceback" not in told
