@@ -1,7 +1,11 @@
 """A tiny random model of every family that the tests cover, by stock classes; windows of 64 tokens."""
 
+from pathlib import Path
+
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from tests.tiny import byte_tokenizer
 
 WINDOW = 64
 _SHARED = {
@@ -58,13 +62,20 @@ NAMES = tuple(_FAMILIES)
 ROTATED = {"gpt_neox": 4, "phi": 8}  # dims a head; the others rotate all 16
 
 
-def config(name: str) -> PretrainedConfig:
+def config(name: str, **changes: object) -> PretrainedConfig:
     """The config of a tiny model of the family."""
     kind, differs = _FAMILIES[name]
-    return AutoConfig.for_model(kind, **{**_SHARED, **differs})
+    return AutoConfig.for_model(kind, **{**_SHARED, **differs, **changes})
 
 
-def model(name: str, attention: str | None = None) -> PreTrainedModel:
+def model(name: str, attention: str | None = None, **changes: object) -> PreTrainedModel:
     """A tiny random model of the family, with its own attention kernel or the one named."""
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config(name), attn_implementation=attention)
+    return AutoModelForCausalLM.from_config(config(name, **changes), attn_implementation=attention)
+
+
+def checkpoint(folder: Path, name: str) -> Path:
+    """A tiny checkpoint of the family with a tokenizer of bytes."""
+    model(name, vocab_size=257).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder

@@ -1,6 +1,7 @@
 """The run's configuration: typed, validated, and written out whole into every run folder.
 
-A recipe is YAML with the fields below; an unknown key is an error that names the nearest valid one.
+A recipe is YAML with the fields below; an unknown key is an error that names the nearest valid one. One that begins from
+another names it by ``like`` and says what differs.
 """
 
 import difflib
@@ -267,7 +268,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _read_yaml(source: str | Path) -> dict[str, Any]:
+def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The keys of a recipe over those that it is like; ``behind`` are the recipes that led here."""
     path = Path(source)
     name = str(source).removeprefix("recipes/").removesuffix(".yaml")
     if not path.is_file() and name in shipped_recipes():
@@ -286,7 +288,22 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
-    return {key: value for key, value in values.items() if value is not None}
+    values = {key: value for key, value in values.items() if value is not None}
+    like = values.pop("like", None)
+    if like is None:
+        return values
+    if not isinstance(like, str) or path in behind:
+        raise RecipeError(f"{path}: like = {like!r} must name another recipe, a file or one that is shipped")
+    return _merged(_read_yaml(like, (*behind, path)), values)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """``base`` with ``changes``, section by section."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value) if both else value
+    return merged
 
 
 def _number(value: Any) -> Any:

@@ -19,16 +19,20 @@ from skipwise.recipe import (
     shipped_recipes,
 )
 
-PAPER = [name for name in shipped_recipes() if name.startswith("llama")]
+TARGETS = {"16k": 16384, "32k": 32768, "96k": 98304, "128k": 131072}
 PAPER_RUNS = {
-    "llama-7b-16k-linear": (16384, "linear"),
-    "llama-7b-16k-ntk": (16384, "ntk"),
-    "llama-7b-16k-yarn": (16384, "yarn"),
+    f"llama-7b-{target}-{name}": (tokens, name)
+    for target, tokens in TARGETS.items()
+    for name in ("linear", "ntk", "yarn")
+} | {
     "llama-7b-16k-yarn-revised": (16384, "yarn-revised"),
-    "llama-7b-32k-linear": (32768, "linear"),
-    "llama-7b-128k-yarn": (131072, "yarn"),
-    "llama2-7b-16k-yarn": (16384, "yarn"),
+    **{
+        f"{family}-16k-{name}": (16384, name)
+        for family in ("llama2-7b", "gptj-6b", "baichuan2-7b")
+        for name in ("linear", "ntk", "yarn")
+    },
 }
+ADAPTED = {"qwen3-8b-128k-lora", "llama-3.1-8b-512k-lora"}
 
 
 def message(source: Path | str | None = None, changes: dict[str, Any] | None = None) -> str:
@@ -38,7 +42,7 @@ def message(source: Path | str | None = None, changes: dict[str, Any] | None = N
 
 
 def test_the_papers_runs_and_nano_are_shipped() -> None:
-    assert set(shipped_recipes()) == {"nano", *PAPER_RUNS}
+    assert set(shipped_recipes()) == {"nano", *PAPER_RUNS, *ADAPTED}
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -49,7 +53,7 @@ def test_every_shipped_recipe_loads_and_says_whence_it_is(name: str) -> None:
     assert text.startswith("# ")
 
 
-@pytest.mark.parametrize("name", PAPER)
+@pytest.mark.parametrize("name", PAPER_RUNS)
 def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
     recipe = load_recipe(name)
     training, evaluation = recipe.training, recipe.evaluation
@@ -74,6 +78,24 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
     assert evaluation.passkey_trials == 50
     assert evaluation.windows
     assert max(evaluation.windows) == recipe.target
+
+
+def test_a_recipe_says_what_differs_from_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("like: nano\ndata: {passkey: 0}\ntraining: {max_steps: 3}\n")
+    mine, nano = load_recipe(tmp_path / "mine.yaml"), load_recipe("nano")
+    assert (mine.data.passkey, mine.training.max_steps) == (0, 3)
+    assert mine.training.learning_rate == nano.training.learning_rate
+    (tmp_path / "his.yaml").write_text(f"like: {tmp_path / 'mine.yaml'}\nseed: 3\n")
+    his = load_recipe(tmp_path / "his.yaml")
+    assert his == mine.model_copy(update={"seed": 3})
+    (tmp_path / "odd.yaml").write_text("like: nanoo\n")
+    assert "recipe 'nanoo' is neither a file nor shipped (did you mean nano?)" in message(
+        tmp_path / "odd.yaml"
+    )
+    (tmp_path / "loop.yaml").write_text("like: 3\n")
+    assert "like = 3 must name another recipe" in message(tmp_path / "loop.yaml")
+    (tmp_path / "loop.yaml").write_text(f"like: {tmp_path / 'loop.yaml'}\n")
+    assert "must name another recipe" in message(tmp_path / "loop.yaml")
 
 
 def test_training_fields_of_shipped_recipes_are_known_to_transformers() -> None:

@@ -1,0 +1,76 @@
+"""Every shipped recipe, built with a tiny random model of its architecture, its lengths in small, trained for two steps."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from skipwise.extend import extend
+from skipwise.recipe import Recipe, load_recipe, shipped_recipes
+from skipwise.results import PerplexityRecord, TrainingRecord, read_records
+from tests import families
+from tests.tiny import corpus
+
+# recipe begins with: the tiny model's family, and the window of the real one (of Llama 3.1, the one that it was scaled from)
+ARCHITECTURES = {
+    "nano": ("llama", 256),
+    "llama-7b": ("llama", 2048),
+    "llama2-7b": ("llama2", 4096),
+    "gptj-6b": ("phi", 2048),
+    "baichuan2-7b": ("llama2", 4096),
+    "qwen3-8b": ("qwen3", 32768),
+    "llama-3.1-8b": ("llama3", 8192),
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Documents as long as the longest of the small targets."""
+    return corpus(tmp_path_factory.mktemp("text"), documents=8, words=1500)
+
+
+def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
+    """The recipe with every length in the ratio of the windows."""
+    recipe = load_recipe(name)
+    values = recipe.model_dump()
+
+    def scaled(tokens: int | None) -> int | None:
+        return tokens and tokens * window // real
+
+    for key in ("target", "original_length", "train_length"):
+        values[key] = scaled(values[key])
+    values["model"] = str(model)
+    values["data"] |= {
+        "source": str(text),
+        "min_tokens": scaled(values["data"]["min_tokens"]),
+        "held_out": 0.3,
+    }
+    values["data"] |= {"passkey": 0.0, "cache": str(model.parent / "cache")}
+    values["training"] |= {
+        "max_steps": 2,
+        "batch_size": 2,
+        "per_device_train_batch_size": 1,
+        "logging_steps": 1,
+    }
+    windows = [scaled(length) for length in recipe.evaluation.windows or [recipe.target]]
+    values["evaluation"] |= {"windows": windows[:1], "stride": None, "documents": 1, "passkey_trials": 0}
+    values["evaluation"] |= {"passkey_lengths": None, "arms": ["trained"]}
+    return Recipe.model_validate(values)
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_a_shipped_recipe_trains_on_a_tiny_model_of_its_architecture(
+    name: str, text: Path, tmp_path: Path
+) -> None:
+    begins = max((key for key in ARCHITECTURES if name.startswith(key)), key=len)
+    family, real = ARCHITECTURES[begins]
+    model = families.checkpoint(tmp_path / "base", family)
+    window = families.WINDOW // 4 if family == "llama3" else families.WINDOW
+    recipe = small(name, model, text, window, real)
+    run = extend(recipe, out=tmp_path / "run", resume=False, console=Console(quiet=True))
+    records = read_records(run.results)
+    assert [record.step for record in records if isinstance(record, TrainingRecord)] == [1, 2]
+    assert [
+        record.window for record in records if isinstance(record, PerplexityRecord)
+    ] == recipe.evaluation.windows
+    assert (run.model / "model.safetensors").exists()
