@@ -114,7 +114,7 @@ def plan_training(config: PretrainedConfig, recipe: Recipe, window: int, batch: 
 
 
 def plan_command(recipe: Recipe, on: Machine, console: Console) -> None:
-    """Print PoSE beside full-length training of as many tokens, and what would make it fit.
+    """Print PoSE beside full-length training of as many tokens (a window a GPU at least), and what would make it fit.
 
     Raises:
         SkipwiseError: the model cannot be extended, or the machine makes no sense.
@@ -132,7 +132,8 @@ def plan_command(recipe: Recipe, on: Machine, console: Console) -> None:
     rows = {}
     with console.status("running one step of each without data"):
         for name, window in (("PoSE", train), ("full-length", extension.target_length)):
-            windows = batch if name == "PoSE" else max(1, batch * train // window)
+            at_once = on.gpus * recipe.training.per_device_train_batch_size
+            windows = batch if name == "PoSE" else max(at_once, batch * train // window)
             rows[name] = plan_training(config, recipe, window, windows, on)
     cost = rows["PoSE"].cost
     console.print(
