@@ -97,6 +97,7 @@ def plan_training(config: PretrainedConfig, recipe: Recipe, window: int, batch: 
         weights=torch.bfloat16 if low else torch.float32,
         checkpointing=_checkpointing(recipe),
         rules=recipe.lora,
+        sliced_loss=not sharded,
     )
     share = on.gpus
     operations = cost.operations * batch / micro

@@ -8,7 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from skipwise import guards, processes, recipe
 from skipwise.errors import RecipeError, RunError, TrainingError
+from skipwise.model.chunked_loss import chunked_loss, worth_chunking
 from skipwise.progress import TrainingProgress
 from skipwise.training_arguments import settings_errors, training_arguments
 
@@ -99,7 +100,7 @@ def train(
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
     try:
-        with _memory_errors(trainer), _without_save_bars():
+        with _memory_errors(trainer), _without_save_bars(), trainer.loss:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()
@@ -121,6 +122,7 @@ class _Trainer(Trainer):
         super().__init__(**kwargs)
         self.guard, self.keep = guard, keep
         self.micro_batch: tuple[int, ...] = (0, 0)
+        self.loss = ExitStack()
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         with settings_errors():
@@ -149,6 +151,8 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids = inputs["input_ids"]
+        if self.micro_batch == (0, 0):
+            self._slice_loss(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
@@ -157,6 +161,14 @@ class _Trainer(Trainer):
             self.guard.check(self.args, self.state.global_step + 1)
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
+
+    def _slice_loss(self, tokens: int) -> None:
+        """In slices where all logits would weigh; of a shared-out output layer nobody holds the weights by then."""
+        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        model = cast(PreTrainedModel, self.model)
+        worth = worth_chunking(tokens, model.config.get_text_config().vocab_size)
+        if worth and not sharded and not self.args.use_liger_kernel:  # Liger has a fused loss of its own
+            self.loss.enter_context(chunked_loss(model))
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)

@@ -363,3 +363,20 @@ def test_speed_counts_this_session_only(tmp_path) -> None:
     records = []
     _, summary = run(tmp_path, max_steps=4, save_steps=2, logging_steps=2, resume=True, on_log=records.append)
     assert summary.tokens_per_second == pytest.approx(2 * 4 * 8 / summary.seconds)
+
+
+def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
+    plain: list[float] = []
+    expected, _ = run(tmp_path / "plain", on_log=lambda log: plain.append(log["loss"]), logging_steps=1)
+    sliced: list[float] = []
+    monkeypatch.setattr(training, "worth_chunking", lambda tokens, vocabulary: tokens == 4 * LENGTH)
+    model, _ = run(
+        tmp_path / "sliced",
+        on_log=lambda log: sliced.append(log["loss"]),
+        logging_steps=1,
+        per_device_train_batch_size=4,
+    )
+    assert sliced == pytest.approx(plain, rel=1e-6)
+    for name, weight in weights(expected).items():
+        torch.testing.assert_close(weights(model)[name], weight, rtol=0, atol=1e-5)
+    assert "forward" not in vars(model.lm_head)

@@ -27,6 +27,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skipwise.model import lora
+from skipwise.model.chunked_loss import in_slices, worth_chunking
 from skipwise.recipe import Lora
 
 _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all pairs, as on any GPU
@@ -67,6 +68,7 @@ def step_cost(
     weights: torch.dtype = torch.float32,
     checkpointing: bool = False,
     rules: Lora | None = None,
+    sliced_loss: bool = True,
 ) -> StepCost:
     """Run one training step of ``micro_batch`` windows of ``tokens`` tokens without data.
 
@@ -78,10 +80,12 @@ def step_cost(
         weights: type in which parameters are held; with LoRA, those that are frozen.
         checkpointing: activations of a layer are computed again in backward instead of kept.
         rules: LoRA, if that is what is trained.
+        sliced_loss: logits that weigh are computed in slices (``chunked_loss``), as on one GPU.
     """
     held = _HeldBytes()
     model, mode = _model(config, weights, checkpointing, rules)
-    with mode:
+    worth = worth_chunking(micro_batch * tokens, config.get_text_config().vocab_size)
+    with mode, in_slices(model) if worth and sliced_loss else nullcontext():
         parameters = list(model.parameters())
         for parameter in parameters:
             held.hold(parameter)
