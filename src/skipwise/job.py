@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from skipwise import processes
 from skipwise.data.examples import PoseDataset
 from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError, RecipeError
@@ -123,6 +124,11 @@ def prepare(recipe: Recipe, console: Console) -> Job:
             "or lower data.held_out"
         )
     training_arguments(recipe.training, Path("."), recipe.seed)  # an unknown field is refused before any work
+    if recipe.evaluation.steps and processes.launched() > 1 and processes.engine() != "ddp":
+        raise RecipeError(
+            f"evaluation.steps = {recipe.evaluation.steps} measures the model while it is trained, of which each process "
+            f"holds a share under {processes.engine()}; leave it out, or take --launch ddp"
+        )
     if recipe.lora:
         lora.require_installed(recipe.lora)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

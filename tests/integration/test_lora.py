@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,24 @@ def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
     run(monkeypatch, "extend", "--resume", "--out", again)
     resumed = load_file(again / "model" / weights.with_suffix(".safetensors").name)
     assert all(torch.equal(resumed[name], trained[name]) for name in trained)
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+@pytest.mark.parametrize("saved", ["merged", "adapter"])
+def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(
+    files, monkeypatch, tmp_path, saved
+) -> None:
+    out = tmp_path / "run"
+    wide = checkpoint(
+        tmp_path / "base", window=400, hidden_size=128, intermediate_size=256
+    )  # its kernels ask for it
+    run(monkeypatch, *command(wide, files[1], out, **{"lora.saved": saved, "lora.base": "4bit"}))
+    trained, base = (load_model(str(folder)).state_dict() for folder in (out / "model", wide))
+    moved = {name for name in base if not torch.equal(base[name], trained[name])}
+    assert all(name.endswith("proj.weight") for name in moved)
+    assert len(moved) == 14  # seven a layer
+    for name in moved:  # rounded to 4 bits they would be a tenth away
+        assert (trained[name] - base[name]).norm() < 0.02 * base[name].norm()
 
 
 def test_activation_checkpointing_changes_no_bit(files, monkeypatch, tmp_path) -> None:

@@ -5,6 +5,7 @@ RoPE settings of its own, and stock loaders put it on the base as that is: so it
 ``config.json``, names no base that loads by itself, and lists ``rope_parameters``, which peft warns about.
 """
 
+import copy
 import json
 import warnings
 from importlib.util import find_spec
@@ -34,7 +35,7 @@ def require_installed(rules: Lora) -> None:
         raise RecipeError("lora needs the peft package: pip install 'skipwise[lora]', or leave lora out")
     if rules.base == "4bit" and find_spec("bitsandbytes") is None:
         raise RecipeError(
-            "lora.base = '4bit' needs the bitsandbytes package: pip install bitsandbytes, or set lora.base=auto"
+            "lora.base = '4bit' needs the bitsandbytes package: pip install 'skipwise[qlora]', or set lora.base=auto"
         )
 
 
@@ -93,7 +94,11 @@ def save_adapter(trained: Any, folder: Path, base: str) -> None:
     """
     base = str(Path(base).resolve()) if Path(base).is_dir() else base
     trained.save_pretrained(folder, save_embedding_layers=False)
-    config = trained.get_base_model().config
+    config = copy.deepcopy(trained.get_base_model().config)
+    if hasattr(
+        config, "quantization_config"
+    ):  # how the base was held in training says nothing about the adapter
+        del config.quantization_config
     config.save_pretrained(folder)
     path = folder / _CONFIG
     described = json.loads(path.read_text(encoding="utf-8"))
