@@ -198,7 +198,7 @@ def stride_of(rule: Evaluation, original: int, target: int, window: int) -> int:
 
 def _arm_model(job: Job, run: RunFolder, arm: Arm) -> PreTrainedModel:
     if arm == "original":
-        return load_model(job.recipe.model, device=job.device)
+        return load_model(job.recipe.model, dtype=job.base_dtype, device=job.device)
     if arm == "pi-only":
-        return load_model(job.recipe.model, job.extension, device=job.device)
-    return load_model(str(run.model), device=job.device)
+        return load_model(job.recipe.model, job.extension, dtype=job.base_dtype, device=job.device)
+    return load_model(str(run.model), dtype=job.base_dtype, device=job.device)

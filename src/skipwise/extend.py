@@ -5,6 +5,8 @@
 Each stage leaves files that the next one reads, and is passed over when a resumed run finds them whole.
 """
 
+import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,7 @@ from skipwise import processes
 from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, plan_evaluation
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
+from skipwise.errors import SkipwiseError
 from skipwise.guards import checkpoint_bytes, disk_space, latest_complete
 from skipwise.job import Job, describe, prepare
 from skipwise.measure import AUTOCAST
@@ -90,8 +93,12 @@ def _join(job: Job, resume: bool, console: Console) -> RunFolder:
     """Train with the first process, which does everything else."""
     path, training = processes.told_by_first(None)
     run = RunFolder(path)
-    if training:
-        _train(job, _load_and_probe(job, console), run, resume)
+    try:
+        if training:
+            _train(job, _load_and_probe(job, console), run, resume)
+    except SkipwiseError as error:  # of this process alone: the first has not met it
+        print(f"skipwise: process {os.environ.get('RANK')}: {error}", file=sys.stderr)
+        raise
     return run
 
 
@@ -150,6 +157,7 @@ def _train(
         progress=first,
     )
     sharded = processes.launched() > 1 and processes.engine() != "ddp"
+    check_frequencies(model, job.extension)  # as it was trained: an engine may have cast it
     processes.finish()
     if first:
         run.record(training=vars(summary) | {"precision": job.precision})
@@ -157,13 +165,13 @@ def _train(
 
 
 def _whole(job: Job, run: RunFolder) -> PreTrainedModel:
-    """The model of the last checkpoint, which the engine gathered: this process holds a share of it."""
+    """The model of the last checkpoint, which the engine gathered, in the machine's memory: a GPU may not hold it."""
     checkpoint = latest_complete(run.checkpoints)
     assert checkpoint is not None
     rules = job.recipe.lora
     if rules is None:
-        return load_model(str(checkpoint), device=job.device)
-    model = load_model(job.recipe.model, job.extension, dtype=job.base_dtype, device=job.device)
+        return load_model(str(checkpoint))
+    model = load_model(job.recipe.model, job.extension, dtype=job.base_dtype)
     return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
 
 
@@ -174,7 +182,7 @@ def _save(job: Job, model: PreTrainedModel, run: RunFolder) -> None:
     if rules and rules.saved == "adapter":
         adapter_of = job.recipe.model
     elif rules:
-        model = lora.merged(model, load_model(job.recipe.model, job.extension, device=job.device))
+        model = lora.merged(model, load_model(job.recipe.model, job.extension))
     partial = run.model.with_name("model.partial")
     with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
         save_extended(model, job.tokenizer, job.extension, run.model, adapter_of=adapter_of)

@@ -27,12 +27,7 @@ MARKER = "complete.json"
 
 # What a resume reads, and the names under which Trainer alone, FSDP and DeepSpeed write it.
 _PARTS = {
-    "model.safetensors": (
-        "model*.safetensors",
-        "adapter_model.safetensors",
-        "pytorch_model*",
-        "global_step*_model_states.pt",
-    ),
+    "model.safetensors": ("model*.safetensors", "adapter_model.safetensors"),
     "optimizer.pt": ("optimizer.pt", "optimizer.bin", "optimizer_*/*", "global_step*_optim_states.pt"),
     "scheduler.pt": ("scheduler.pt", "global_step*_model_states.pt"),
     "rng_state.pth": ("rng_state*.pth",),
@@ -99,8 +94,10 @@ def mark_complete(checkpoint: Path) -> None:
     names = [path.relative_to(checkpoint).as_posix() for path in files]
     if missing := _missing_parts(names):
         raise TrainingError(
-            f"{checkpoint} was written without {missing[0]}, so training could not be resumed from it; "
-            f"let Trainer save it (no training.save_only_model); {intact(checkpoint.parent)}"
+            f"{checkpoint} was written without {missing[0]}, so training could not be resumed from it or ended; "
+            "let Trainer save it (no training.save_only_model; of a model in shares: fsdp_state_dict_type "
+            "FULL_STATE_DICT, or ZeRO-3's stage3_gather_16bit_weights_on_model_save); "
+            f"{intact(checkpoint.parent)}"
         )
     with ThreadPoolExecutor() as pool:
         entries = dict(zip(names, pool.map(_seal, files), strict=True))
@@ -152,6 +149,29 @@ def latest_complete(folder: Path) -> Path | None:
         return None
     verify(checkpoints[-1])
     return checkpoints[-1]
+
+
+def require_engine(checkpoint: Path, engine: str) -> None:
+    """Require the checkpoint to be of the engine that is to go on, whose optimizer Trainer would begin anew.
+
+    Raises:
+        RunError: another engine wrote it.
+    """
+    names = [path.name for path in checkpoint.iterdir()]
+    if any(fnmatch(name, "global_step*") for name in names):
+        written = "zero3"
+    elif any(
+        fnmatch(name, pattern)
+        for name in names
+        for pattern in ("optimizer.bin", "optimizer_*", "pytorch_model_fsdp*")
+    ):
+        written = "fsdp"
+    else:
+        written = "ddp"
+    if written != engine:
+        raise RunError(
+            f"{checkpoint} was written under {written} and cannot be resumed exactly under {engine}: launch it as before"
+        )
 
 
 def require_processes(checkpoint: Path, processes: int) -> None:

@@ -18,9 +18,9 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.lengths import format_length
 from skipwise.measure import AUTOCAST, tokenise
 from skipwise.model import lora
-from skipwise.model.loading import load_config, load_tokenizer
-from skipwise.model.rope import Extension, plan_extension, sliding_layers
-from skipwise.recipe import Recipe
+from skipwise.model.loading import load_config, load_tokenizer, resolve
+from skipwise.model.rope import Extension, extension_of, sliding_layers
+from skipwise.recipe import Lora, Recipe
 from skipwise.training_arguments import choose_precision, training_arguments
 
 
@@ -97,13 +97,7 @@ def prepare(recipe: Recipe, console: Console) -> Job:
         SkipwiseError: whatever of the model, the text and the recipe does not fit together.
     """
     config = load_config(recipe.model)
-    extension = plan_extension(
-        config,
-        target_length=recipe.target,
-        original_length=recipe.original_length,
-        interpolation=recipe.interpolation,
-        existing_rope=recipe.existing_rope,
-    )
+    extension = extension_of(config, recipe)
     train_length = recipe.train_length or extension.rope.original_length
     if train_length > extension.target_length:
         raise RecipeError(
@@ -130,7 +124,7 @@ def prepare(recipe: Recipe, console: Console) -> Job:
             f"holds a share under {processes.engine()}; leave it out, or take --launch ddp"
         )
     if recipe.lora:
-        lora.require_installed(recipe.lora)
+        _check_lora(recipe, recipe.lora)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     job = Job(
         recipe,
@@ -146,6 +140,18 @@ def prepare(recipe: Recipe, console: Console) -> Job:
     )
     job.dataset()  # so is a plan that the lengths cannot meet
     return job
+
+
+def _check_lora(recipe: Recipe, rules: Lora) -> None:
+    lora.require_installed(rules)
+    if rules.base == "4bit" and processes.launched() > 1 and processes.engine() != "ddp":
+        raise RecipeError(
+            f"lora.base = '4bit' cannot be held in shares by {processes.engine()}; take --launch ddp"
+        )
+    if rules.saved == "adapter" and lora.base_of(resolve(recipe.model)):
+        raise RecipeError(
+            f"model {recipe.model!r} is an adapter itself, on which no adapter can stand; set lora.saved=merged"
+        )
 
 
 def _longest(store: TokenStore, documents: np.ndarray) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -49,6 +50,8 @@ def launch(engine: str, processes: int | None, words: Sequence[str]) -> None:
     )
     try:
         elastic_launch(config, sys.executable)("-m", "skipwise", *words)
+    except SignalException as stop:
+        raise SystemExit(128 + stop.sigval) from None
     except ChildFailedError as failure:
         codes = [error.exitcode for error in failure.failures.values() if error.exitcode > 0]
         raise SystemExit(min(codes, default=1)) from None

@@ -13,9 +13,10 @@ from transformers import PretrainedConfig
 from skipwise.errors import RecipeError
 from skipwise.lengths import format_length
 from skipwise.model.loading import load_config
-from skipwise.model.rope import plan_extension
+from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, step_cost
 from skipwise.recipe import Recipe
+from skipwise.training_arguments import known_fields
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Plan:
         weights: parameters, and of a sharded run the two layers that are gathered at a time.
         gradients: as they accumulate.
         optimizer: Adam's two moments, and of a sharded run the float32 weights.
+        loading: before training, when each process holds the whole model.
         activations: what backward needs, and the operation at work.
         hours: of the whole run.
     """
@@ -70,46 +72,56 @@ class Plan:
     gradients: float
     optimizer: float
     activations: float
+    loading: float
     hours: float
 
     @property
     def memory(self) -> float:
-        """In all."""
-        return self.weights + self.gradients + self.optimizer + self.activations
+        """At the peak."""
+        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations)
 
 
 def plan_training(config: PretrainedConfig, recipe: Recipe, window: int, batch: int, on: Machine) -> Plan:
     """Plan a run of ``batch`` windows a step.
 
-    On one GPU weights are float32 under autocast, as here they are trained; with LoRA the frozen ones are bf16. On
-    several, weights and gradients are bf16 shares, and the optimizer's share holds float32 weights beside its moments:
-    16 bytes a trained parameter over all (Rajbhandari et al., 2020).
+    On one GPU weights are float32 under autocast, as here they are trained; with LoRA the frozen ones are as computed,
+    or half a byte each and their scales, 0.53 in all. On several, weights and gradients are bf16 shares, and the
+    optimizer's share holds float32 weights beside its moments: 16 bytes a trained parameter over all (Rajbhandari et
+    al., 2020).
+
+    Raises:
+        RecipeError: a field of the training section is unknown or wrong.
     """
-    settings = recipe.training
+    settings, rules = recipe.training, recipe.lora
+    known_fields(settings)
     micro = min(settings.per_device_train_batch_size, batch)
     sharded = on.gpus > 1
-    low = sharded or recipe.lora is not None
+    computed = None if settings.precision == "float32" else torch.bfloat16
+    low = computed is not None and (sharded or (rules is not None and rules.base != "float32"))
     cost = step_cost(
         config,
         window,
         micro_batch=micro,
-        precision=None if sharded else torch.bfloat16,
+        precision=None if sharded else computed,
         weights=torch.bfloat16 if low else torch.float32,
         checkpointing=_checkpointing(recipe),
         rules=recipe.lora,
         sliced_loss=not sharded,
     )
     share = on.gpus
+    whole = (2 if low else 4) * cost.parameters
+    saved = (cost.weights / cost.parameters - 0.53) * cost.matrices if rules and rules.base == "4bit" else 0
     operations = cost.operations * batch / micro
     return Plan(
         window,
         batch,
         cost,
         operations,
-        weights=cost.weights / share + (2 * cost.block if sharded else 0),
+        weights=(cost.weights - saved) / share + (2 * cost.block + cost.output if sharded else 0),
         gradients=(2 if sharded else 4) * cost.trained / share,
         optimizer=(12 if sharded else 8) * cost.trained / share,
         activations=cost.activations,
+        loading=whole - saved if rules else 4 * cost.parameters,
         hours=operations * settings.max_steps / (share * on.peak * on.utilisation) / 3600,
     )
 
@@ -121,13 +133,7 @@ def plan_command(recipe: Recipe, on: Machine, console: Console) -> None:
         SkipwiseError: the model cannot be extended, or the machine makes no sense.
     """
     config = load_config(recipe.model)
-    extension = plan_extension(
-        config,
-        target_length=recipe.target,
-        original_length=recipe.original_length,
-        interpolation=recipe.interpolation,
-        existing_rope=recipe.existing_rope,
-    )
+    extension = extension_of(config, recipe)
     train = recipe.train_length or extension.rope.original_length
     batch = recipe.training.batch_size
     rows = {}
@@ -166,7 +172,8 @@ def _table(rows: dict[str, Plan], steps: int, on: Machine) -> Table:
             f"{part}, each GPU": [_bytes(getattr(p, part)) for p in plans]
             for part in ("weights", "gradients", "optimizer", "activations")
         },
-        "in all, each GPU": [_bytes(p.memory) for p in plans],
+        "while loading, each GPU": [_bytes(p.loading) for p in plans],
+        "at the peak, each GPU": [_bytes(p.memory) for p in plans],
         f"fits in {_bytes(on.memory)}": ["yes" if p.memory <= on.memory else "no" for p in plans],
         "operations a step": [_scaled(p.operations, ("GFLOP", "TFLOP", "PFLOP", "EFLOP")) for p in plans],
         "time": [f"{p.hours:,.1f} h" if p.hours >= 1 else f"{p.hours * 60:.1f} min" for p in plans],
@@ -198,4 +205,5 @@ def _way_out(recipe: Recipe) -> str:
 
 
 def _checkpointing(recipe: Recipe) -> bool:
-    return bool((recipe.training.model_extra or {}).get("gradient_checkpointing"))
+    given = recipe.training.model_extra or {}
+    return bool(given.get("gradient_checkpointing") or given.get("activation_checkpointing"))

@@ -47,6 +47,11 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _layers(value: Any) -> Any:
+    """Read one name as a list of one."""
+    return [value] if isinstance(value, str) and value != "all-linear" else value
+
+
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 Real = Annotated[float, BeforeValidator(_no_truth)]
 Length = Annotated[int, BeforeValidator(_length), Field(gt=0)]
@@ -128,7 +133,7 @@ class Lora(Section):
         None, gt=0, description="an addition counts alpha / rank times; default: twice the rank"
     )
     dropout: Real = Field(0.0, ge=0, lt=1)
-    targets: list[str] | str = Field(
+    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_layers)] = Field(
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
     also: list[Literal["embeddings", "norms"]] = Field(
@@ -228,7 +233,8 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, a value breaks its rule.
     """
-    values = {} if source is None else _read_yaml(source)
+    read = {} if source is None else _read_yaml(source)
+    values = {key: value for key, value in read.items() if value is not None}
     for key, value in (changes or {}).items():
         _set_dotted(values, key, value)
     try:
@@ -288,13 +294,13 @@ def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, A
         return {}
     if not isinstance(values, dict):
         raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
-    values = {key: value for key, value in values.items() if value is not None}
     like = values.pop("like", None)
     if like is None:
         return values
     if not isinstance(like, str) or path in behind:
         raise RecipeError(f"{path}: like = {like!r} must name another recipe, a file or one that is shipped")
-    return _merged(_read_yaml(like, (*behind, path)), values)
+    beside = path.parent / like
+    return _merged(_read_yaml(beside if beside.is_file() else like, (*behind, path)), values)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from skipwise import guards, processes, recipe
 from skipwise.errors import RecipeError, RunError, TrainingError
-from skipwise.model.chunked_loss import chunked_loss, worth_chunking
+from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.progress import TrainingProgress
 from skipwise.training_arguments import settings_errors, training_arguments
 
@@ -100,7 +100,7 @@ def train(
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
     try:
-        with _memory_errors(trainer), _without_save_bars(), trainer.loss:
+        with _memory_errors(trainer), _without_save_bars():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()
@@ -122,7 +122,7 @@ class _Trainer(Trainer):
         super().__init__(**kwargs)
         self.guard, self.keep = guard, keep
         self.micro_batch: tuple[int, ...] = (0, 0)
-        self.loss = ExitStack()
+        self._sliced: bool | None = None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         with settings_errors():
@@ -151,24 +151,29 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids = inputs["input_ids"]
-        if self.micro_batch == (0, 0):
-            self._slice_loss(ids.numel())
+        if self._sliced is None:
+            self._sliced = self._slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        with in_slices(cast(PreTrainedModel, self.model)) if self._sliced else nullcontext():
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
             self.guard.check(self.args, self.state.global_step + 1)
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
-    def _slice_loss(self, tokens: int) -> None:
-        """In slices where all logits would weigh; of a shared-out output layer nobody holds the weights by then."""
-        sharded = self.is_deepspeed_enabled or self.is_fsdp_enabled
+    def _slices(self, tokens: int) -> bool:
+        """Whether the loss is taken in slices: where all logits would weigh, and nothing else needs them.
+
+        Of an output layer in shares nobody holds the weights once it has run; Liger has a fused loss of its own.
+        """
         model = cast(PreTrainedModel, self.model)
+        needed = self.label_smoother is not None or self.args.use_liger_kernel
+        if needed or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            return False
         worth = worth_chunking(tokens, model.config.get_text_config().vocab_size)
-        if worth and not sharded and not self.args.use_liger_kernel:  # Liger has a fused loss of its own
-            self.loss.enter_context(chunked_loss(model))
+        return worth and can_be_sliced(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
@@ -227,11 +232,12 @@ class _EachStep(TrainerCallback):
         self._call(state.global_step)
 
 
-def _resume_point(folder: Path, resume: bool, processes: int) -> Path | None:
+def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
     if resume:
         checkpoint = guards.latest_complete(folder)
         if checkpoint:
-            guards.require_processes(checkpoint, processes)
+            guards.require_processes(checkpoint, world_size)
+            guards.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
         return checkpoint
     if taken := guards.complete_checkpoints(folder):
         raise RunError(

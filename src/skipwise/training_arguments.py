@@ -58,14 +58,16 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
         RecipeError: an unknown field, a value it does not take, a package that is not installed, or settings
             that contradict each other.
     """
-    given = _known_fields(settings)
+    given = known_fields(settings)
     use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
     device = (
         torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator() or torch.device("cpu")
     )
     precision = choose_precision(settings.precision, device)
-    given["gradient_accumulation_steps"] = _accumulation(settings, device)
+    given["gradient_accumulation_steps"] = _accumulation(settings)
     on_gpu = device.type == "cuda"
+    if on_gpu and given["optim"] == "adamw_torch":  # the same sums, without a copy of all that is trained
+        given["optim"] = "adamw_torch_fused"
     defaults = {
         "report_to": "none",
         "disable_tqdm": True,
@@ -88,13 +90,14 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
     }
     with settings_errors():
         args = TrainingArguments(**{**defaults, **given, **fixed})
-        examples = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
         _check_arguments(args)
-    if args.world_size != max(processes.launched(), args.n_gpu):
+    args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU: several are for several processes
+    if args.world_size != processes.launched():
         raise RecipeError(
             f"{processes.launched()} processes were launched and training sees {args.world_size}: each would train by "
             "itself; leave training.use_cpu and training.local_rank to the launcher"
         )
+    examples = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
     assert examples == settings.batch_size, f"{examples} examples a step instead of {settings.batch_size}"
     return args
 
@@ -120,8 +123,12 @@ def choose_precision(requested: str, device: torch.device | str) -> Precision:
     return "bf16" if fast else "float32"
 
 
-def _known_fields(settings: recipe.Training) -> dict[str, Any]:
-    """The recipe's fields of TrainingArguments, each of the type it asks for."""
+def known_fields(settings: recipe.Training) -> dict[str, Any]:
+    """The recipe's fields of TrainingArguments, each of the type it asks for.
+
+    Raises:
+        RecipeError: a field is unknown, decided by something else, or of another type.
+    """
     hints = _argument_types()
     for name in settings.model_extra or {}:
         if name in _DECIDED:
@@ -208,11 +215,9 @@ def _check_optimizer(args: TrainingArguments) -> None:
     )
 
 
-def _accumulation(settings: recipe.Training, device: torch.device) -> int:
+def _accumulation(settings: recipe.Training) -> int:
     """Forward passes per optimizer step, so that any number of processes sees the same global batch."""
-    alone = processes.launched() == 1
-    devices = torch.cuda.device_count() if device.type == "cuda" and alone else 1
-    workers = max(devices, 1) if alone else processes.launched()
+    workers = processes.launched()
     batch, micro = settings.batch_size, settings.per_device_train_batch_size
     together = micro * workers
     if batch % together:

@@ -349,7 +349,7 @@ def test_a_disk_that_is_full_at_the_model_is_said(finished, monkeypatch, capsys,
     copy = shutil.copytree(finished, tmp_path / "run")
     shutil.rmtree(copy / "model")
 
-    def full(*args) -> None:
+    def full(*args, **kwargs) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("skipwise.extend.save_extended", full)

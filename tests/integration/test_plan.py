@@ -29,11 +29,30 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
     cells, printed = planned(monkeypatch, capsys, model, "--target", "16k")
     assert "2,048 -> 16,384 tokens" in " ".join(printed.split())
     assert cells["windows a step"] == ["64 of 2k", "8 of 16k"]
-    assert cells["weights, each GPU"] == ["2.7 GB", "2.7 GB"]  # 666.9 million x 4 bytes
+    assert (
+        cells["weights, each GPU"] == ["2.7 GB", "2.7 GB"] == cells["while loading, each GPU"]
+    )  # 666.9 million x 4 bytes
     assert cells["optimizer, each GPU"] == ["5.3 GB", "5.3 GB"]
     assert cells["fits in 80.0 GB"] == ["yes", "yes"]
     pose, full = (float(cell.split()[0]) for cell in cells["activations, each GPU"])
     assert full > 3 * pose
+
+
+def test_what_is_set_is_planned(model, monkeypatch, capsys) -> None:
+    words = [model, "--target", "4k", "--lora"]
+    weights = {}
+    for base in ("auto", "float32", "4bit"):
+        cells, _ = planned(monkeypatch, capsys, *words, "--set", f"lora.base={base}")
+        weights[base] = float(cells["weights, each GPU"][0].split()[0]) * (
+            1e3 if "GB" in cells["weights, each GPU"][0] else 1
+        )
+    assert weights["float32"] == pytest.approx(2 * weights["auto"], rel=0.05)
+    assert weights["4bit"] < 0.6 * weights["auto"]  # half of this model is embeddings
+    plain, _ = planned(monkeypatch, capsys, model, "--target", "4k")
+    saving, _ = planned(
+        monkeypatch, capsys, model, "--target", "4k", "--set", "training.activation_checkpointing=true"
+    )
+    assert saving["activations, each GPU"] != plain["activations, each GPU"]
 
 
 def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(
@@ -59,6 +78,10 @@ def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(
         (["--gpu-memory", "lots"], "--gpu-memory 'lots' must be a number of gigabytes, as 80GB"),
         (["--utilisation", "2"], "--utilisation 2 must be above 0 and at most 1"),
         (["--tflops", "0"], "--tflops 0 must be"),
+        (
+            ["--set", "training.gradient_checkpiont=true"],
+            "unknown key training.gradient_checkpiont (did you mean",
+        ),
         (["--target", "1k"], "target 1,024 must exceed the model's 2,048 tokens"),
     ],
 )

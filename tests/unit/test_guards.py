@@ -62,6 +62,7 @@ def test_a_checkpoint_without_a_part_is_not_marked(tmp_path, part):
         ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"],
         ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", *FILES[2:]],
         [
+            "model.safetensors",
             "pytorch_model_fsdp_0/.metadata",
             "optimizer_0/.metadata",
             "scheduler.pt",
@@ -69,6 +70,7 @@ def test_a_checkpoint_without_a_part_is_not_marked(tmp_path, part):
             FILES[-1],
         ],
         [
+            "model.safetensors",
             "global_step5/mp_rank_00_model_states.pt",
             "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt",
             "rng_state_0.pth",
@@ -80,6 +82,38 @@ def test_a_checkpoint_without_a_part_is_not_marked(tmp_path, part):
 def test_other_layouts_are_complete_too(tmp_path, names):
     complete(tmp_path, 5, names)
     assert guards.latest_complete(tmp_path) == tmp_path / "checkpoint-5"
+
+
+@pytest.mark.parametrize(
+    "shares", ["pytorch_model_fsdp_0/.metadata", "global_step5/mp_rank_00_model_states.pt"]
+)
+def test_shares_without_whole_weights_are_refused_when_they_are_written(tmp_path, shares):
+    """Or the run would train to its end and have no model to show."""
+    with pytest.raises(
+        TrainingError, match=r"without model\.safetensors.*FULL_STATE_DICT.*stage3_gather_16bit"
+    ):
+        complete(
+            tmp_path, 5, [shares, "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "engine"),
+    [
+        (["optimizer.pt"], "ddp"),
+        (["optimizer.bin"], "fsdp"),
+        (["optimizer_0/.metadata"], "fsdp"),
+        (["global_step5/mp_rank_00_model_states.pt"], "zero3"),
+    ],
+)
+def test_another_engine_may_not_resume(tmp_path, names, engine):
+    checkpoint = complete(tmp_path, 5, [*names, *FILES])
+    for other in {"ddp", "fsdp", "zero3"} - {engine}:
+        with pytest.raises(
+            RunError, match=f"written under {engine} and cannot be resumed exactly under {other}"
+        ):
+            guards.require_engine(checkpoint, other)
+    guards.require_engine(checkpoint, engine)
 
 
 @pytest.mark.parametrize("name", FILES)

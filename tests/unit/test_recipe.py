@@ -88,6 +88,11 @@ def test_a_recipe_says_what_differs_from_another(tmp_path: Path) -> None:
     (tmp_path / "his.yaml").write_text(f"like: {tmp_path / 'mine.yaml'}\nseed: 3\n")
     his = load_recipe(tmp_path / "his.yaml")
     assert his == mine.model_copy(update={"seed": 3})
+    (tmp_path / "all.yaml").write_text("like: qwen3-8b-128k-lora\nlora: null\noriginal_length: null\n")
+    everything = load_recipe(tmp_path / "all.yaml")
+    assert (everything.lora, everything.original_length) == (None, None)
+    (tmp_path / "near.yaml").write_text("like: mine.yaml\n")  # beside it, wherever the command is given
+    assert load_recipe(tmp_path / "near.yaml") == mine
     (tmp_path / "odd.yaml").write_text("like: nanoo\n")
     assert "recipe 'nanoo' is neither a file nor shipped (did you mean nano?)" in message(
         tmp_path / "odd.yaml"

@@ -6,7 +6,7 @@ its weights to a slice at a time under activation checkpointing: one more produc
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -23,25 +23,26 @@ def worth_chunking(tokens: int, vocabulary: int) -> bool:
     return 4 * tokens * vocabulary > _WORTH_BYTES
 
 
-@contextmanager
-def chunked_loss(model: PreTrainedModel) -> Iterator[bool]:
-    """Compute the model's loss in slices while in this context; as before where it is not a plain cross-entropy.
+def can_be_sliced(model: PreTrainedModel) -> bool:
+    """Whether the loss in slices is the model's own: found out on a few tokens, not assumed.
 
-    That is found out, not assumed: both losses are taken on a few tokens. A model that scales or caps its logits, as
-    Gemma 2, is left as it is. Yields whether slices are taken.
+    It is not where a model scales or caps its logits, as Gemma 2, or where its output layer is more than a matrix.
     """
+    head = _head(model)
+    plain = (
+        type(head) is torch.nn.Linear or type(head).__name__ == "ModulesToSaveWrapper"
+    )  # peft's, a whole copy
+    if not plain:
+        return False
     wanted = _loss(model)
     with in_slices(model):
-        same = bool(torch.isclose(_loss(model), wanted, rtol=_tolerance(model), atol=0))
-    with in_slices(model) if same else nullcontext():
-        yield same
+        return bool(torch.isclose(_loss(model), wanted, rtol=_tolerance(model), atol=0))
 
 
 @contextmanager
 def in_slices(model: PreTrainedModel) -> Iterator[None]:
-    """The same without finding out, for models without values."""
-    stock = getattr(model, "get_base_model", lambda: model)()
-    head = stock.get_output_embeddings()
+    """Compute the model's loss in slices while in this context; backward may run outside of it."""
+    stock, head = _stock(model), _head(model)
     loss_function = stock.loss_function
     head.forward = lambda hidden: hidden
     stock.loss_function = lambda logits, labels, *_, **more: _sliced(logits, head, labels, **more)
@@ -50,6 +51,14 @@ def in_slices(model: PreTrainedModel) -> Iterator[None]:
     finally:
         stock.loss_function = loss_function
         del head.forward
+
+
+def _stock(model: Any) -> Any:
+    return getattr(model, "get_base_model", lambda: model)()
+
+
+def _head(model: PreTrainedModel) -> torch.nn.Module:
+    return _stock(model).get_output_embeddings()
 
 
 def _sliced(

@@ -47,6 +47,7 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     Raises:
         RecipeError: the targets match no layer; the names that there are.
     """
+    require_installed(rules)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -81,6 +82,7 @@ def merged(trained: Any, base: PreTrainedModel) -> PreTrainedModel:
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(trained, save_embedding_layers=False)
+    state = {name: weight.to(base.device) for name, weight in state.items()}
     return _stock(_with_additions(base, trained.peft_config["default"], state))
 
 

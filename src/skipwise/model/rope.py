@@ -15,6 +15,7 @@ from transformers import PretrainedConfig
 
 from skipwise.errors import ModelError
 from skipwise.interpolation import Rope, frequencies, rope_parameters
+from skipwise.recipe import Recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
@@ -81,6 +82,17 @@ def plan_extension(
     _check_sliding_window(config, target)
     rope = Rope(float(current["rope_theta"]), _rotated_dims(config, current), original)
     return Extension(rope, target, interpolation)
+
+
+def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
+    """What a recipe asks of a model."""
+    return plan_extension(
+        config,
+        target_length=recipe.target,
+        original_length=recipe.original_length,
+        interpolation=recipe.interpolation,
+        existing_rope=recipe.existing_rope,
+    )
 
 
 def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:

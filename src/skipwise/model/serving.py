@@ -19,7 +19,7 @@ def vllm(config: dict[str, Any], path: str) -> str:
         config: the checkpoint's ``config.json``.
         path: as it is to stand in the command.
     """
-    rope = config["rope_parameters"]
+    rope = _rope(config)
     if rope["rope_type"] == "longrope" and rope.get("partial_rotary_factor", 1.0) != 1.0:
         return "cannot express revised YaRN where a part of each head is rotated; extend with yarn, ntk or linear"
     return f"`vllm serve {path} --max-model-len {config['max_position_embeddings']}`"
@@ -27,7 +27,7 @@ def vllm(config: dict[str, Any], path: str) -> str:
 
 def llama_cpp(config: dict[str, Any], path: str) -> str:
     """The commands that convert and serve the checkpoint at ``path``, or why there are none."""
-    if config["rope_parameters"]["rope_type"] not in _COMPLETE:
+    if _rope(config)["rope_type"] not in _COMPLETE:
         return (
             "cannot express revised YaRN: its converter writes the name and leaves the frequencies out; extend with "
             "yarn, ntk or linear"
@@ -36,6 +36,12 @@ def llama_cpp(config: dict[str, Any], path: str) -> str:
         f"`python convert_hf_to_gguf.py {path} --outfile model.gguf`, then "
         f"`llama-server -m model.gguf -c {config['max_position_embeddings']}`"
     )
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """The set that is extended, where kinds of layers have sets of their own."""
+    rope = config["rope_parameters"]
+    return rope.get("full_attention") or rope
 
 
 def transformers(path: str) -> str:

@@ -40,16 +40,20 @@ class StepCost:
     Attributes:
         parameters: of the model.
         trained: of them, those with gradients.
+        matrices: of the parameters, those of linear layers but the output's: what 4 bits can hold.
         weights: bytes of all parameters as they are held in training.
         block: bytes of the largest layer's parameters, which a sharded run gathers.
+        output: bytes of the output layer, which it gathers too.
         activations: the most bytes held beyond weights and gradients: what backward needs, and the operation at work.
         operations: multiplications and additions, those of recomputed activations included.
     """
 
     parameters: int
     trained: int
+    matrices: int
     weights: int
     block: int
+    output: int
     activations: int
     operations: float
 
@@ -102,14 +106,20 @@ def step_cost(
         largest = max(
             (sum(p.nbytes for p in block.parameters()) for layers in blocks for block in layers), default=0
         )
+        stock = getattr(model, "get_base_model", lambda: model)()
+        head = stock.get_output_embeddings()
+        linear = [part for part in stock.modules() if isinstance(part, torch.nn.Linear) and part is not head]
+        matrices = sum(part.weight.numel() for part in linear if not part.weight.requires_grad or not rules)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     size = sum(p.nbytes for p in parameters)
     gradients = sum(p.nbytes for p in parameters if p.requires_grad)
     return StepCost(
         parameters=sum(p.numel() for p in parameters),
         trained=trained,
+        matrices=matrices,
         weights=size,
         block=largest,
+        output=head.weight.nbytes,
         activations=held.most - size - gradients,
         operations=_operations(counter),
     )

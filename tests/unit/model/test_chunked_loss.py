@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from skipwise.model import chunked_loss as subject
-from skipwise.model.chunked_loss import chunked_loss, worth_chunking
+from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.model.lora import adapt
 from skipwise.recipe import Lora
 from tests import families
@@ -39,8 +39,10 @@ def test_loss_and_gradients_are_those_of_the_stock_loss(
         model = adapt(model, Lora(rank=2, also=["norms"]))
     more = {} if items is None else {"num_items_in_batch": items}
     loss, wanted = gradients(model, **more)
-    with chunked_loss(model) as taken:
-        assert taken == (family not in CAPPED)
+    assert can_be_sliced(model) == (family not in CAPPED)
+    if family in CAPPED:
+        return
+    with in_slices(model):
         sliced, found = gradients(model, **more)
     torch.testing.assert_close(sliced, loss, rtol=1e-6, atol=0)
     assert found.keys() == wanted.keys()
@@ -59,11 +61,16 @@ def test_no_more_than_a_slice_of_logits_is_held(monkeypatch: pytest.MonkeyPatch)
         subject, "cross_entropy", lambda logits, *a, **k: seen.append(len(logits)) or stock(logits, *a, **k)
     )
     model = families.model("llama").train()
-    with chunked_loss(model):
-        seen.clear()
+    with in_slices(model):
         gradients(model)
     assert max(seen) == 7
     assert sum(seen) == 2 * 80  # forward, and again in backward
+
+
+def test_an_output_layer_with_additions_is_not_sliced() -> None:
+    """They begin at zero, so that no difference would show; and would never be trained."""
+    model = adapt(families.model("llama").train(), Lora(rank=2, targets=["lm_head"]))
+    assert not can_be_sliced(model)
 
 
 def test_only_logits_that_weigh_are_cut() -> None:
