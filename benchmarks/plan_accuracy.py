@@ -67,10 +67,16 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> int:
     examples = [{**example, "attention_mask": torch.ones(window, dtype=torch.long).numpy()}]
     examples *= recipe.training.max_steps * recipe.training.batch_size
     with tempfile.TemporaryDirectory() as folder:
-        warm = recipe.model_copy(deep=True)
         before = _peak()
         train(
-            model, examples, collate, warm.training, folder=Path(folder), seed=0, resume=False, progress=False
+            model,
+            examples,
+            collate,
+            recipe.training,
+            folder=Path(folder),
+            seed=0,
+            resume=False,
+            progress=False,
         )  # type: ignore[arg-type]
     return torch.cuda.max_memory_allocated() if gpu else weights + _peak() - before
 

@@ -64,7 +64,7 @@ def extend_command(
     from skipwise.arms import plan_evaluation
     from skipwise.extend import extend
     from skipwise.job import describe, describe_examples, prepare
-    from skipwise.recipe import load_recipe, parse_changes
+    from skipwise.recipe import parse_changes
 
     options: dict[str, Any] = {
         "model": model,
@@ -82,9 +82,7 @@ def extend_command(
 
         recipe_of(out)  # a folder that holds no run is refused
         source = out / "recipe.yaml"
-    settings = load_recipe(source, changes)
-    if lora and settings.lora is None:
-        settings = load_recipe(source, {"lora": {}, **changes})
+    settings = _recipe(source, changes, lora)
     if dry_run:
         job = prepare(settings, console)
         plan_evaluation(job, console)  # refuses what could not be measured
@@ -116,16 +114,17 @@ def plan_command(
     """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
     console = _prepare_process()
     from skipwise.plan import Machine, plan_command
-    from skipwise.recipe import load_recipe, parse_changes
+    from skipwise.recipe import parse_changes
 
     options: dict[str, Any] = {"model": model, "target": target, "existing_rope": existing_rope}
     changes = {key: value for key, value in options.items() if value is not None}
     changes.update(parse_changes(set_ or []))
     source = "nano" if recipe is None and model in (None, "nano") else recipe
-    settings = load_recipe(source, changes)
-    if lora and settings.lora is None:
-        settings = load_recipe(source, {"lora": {}, **changes})
-    plan_command(settings, Machine(gpus, _gigabytes(gpu_memory), tflops * 1e12, utilisation), console)
+    plan_command(
+        _recipe(source, changes, lora),
+        Machine(gpus, _gigabytes(gpu_memory), tflops * 1e12, utilisation),
+        console,
+    )
 
 
 @app.command()
@@ -354,6 +353,14 @@ def _console() -> Any:
 
     quiet = os.environ.get("RANK", "0") != "0"  # of several processes one prints
     return Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+
+
+def _recipe(source: Path | str | None, changes: dict[str, Any], lora: bool) -> Any:
+    """The recipe, with LoRA as its defaults say where ``--lora`` asks for it and the recipe does not."""
+    from skipwise.recipe import load_recipe
+
+    settings = load_recipe(source, changes)
+    return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
 
 
 def _without(words: list[str], *options: str) -> list[str]:

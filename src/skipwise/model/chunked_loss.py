@@ -29,10 +29,8 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
     It is not where a model scales or caps its logits, as Gemma 2, or where its output layer is more than a matrix.
     """
     head = _head(model)
-    plain = (
-        type(head) is torch.nn.Linear or type(head).__name__ == "ModulesToSaveWrapper"
-    )  # peft's, a whole copy
-    if not plain:
+    whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
+    if type(head) is not torch.nn.Linear and not whole_copy:
         return False
     wanted = _loss(model)
     with in_slices(model):

@@ -97,9 +97,8 @@ def save_adapter(trained: Any, folder: Path, base: str) -> None:
     base = str(Path(base).resolve()) if Path(base).is_dir() else base
     trained.save_pretrained(folder, save_embedding_layers=False)
     config = copy.deepcopy(trained.get_base_model().config)
-    if hasattr(
-        config, "quantization_config"
-    ):  # how the base was held in training says nothing about the adapter
+    # How the base was held in training says nothing about the adapter.
+    if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.save_pretrained(folder)
     path = folder / _CONFIG

@@ -57,11 +57,6 @@ class StepCost:
     activations: int
     operations: float
 
-    @property
-    def states(self) -> int:
-        """Bytes of gradients and of Adam's two moments, float32."""
-        return 12 * self.trained
-
 
 def step_cost(
     config: PretrainedConfig,
