@@ -225,13 +225,4 @@ def tokenise_source(
     recipe: Recipe, source: str, tokenizer: PreTrainedTokenizerBase, console: Console
 ) -> TokenStore:
     """Tokenise ``source`` as the recipe's data section says; cached."""
-    data = recipe.data
-    return tokenise(
-        source,
-        tokenizer,
-        console,
-        cache=data.cache,
-        text_field=data.text_field,
-        split=data.split,
-        workers=data.workers,
-    )
+    return tokenise(source, tokenizer, console, **recipe.data.tokenising)

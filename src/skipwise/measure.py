@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import passkey_prompt
-from skipwise.data.tokens import TokenStore, build_token_store, check_vocabulary
+from skipwise.data.tokenising import build_token_store
+from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation.by_position import position_buckets, score_by_position
 from skipwise.evaluation.passkey import passkey_accuracy
@@ -244,13 +246,9 @@ def tokenise(
     source: str,
     tokenizer: PreTrainedTokenizerBase,
     console: Console,
-    *,
-    cache: str | None = None,
-    text_field: str = "text",
-    split: str = "train",
-    workers: int | None = None,
+    **options: Any,
 ) -> TokenStore:
-    """Build or find the token store of ``source``, and show how far it is."""
+    """Build or find the token store of ``source``, by the ``options`` of ``build_token_store``, and show how far it is."""
     with Progress(
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
@@ -262,15 +260,7 @@ def tokenise(
         def show(documents: int, tokens: int) -> None:
             bar.update(line, description=f"tokenising {source}: {documents:,} documents, {tokens:,} tokens")
 
-        return build_token_store(
-            source,
-            tokenizer,
-            cache=Path(cache) if cache else None,
-            text_field=text_field,
-            split=split,
-            workers=workers,
-            on_progress=show,
-        )
+        return build_token_store(source, tokenizer, on_progress=show, **options)
 
 
 def perplexity_command(

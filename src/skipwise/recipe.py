@@ -85,6 +85,13 @@ class Data(Section):
         "stdlib", description="a file or folder, a Hugging Face data set name or folder, or stdlib"
     )
     split: str = Field("train", description="the split of a Hugging Face data set")
+    subset: str | None = Field(None, description="its subset (configuration) on the hub; default: its own")
+    stream: bool = Field(
+        False, description="read a data set of the hub as it comes, not fetched whole; up to max_tokens"
+    )
+    max_tokens: Length | None = Field(
+        None, description="read no document after the one that reaches so many tokens; default: all"
+    )
     text_field: str = Field(
         "text", description="the field of JSON Lines, Parquet or a data set that holds the text"
     )
@@ -99,6 +106,25 @@ class Data(Section):
     )
     cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: Whole | None = Field(None, ge=1, description="threads that tokenise; default: all cores")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """What decides the documents beside the source: options of ``open_corpus``."""
+        return self.model_dump(include={"text_field", "split", "subset", "stream"})
+
+    @property
+    def tokenising(self) -> dict[str, Any]:
+        """Options of ``build_token_store``."""
+        return self.reading | self.model_dump(include={"max_tokens", "cache", "workers"})
+
+    @model_validator(mode="after")
+    def _stream_ends(self) -> "Data":
+        if self.stream and self.max_tokens is None:
+            raise ValueError(
+                f"data.stream reads {self.source} from its beginning and must know where to stop: set data.max_tokens; "
+                "a run trains on training.max_steps x training.batch_size x train_length tokens"
+            )
+        return self
 
 
 class Training(BaseModel):

@@ -159,7 +159,7 @@ def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide the trained model, by dotted key: not what is measured, nor where the cache lies."""
     return _flatten(
-        recipe.model_dump(mode="json", exclude={"evaluation": True, "data": {"cache", "workers"}})
+        recipe.model_dump(mode="json", exclude={"evaluation": True, "data": {"cache", "workers", "stream"}})
     )
 
 

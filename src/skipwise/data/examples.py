@@ -4,7 +4,7 @@ An example is a pure function of (seed, epoch, index): nothing is sampled before
 so positions are new in every epoch and the same on every worker, rank and machine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.passkey import training_passkey
-from skipwise.data.tokens import TokenStore, build_token_store, keep_long, split_by_name
+from skipwise.data.tokenising import build_token_store
+from skipwise.data.tokens import TokenStore, keep_long, split_by_name
 from skipwise.errors import DataError
 from skipwise.keys import Keys
 from skipwise.lengths import parse_length
@@ -97,14 +98,16 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_length: int | str,
         target_length: int | str,
         held_out: float = 0.0,
-        cache: str | Path | None = None,
-        text_field: str = "text",
-        split: str = "train",
+        tokenising: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> "PoseDataset":
-        """Tokenise ``source`` (cached) and keep what is long enough, less the share held out by name."""
+        """Tokenise ``source`` (cached) and keep what is long enough, less the share held out by name.
+
+        ``tokenising`` are options of ``skipwise.data.tokenising.build_token_store``, as ``{"text_field": "body"}``, the
+        others those of the class.
+        """
         tokens = parse_length(train_length)
-        store = build_token_store(str(source), tokenizer, cache=cache, text_field=text_field, split=split)
+        store = build_token_store(str(source), tokenizer, **(tokenising or {}))
         train, _ = split_by_name(store, held_out)
         kept = np.intersect1d(train, keep_long(store, tokens))
         return cls(

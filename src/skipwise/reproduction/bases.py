@@ -68,15 +68,17 @@ def base_folder(name: str, data: Data) -> Path:
         DataError: the text is missing or cannot be read.
     """
     base = BASES[name]
-    text = _fingerprint(data.source, data.text_field, data.split)
+    text = _fingerprint(data.source, **data.reading)
     decides = [asdict(base), _settings(base).model_dump(), text, data.held_out]
+    if data.max_tokens is not None:
+        decides.append(data.max_tokens)
     digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
     return default_cache() / "bases" / f"{name.replace(' ', '-')}-{digest}"
 
 
 @cache
-def _fingerprint(source: str, text_field: str, split: str) -> str:
-    return open_corpus(source, text_field=text_field, split=split).fingerprint()
+def _fingerprint(source: str, **reading: Any) -> str:
+    return open_corpus(source, **reading).fingerprint()
 
 
 def make_base(name: str, data: Data, console: Console) -> Path:
@@ -96,9 +98,7 @@ def make_base(name: str, data: Data, console: Console) -> Path:
         train_length=base.window,
         target_length=base.window,
         held_out=data.held_out,
-        cache=data.cache,
-        text_field=data.text_field,
-        split=data.split,
+        tokenising=data.tokenising,
         positions=Positions(scheme="short"),
         examples=base.steps * _TOKENS // base.window,
         passkey=0.1,

@@ -182,16 +182,16 @@ class TestHuggingFace:
     def test_name_on_the_hub(self, monkeypatch):
         asked = []
 
-        def load(name, split):
-            asked.append((name, split))
+        def load(name, subset, split):
+            asked.append((name, subset, split))
             return datasets.Dataset.from_list(ROWS)
 
         monkeypatch.setattr(datasets, "load_dataset", load)
         assert pairs("owner/set", split="test") == [("owner/set" + s, text) for s, text in DOCUMENTS]
-        assert asked == [("owner/set", "test")]
+        assert asked == [("owner/set", None, "test")]
 
     def test_no_network(self, tmp_path, monkeypatch):
-        def load(name, split):
+        def load(name, subset, split):
             raise ConnectionError("Couldn't reach 'my_corpsu' on the Hub\ntraceback")
 
         monkeypatch.setattr(datasets, "load_dataset", load)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from skipwise.data.examples import IGNORED, PoseDataset, collate
-from skipwise.data.tokens import TokenStore, build_token_store
+from skipwise.data.tokenising import build_token_store
+from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
 from skipwise.recipe import Positions
 from tests.tiny import byte_tokenizer, corpus
@@ -181,7 +182,11 @@ def test_the_data_set_ends(store: TokenStore) -> None:
 
 def test_from_source_reads_a_folder(tmp_path: Path) -> None:
     data = PoseDataset.from_source(
-        corpus(tmp_path / "text"), byte_tokenizer(), train_length=64, target_length="1k", cache=tmp_path
+        corpus(tmp_path / "text"),
+        byte_tokenizer(),
+        train_length=64,
+        target_length="1k",
+        tokenising={"cache": tmp_path},
     )
     assert len(data) > 50
     assert data[0]["position_ids"].shape == (64,)

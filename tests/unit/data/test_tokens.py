@@ -10,22 +10,22 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipwise.data import tokens as tokens_module
-from skipwise.data.documents import is_held_out
+from skipwise.data import tokenising as tokens_module
+from skipwise.data.documents import is_held_out, open_corpus
+from skipwise.data.tokenising import build_token_store, tokenizer_fingerprint
 from skipwise.data.tokens import (
     TokenStore,
-    build_token_store,
     check_vocabulary,
     default_cache,
     dropped_message,
     keep_long,
     split_by_name,
-    tokenizer_fingerprint,
 )
 from skipwise.errors import DataError
 from tests.tiny import byte_tokenizer
@@ -52,6 +52,11 @@ def store(corpus, cache, tokenizer) -> TokenStore:
     return build_token_store(corpus, tokenizer, cache=cache)
 
 
+def built(cache: Path) -> list[str]:
+    """What lies in the folder of the stores beside the locks."""
+    return [name for name in os.listdir(cache / "tokens") if name != ".locks"]
+
+
 def refuse_to_build(monkeypatch) -> None:
     def build(*arguments):
         raise AssertionError("built again")
@@ -61,7 +66,7 @@ def refuse_to_build(monkeypatch) -> None:
 
 class TestContents:
     def test_are_the_tokenizers_own_ids_in_order(self, store, tokenizer):
-        assert store.names == list(TEXTS)
+        assert list(store.names) == list(TEXTS)
         assert len(store) == len(TEXTS)
         for index, text in enumerate(TEXTS.values()):
             assert store.document(index).tolist() == tokenizer(text)["input_ids"]
@@ -186,7 +191,7 @@ class TestCache:
             TokenStore(store.path)
         again = build_token_store(corpus, tokenizer, cache=cache)
         assert {path.name: path.read_bytes() for path in again.path.iterdir()} == whole
-        assert os.listdir(cache / "tokens") == [store.fingerprint]
+        assert built(cache) == [store.fingerprint]
 
     def test_another_schema_is_refused(self, store):
         about = json.loads((store.path / "store.json").read_text())
@@ -198,32 +203,29 @@ class TestCache:
         (corpus / "z.txt").write_bytes(b"\xff")
         with pytest.raises(DataError, match="not UTF-8"):
             build_token_store(corpus, tokenizer, cache=cache)
-        assert os.listdir(cache / "tokens") == []
+        assert built(cache) == []
 
-    def test_the_slower_of_two_builders_takes_the_store_of_the_faster(
-        self, corpus, cache, tokenizer, monkeypatch
-    ):
-        write = tokens_module._write
+    def test_one_of_two_builders_waits_for_the_other(self, corpus, cache, tokenizer, monkeypatch):
+        write, written = tokens_module._write, []
 
-        def overtaken(*arguments):
-            about = write(*arguments)
-            monkeypatch.setattr(tokens_module, "_write", write)
-            faster.append(build_token_store(corpus, tokenizer, cache=cache))
-            inode.append((faster[0].path / "tokens.bin").stat().st_ino)
-            return about
+        def slowly(*arguments):
+            written.append(arguments)
+            waiting = pool.submit(build_token_store, corpus, tokenizer, cache=cache)
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=0.2)
+            return write(*arguments)
 
-        faster, inode = [], []
-        monkeypatch.setattr(tokens_module, "_write", overtaken)
-        slower = build_token_store(corpus, tokenizer, cache=cache)
-        assert slower.path == faster[0].path
-        assert (slower.path / "tokens.bin").stat().st_ino == inode[0]
-        assert os.listdir(cache / "tokens") == [slower.fingerprint]
+        monkeypatch.setattr(tokens_module, "_write", slowly)
+        with ThreadPoolExecutor(1) as pool:
+            store = build_token_store(corpus, tokenizer, cache=cache)
+        assert len(written) == 1
+        assert built(cache) == [store.fingerprint]
 
     def test_many_builders_at_once(self, corpus, cache, tokenizer):
         with ThreadPoolExecutor(8) as pool:
             stores = list(pool.map(lambda _: build_token_store(corpus, tokenizer, cache=cache), range(24)))
         assert {bytes(store.tokens) for store in stores} == {bytes(stores[0].tokens)}
-        assert os.listdir(cache / "tokens") == [stores[0].fingerprint]
+        assert built(cache) == [stores[0].fingerprint]
 
     def test_a_draft_that_vanishes_while_it_is_looked_at(self, corpus, cache, tokenizer, monkeypatch):
         (cache / "tokens" / ".draft-other").mkdir(parents=True)
@@ -231,7 +233,7 @@ class TestCache:
         build_token_store(corpus, tokenizer, cache=cache)
 
     def test_drafts_of_killed_builds_are_swept_and_others_kept(self, corpus, cache, tokenizer):
-        for name, age in (("old", 100_000), ("young", 0)):
+        for name, age in (("old", 700_000), ("young", 0)):
             draft = cache / "tokens" / f".draft-{name}"
             draft.mkdir(parents=True)
             (draft / "tokens.bin").write_bytes(b"x")
@@ -239,7 +241,7 @@ class TestCache:
                 time = path.stat().st_mtime - age
                 os.utime(path, (time, time))
         build_token_store(corpus, tokenizer, cache=cache)
-        assert [name for name in os.listdir(cache / "tokens") if name.startswith(".")] == [".draft-young"]
+        assert [name for name in built(cache) if name.startswith(".")] == [".draft-young"]
 
     def test_a_cache_that_cannot_be_written(self, corpus, tmp_path, tokenizer):
         (tmp_path / "file").write_text("")
@@ -255,7 +257,7 @@ class TestCache:
         monkeypatch.setattr(tokens_module, "_flush", full)
         with pytest.raises(DataError, match=r"cannot be written \(No space left on device\).*with room"):
             build_token_store(corpus, tokenizer, cache=cache)
-        assert os.listdir(cache / "tokens") == []
+        assert built(cache) == []
 
     def test_default_folder(self, monkeypatch, tmp_path):
         monkeypatch.delenv("SKIPWISE_CACHE", raising=False)
@@ -276,6 +278,137 @@ class TestCache:
         assert os.environ["RAYON_NUM_THREADS"] == "2"
         build_token_store(corpus, tokenizer, cache=cache / "other", workers=1)
         assert os.environ["RAYON_NUM_THREADS"] == "1"
+
+
+class TestMaxTokens:
+    def test_ends_with_the_document_that_reaches_it(self, corpus, cache, tokenizer, store):
+        for tokens, documents in ((1, 1), (store.offsets[1], 1), (store.offsets[1] + 1, 2), (10**9, 4)):
+            less = build_token_store(corpus, tokenizer, cache=cache, max_tokens=int(tokens))
+            assert list(less.names) == list(TEXTS)[:documents]
+            assert np.array_equal(less.tokens, store.tokens[: store.offsets[documents]])
+            assert less.fingerprint != store.fingerprint
+
+    def test_nothing_beyond_is_read(self, corpus, cache, tokenizer, monkeypatch):
+        (corpus / "e.txt").write_bytes(b"\xff")
+        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
+        assert len(build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)) == 1
+
+
+class TestGoingOn:
+    """A build that was stopped: the store is that of one that was not, and what was kept is not read again."""
+
+    @pytest.fixture(params=["folder", "lines", "saved", "stream", "pydoc"])
+    def source(self, request, tmp_path, monkeypatch) -> tuple[str, dict[str, bool]]:
+        texts = [f"text {i} " * (i + 1) for i in range(9)]
+        options = {"stream": request.param == "stream"}
+        rows = datasets.Dataset.from_list([{"text": text} for text in texts])
+        if request.param == "folder":
+            for i, text in enumerate(texts):
+                (tmp_path / "folder").mkdir(exist_ok=True)
+                (tmp_path / f"folder/{i}.txt").write_text(text)
+        if request.param == "lines":
+            (tmp_path / "lines").mkdir()
+            rows.select(range(4)).to_json(tmp_path / "lines/a.jsonl")
+            rows.select(range(4, 9)).to_json(tmp_path / "lines/b.jsonl")
+        if request.param == "saved":
+            rows.save_to_disk(str(tmp_path / "saved"))
+        if request.param == "stream":
+            hub_of(rows, tmp_path, monkeypatch)
+            return "owner/set", options
+        return ("pydoc" if request.param == "pydoc" else str(tmp_path / request.param)), options
+
+    def stopped(self, monkeypatch, after: int) -> list[list[str]]:
+        """Let the tokenizer of the next builds be interrupted once, after so many batches; the batches that it got."""
+        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
+        encoder, seen = tokens_module._encoder, []
+
+        def interrupted(tokenizer):
+            encode = encoder(tokenizer)
+
+            def encode_batch(texts):
+                if len(seen) == after:
+                    seen.append([])
+                    raise KeyboardInterrupt
+                seen.append(texts)
+                return encode(texts)
+
+            return encode_batch
+
+        monkeypatch.setattr(tokens_module, "_encoder", interrupted)
+        return seen
+
+    @pytest.mark.parametrize("after", [0, 3, 5])
+    def test_after_an_interrupt(self, source, after, cache, tokenizer, monkeypatch):
+        name, options = source
+        whole = build_token_store(name, tokenizer, cache=cache / "whole", **options)
+        seen = self.stopped(monkeypatch, after)
+        with pytest.raises(KeyboardInterrupt):
+            build_token_store(name, tokenizer, cache=cache, **options)
+        (draft,) = (cache / "tokens").glob(".draft-*")
+        for file in draft.glob("*.[bj]*"):
+            if file.suffix != ".json":
+                file.write_bytes(file.read_bytes() + b"half a batch")
+        again = build_token_store(name, tokenizer, cache=cache, **options)
+        read = [text for texts in seen for text in texts]
+        assert read == [document.text for document in open_corpus(name, **options)]
+        assert {p.name: p.read_bytes() for p in again.path.iterdir()} == {
+            p.name: p.read_bytes() for p in whole.path.iterdir()
+        }
+        assert built(cache) == [whole.fingerprint]
+
+    def test_a_draft_that_lost_something_is_begun_again(self, corpus, cache, tokenizer, monkeypatch, store):
+        self.stopped(monkeypatch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            build_token_store(corpus, tokenizer, cache=cache / "other")
+        (draft,) = (cache / "other" / "tokens").glob(".draft-*")
+        (draft / "tokens.bin").write_bytes(b"")
+        again = build_token_store(corpus, tokenizer, cache=cache / "other")
+        assert np.array_equal(again.tokens, store.tokens)
+
+    def test_with_max_tokens_reached_already(self, corpus, cache, tokenizer, monkeypatch):
+        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
+
+        def killed(self):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tokens_module._Draft, "finish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)
+        assert len(build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)) == 1
+
+    def test_a_stream_that_broke_off(self, tmp_path, cache, tokenizer, monkeypatch):
+        """Files of the hub that were left behind are not fetched again; of the first the columns' names are."""
+        rows = datasets.Dataset.from_list([{"text": f"text {i}"} for i in range(12)])
+        files = hub_of(rows, tmp_path, monkeypatch)
+        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
+        last = files[3].read_bytes()
+        files[3].write_bytes(b"no Parquet")
+        with pytest.raises(
+            DataError, match=r"owner/set: the stream broke off after row 9 \(.*run again, and it is read on"
+        ):
+            build_token_store("owner/set", tokenizer, cache=cache, stream=True)
+        first = files[0].read_bytes()
+        files[0].write_bytes(first[:4] + bytes(60) + first[64:])
+        files[3].write_bytes(last)
+        store = build_token_store("owner/set", tokenizer, cache=cache, stream=True)
+        assert list(store.names) == [f"owner/set:{row}" for row in range(1, 13)]
+        assert store.document(11).tolist() == tokenizer("text 11")["input_ids"]
+
+
+def hub_of(rows: datasets.Dataset, folder: Path, monkeypatch) -> list[Path]:
+    """Let ``owner/set`` be a data set of the hub in four Parquet files; returns the files."""
+    files = [folder / f"{part}.parquet" for part in range(4)]
+    for part, file in enumerate(files):
+        rows.shard(4, part, contiguous=True).to_parquet(file)
+    real = datasets.load_dataset_builder
+
+    def builder(name, subset):
+        assert (name, subset) == ("owner/set", None)
+        return real("parquet", data_files={"train": [str(file) for file in files]})
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+    return files
 
 
 class TestChoosing:
