@@ -56,6 +56,11 @@ def extend_command(
 ) -> None:
     """Extend a model to a longer context, measure it beside its controls, and write a report."""
     console = _prepare_process()
+    if launch is None and processes is not None:
+        raise RecipeError(
+            f"--processes {processes} says how many processes --launch starts: give --launch ddp, fsdp, zero3 or "
+            "zero3-offload, or leave it out"
+        )
     if launch is not None and not dry_run:
         from skipwise.launch import launch as start
 
@@ -129,6 +134,7 @@ def plan_command(
 
 @app.command()
 def coverage(
+    context: typer.Context,
     original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
     target: Annotated[str, typer.Option(help="target length")] = "16k",
     chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
@@ -137,11 +143,15 @@ def coverage(
     skips: Annotated[
         str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")
     ] = "uniform",
-    samples: Annotated[int | None, typer.Option(help="examples drawn where there is no closed form")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="draw so many examples in place of a closed form")
+    ] = None,
     seed: Annotated[int, typer.Option(help="of those examples")] = 0,
     figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
 ) -> None:
     """Show how likely one example trains each relative distance."""
+    if scheme != "pose" and (given := _given(context, "chunks", "lengths", "skips")):
+        raise RecipeError(f"{given[0]} is a setting of pose, and {scheme} has none; leave it out")
     from rich.table import Table
 
     from skipwise.coverage import coverage as compute
@@ -248,6 +258,7 @@ def convert_command(
 
 @app.command("reproduce")
 def reproduce_command(
+    context: typer.Context,
     exhibits: Annotated[
         list[str] | None,
         typer.Argument(help="names of exhibits, or all; none lists them with their time here"),
@@ -287,6 +298,23 @@ def reproduce_command(
     if scale not in SCALES:
         raise RecipeError(f"scale {scale!r} is unknown{nearest(scale, SCALES)}; choose {' or '.join(SCALES)}")
     if not exhibits:
+        given = _given(
+            context,
+            "out",
+            "scale",
+            "seeds",
+            "arm",
+            "setting",
+            "text",
+            "notes",
+            "set_",
+            "page_only",
+            "dry_run",
+        )
+        if given:
+            raise RecipeError(
+                f"{given[0]} needs the name of an exhibit, or all; skipwise reproduce lists them"
+            )
         list_exhibits(console)
         return
     reproduce(
@@ -303,6 +331,15 @@ def reproduce_command(
         dry_run=dry_run,
         console=console,
     )
+
+
+def _given(context: typer.Context, *names: str) -> list[str]:
+    """Which of these options stand on the command line, as they are written there."""
+    return [
+        f"--{name.strip('_').replace('_', '-')}"
+        for name in names
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    ]
 
 
 def main() -> None:

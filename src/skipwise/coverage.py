@@ -58,7 +58,7 @@ def coverage(
     samples: int | None = None,
     seed: int = 0,
 ) -> Coverage:
-    """Compute the coverage of a scheme: in closed form where there is one, else by Monte Carlo.
+    """Compute the coverage of a scheme: in closed form where there is one, else or with ``samples`` by Monte Carlo.
 
     Args:
         train_length: L_c, the tokens in a training example.
@@ -80,7 +80,7 @@ def coverage(
     if scheme in ("short", "full"):
         _check(train_length, target_length, chunks=1)
         return _contiguous(target_length if scheme == "full" else train_length, target_length)
-    if scheme == "pose" and chunks <= 2:
+    if scheme == "pose" and chunks <= 2 and samples is None:
         return closed_form(train_length, target_length, chunks, lengths, skips)
     return monte_carlo(
         train_length,

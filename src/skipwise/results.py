@@ -150,7 +150,8 @@ class CostRecord:
     """What training costs: the seconds of each timed step, and the peak memory of a process that takes such steps.
 
     A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is what the process
-    held before its first step, weights included; on a GPU both count its memory alone.
+    held before its first step, weights included; on a GPU both count its memory alone. ``key`` is of the model and what of
+    the recipe decides the cost.
     """
 
     kind: ClassVar[str] = "cost"
@@ -162,6 +163,7 @@ class CostRecord:
     peak_bytes: Natural
     base_bytes: Natural
     device: str
+    key: str = ""
 
 
 Record = (

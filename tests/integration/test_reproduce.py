@@ -214,6 +214,8 @@ def test_text_too_short_is_said_before_any_training(words, monkeypatch, capsys, 
         f"evaluation.source={text}",
         "--set",
         "data.held_out=0.2",
+        "--set",
+        "training.batch_size=16",
     ]
     told = refused(
         monkeypatch, capsys, "reproduce", "main", "content", *asked, "--set", "data.min_tokens=300"
@@ -250,3 +252,28 @@ def test_changed_text_is_refused_and_not_mixed(words, monkeypatch, capsys, tmp_p
     for file in (tmp_path / "text").iterdir():
         file.write_text(file.read_text().swapcase())
     assert "has changed since" in refused(monkeypatch, capsys, "reproduce", "content", *words)
+
+
+def test_changed_training_text_is_refused_where_the_arm_is_finished(
+    words, monkeypatch, capsys, tmp_path
+) -> None:
+    other = ["--set", f"evaluation.source={corpus(tmp_path / 'other', documents=3, words=500)}"]
+    command = ["reproduce", "content", "--arm", "v = 0", *words, *other]
+    run(monkeypatch, *command)
+    (tmp_path / "text" / "more.txt").write_text("the sky is blue " * 200)
+    assert "the training text has changed since" in refused(monkeypatch, capsys, *command)
+
+
+def test_the_page_shows_what_earlier_commands_made_and_leaves_out_what_is_in_part(
+    words, monkeypatch, tmp_path
+) -> None:
+    run(monkeypatch, "reproduce", "content", *words)
+    run(monkeypatch, "reproduce", "coverage", *words)
+    page = (tmp_path / "out" / "reproduction.md").read_text()
+    assert "## content: " in page
+    assert "## coverage: " in page
+    cut = next((tmp_path / "out" / "arms").iterdir()) / "results.jsonl"
+    lines = cut.read_text().splitlines(keepends=True)
+    cut.write_text("".join(line for line in lines if '"kind": "by-position"' not in line))
+    run(monkeypatch, "reproduce", "content", "--page-only", *words)
+    assert "Left out, because measured in part: v " in (tmp_path / "out" / "content.md").read_text()

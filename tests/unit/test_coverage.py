@@ -61,6 +61,7 @@ def test_short_is_one_chunk_and_full_covers_all():
 def test_closed_form_is_chosen_up_to_two_chunks():
     assert not coverage(16, 64, 2).standard_error.any()
     assert coverage(16, 64, 3, samples=200).standard_error.any()
+    assert coverage(16, 64, 2, samples=200).standard_error.any()  # asked for
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from skipwise.intervals import Interval, mean_interval, share_difference, wilson_interval
+from skipwise.intervals import Interval, _t, mean_interval, seeds_interval, share_difference, wilson_interval
 
 
 def test_wilson_interval_matches_the_published_value():
@@ -24,7 +24,22 @@ def test_wilson_interval_matches_the_published_value():
     ],
 )
 def test_differences_of_shares_match_the_published_values(ours, theirs, interval):
-    assert share_difference(ours, theirs) == pytest.approx(interval, abs=1e-4)
+    apart = share_difference(ours, theirs)
+    assert (apart.low, apart.high) == pytest.approx(interval, abs=1e-4)
+    assert apart.mean == pytest.approx(ours[0] / ours[1] - theirs[0] / theirs[1])
+
+
+@pytest.mark.parametrize(("values", "half"), [((0.0, 2.0), 12.706), ((1.0, 2.0, 3.0), 4.3027 / 3**0.5)])
+def test_few_seeds_give_students_interval(values, half):
+    interval = seeds_interval(values)
+    assert interval.mean == pytest.approx(sum(values) / len(values))
+    assert interval.high - interval.mean == pytest.approx(half, rel=1e-4)
+    assert interval.mean - interval.low == pytest.approx(half, rel=1e-4)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(9, 2.2622), (10, 2.2281), (30, 2.0423), (1000, 1.9623)])
+def test_quantiles_of_students_t(freedom, quantile):
+    assert _t(freedom) == pytest.approx(quantile, rel=2e-3)
 
 
 def test_the_mean_is_weighted_and_the_interval_is_of_clusters():

@@ -4,6 +4,8 @@ Steps are timed with all targets in turn in one process, so that a change of the
 is each target's own, in a process of its own. The text is random: cost does not depend on it.
 """
 
+import hashlib
+import json
 import multiprocessing
 import resource
 import statistics
@@ -35,29 +37,48 @@ from skipwise.training_arguments import choose_precision
 FACTORS = (2, 4, 8, 16, 32, 64)
 EXAMPLES = 2  # windows in a step
 _ROUNDS = {"pose": 120, "full": 1}
+_SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
 _TOLERANCE = 0.02
+_SAME = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
 
 
 def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
     """Measure full-length and PoSE steps at every target; what ``out/costs.jsonl`` holds is not measured again."""
-    path = out / "costs.jsonl"
+    path, key = out / "costs.jsonl", _key(recipe, original)
     targets = [factor * original for factor in FACTORS]
     for arm in ("pose", "full"):
-        if {r.target for r in known_costs(out) if r.arm == arm} >= set(targets):
+        if {r.target for r in known_costs(recipe, original, out) if r.arm == arm} >= set(targets):
             continue
         console.print(f"efficiency: timing {arm_name(arm)} at {', '.join(map(format_length, targets))}")
         seconds = _in_own_process(_step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
         for target, times in zip(targets, seconds, strict=True):
             base, peak, device = _in_own_process(_peak_bytes, recipe, arm, target, original)
             window = target if arm == "full" else original
-            append_record(path, CostRecord(arm, target, window, EXAMPLES, times, peak, base, device))
-    return known_costs(out)
+            append_record(path, CostRecord(arm, target, window, EXAMPLES, times, peak, base, device, key))
+    return known_costs(recipe, original, out)
 
 
-def known_costs(out: Path) -> list[CostRecord]:
-    """What ``out/costs.jsonl`` holds, the latest of each arm and target."""
-    records = [r for r in read_records(out / "costs.jsonl") if isinstance(r, CostRecord)]
+def known_costs(recipe: Recipe, original: int, out: Path) -> list[CostRecord]:
+    """What ``out/costs.jsonl`` holds of this model and recipe, the latest of each arm and target."""
+    key = _key(recipe, original)
+    records = [r for r in read_records(out / "costs.jsonl") if isinstance(r, CostRecord) and r.key == key]
     return list({(r.arm, r.target): r for r in records}.values())
+
+
+def _key(recipe: Recipe, original: int) -> str:
+    """12 hex digits of what decides the cost of a step: the model's shape, its window, interpolation and precision."""
+    config = load_config(recipe.model)
+    shape = {name: getattr(config, name, None) for name in _SHAPE}
+    decides = [shape, original, recipe.interpolation, recipe.training.precision]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
 
 
 def _in_own_process(function: Callable[..., Any], *args: Any) -> Any:
@@ -141,10 +162,11 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
     by = {(r.arm, r.target): r for r in records}
     targets = sorted({r.target for r in records})
     lengths = [f"{format_length(t)}" for t in targets]
-    times, memory = [], []
+    times, memory, tokens = [], [], []
     for arm in dict.fromkeys(r.arm for r in records):
         mine = [by[arm, t] for t in targets if (arm, t) in by]
         times.append([arm_name(arm), *(f"{step_time(r):.3f}" for r in mine)])
+        tokens.append([arm_name(arm), *(f"{EXAMPLES * r.window:,}" for r in mine)])
         memory.append([arm_name(arm), *(f"{r.peak_bytes / 2**20:,.0f}" for r in mine)])
     published = [
         [
@@ -159,8 +181,10 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
         *(f"GB a GPU, {x}" for x in ("2x", "4x", "8x")),
     ]
     parts = [
-        f"A step is {EXAMPLES} windows, one in memory at a time: {records[0].device}.",
+        f"A step is {EXAMPLES} windows, one in memory at a time: {records[0].device}. As in the paper's figure both arms take "
+        "as many windows; full-length training's have as many tokens as the target, PoSE's as the original length.",
         table(["seconds a step, target", *lengths], times),
+        table(["tokens a step, target", *lengths], tokens),
         table(["peak memory, MiB, target", *lengths], memory),
         table(head, published),
         "\n".join(verdict(finding) for finding in constant_costs(records)),
@@ -187,13 +211,15 @@ def relative_times(records: Sequence[CostRecord]) -> list[float]:
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
     mine = [r for r in records if r.arm == "pose"]
+    if len(mine) < len(FACTORS):
+        return [Finding(_SAME.format(name), None, "not measured") for name in ("step time", "peak memory")]
     measures = {
         "step time": relative_times(mine),
         "peak memory": [float(r.peak_bytes) for r in mine],
     }
     return [
         Finding(
-            f"PoSE's {name} is the same at every target, to {_TOLERANCE:.0%}",
+            _SAME.format(name),
             max(values) / min(values) - 1 <= _TOLERANCE,
             f"most {max(values) / min(values) - 1:.1%} above the least",
         )

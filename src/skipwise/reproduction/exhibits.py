@@ -89,7 +89,8 @@ class Exhibit:
 def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, Any]:
     """What an arm changes in the base recipe; all train on the same tokens in as many steps.
 
-    ``full`` takes windows of ``target`` tokens, so that fewer of them make a step.
+    ``full`` takes windows of ``target`` tokens, so that fewer of them make a step; at least one, which
+    ``selection.require_same_budget`` refuses where it is more than the others train on.
     """
     if arm in BASELINES:
         return {"evaluation.arms": [arm]}
@@ -116,10 +117,10 @@ def _lever(
 
 
 def _wider(times: int) -> Callable[[Recipe, int], Changes]:
-    """PoSE on windows of several times the original length, fewer of them: as many tokens."""
+    """PoSE on windows several times as long, fewer of them: as many tokens."""
     return lambda recipe, original: {
-        "train_length": times * original,
-        "training.batch_size": recipe.training.batch_size // times,
+        "train_length": times * (recipe.train_length or original),
+        "training.batch_size": max(1, recipe.training.batch_size // times),
         "training.per_device_train_batch_size": max(1, recipe.training.per_device_train_batch_size // times),
     }
 

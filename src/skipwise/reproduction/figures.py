@@ -45,7 +45,7 @@ def _curves(
         found.append(("curves", f"Perplexity of the first tokens, {texts[0]}", "tokens read", curves))
     if "passkey" in exhibit.show:
         curves = {
-            label: {n: 100 * found / asked for n, (found, asked) in row.hits.items()}
+            label: {n: 100 * row.found(n)[0] / row.found(n)[1] for n in row.hits}
             for label, row in rows.items()
         }
         found.append(("passkey", "Passkeys found (%)", "prompt (tokens)", curves))

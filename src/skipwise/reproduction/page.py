@@ -5,18 +5,18 @@ OUT/reproduction.md    all of them, hardware and hours, the verdicts in one tabl
 OUT/figures/           SVG, PNG, and CSV of what is drawn
 """
 
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, RunError
 from skipwise.reproduction.costs import constant_costs, costs_markdown, known_costs
 from skipwise.reproduction.coverage_check import coverage_section
 from skipwise.reproduction.exhibits import EXHIBITS, Exhibit
 from skipwise.reproduction.figures import cost_figures, exhibit_figures
 from skipwise.reproduction.runs import ArmRun
-from skipwise.reproduction.scores import collect
+from skipwise.reproduction.scores import collect, whole_and_partial
 from skipwise.reproduction.tables import exhibit_markdown, findings, table
 from skipwise.reproduction.verdicts import Finding
 from skipwise.results import read_records
@@ -36,7 +36,10 @@ def write_pages(plans: Mapping[str, Sequence[ArmRun]], out: Path, notes: Path | 
     Returns:
         The page.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{out} cannot be made ({error.strerror}); give another --out") from None
     remarks = read_notes(notes) if notes else {}
     sections, verdicts = [], []
     for name, runs in plans.items():
@@ -64,26 +67,32 @@ def read_notes(path: Path) -> dict[str, str]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"notes {path} cannot be read: {error}; give a Markdown file") from None
-    first, *rest = re.split(r"^## ", text, flags=re.MULTILINE)
-    notes = {"": first.strip()} if first.strip() else {}
-    for section in rest:
-        name, _, body = section.partition("\n")
-        if name.strip() not in EXHIBITS:
-            raise RecipeError(
-                f"notes {path}: {name.strip()!r} is no exhibit; there are {', '.join(EXHIBITS)}"
-            )
-        notes[name.strip()] = body.strip()
-    return notes
+    sections: dict[str, list[str]] = {"": []}
+    name, fenced = "", False
+    for line in text.splitlines():
+        fenced ^= line.startswith("```")  # what a block of code holds is no heading
+        if not fenced and line.startswith("## "):
+            name = line[3:].strip()
+            if name not in EXHIBITS:
+                raise RecipeError(f"notes {path}: {name!r} is no exhibit; there are {', '.join(EXHIBITS)}")
+        sections.setdefault(name, []).append(line)
+    notes = {name: "\n".join(lines[bool(name) :]).strip() for name, lines in sections.items()}
+    return {name: text for name, text in notes.items() if name or text}
 
 
 def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path) -> tuple[str, Findings]:
     """One exhibit's tables and figures, and its findings."""
-    runs = _alike(runs, out)
+    whole, partial = whole_and_partial(runs, out)
+    runs = _alike(whole)
     scores, folder = collect(runs, out), out / "figures"
     figures = exhibit_figures(exhibit, runs, scores, folder)
     paths = {label: [f"figures/{name}.svg" for name in names] for label, names in figures.items()}
-    text, found = exhibit_markdown(exhibit, runs, scores, paths), findings(exhibit, runs, scores)
-    if "costs" in exhibit.show and (records := known_costs(out)):
+    text, found = exhibit_markdown(exhibit, runs, scores, paths, partial), findings(exhibit, runs, scores)
+    if (
+        "costs" in exhibit.show
+        and whole
+        and (records := known_costs(whole[0].recipe, whole[0].original, out))
+    ):
         drawn = "\n".join(f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder))
         text += f"\n### Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"
         found += [("2x to 64x", finding) for finding in constant_costs(records)]
@@ -93,9 +102,8 @@ def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path) -> tuple[str, 
     return text, found
 
 
-def _alike(runs: Sequence[ArmRun], out: Path) -> list[ArmRun]:
-    """What is measured, and of each block the seeds that all its trained rows have: like stands beside like."""
-    there = [run for run in runs if (run.folder(out) / "results.jsonl").exists()]
+def _alike(there: Sequence[ArmRun]) -> list[ArmRun]:
+    """Of each block the seeds that all its trained rows have: like stands beside like."""
     seeds: dict[str, dict[str, set[int]]] = {}
     for run in there:
         if run.trained:
@@ -118,22 +126,15 @@ def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> list[str]:
     folders = {path: run for path, run in runs.items() if (path / "results.jsonl").exists()}
     if not folders:
         return []
-    facts = [RunFolder(path).read() for path in folders]
-    machines = _each(
-        f"{f['machine']['cores']} cores of {f['machine']['processor']}" for f in facts if "machine" in f
-    )
-    packages = ("python", "torch", "transformers", "skipwise")
-    versions = _each(
-        ", ".join(f"{name} {f['versions'][name]}" for name in packages if name in f["versions"])
-        for f in facts
-        if "versions" in f
-    )
+    facts = [_facts(path) for path in folders]
+    machines = _each(f.machine for f in facts if f.machine)
+    versions = _each(f.versions for f in facts if f.versions)
     seeds = _each(str(run.recipe.seed) for run in folders.values() if run.trained)
-    training = sum(f.get("training", {}).get("seconds", 0.0) for f in facts)
+    training = sum(f.seconds for f in facts)
     measuring = sum(
         getattr(r, "seconds", 0.0) for path in folders for r in read_records(path / "results.jsonl")
     )
-    speeds = [f["training"]["tokens_per_second"] for f in facts if "training" in f]
+    speeds = [f.tokens_per_second for f in facts if f.tokens_per_second]
     told = f"Machine: {machines}. Versions: {versions}. Seeds: {seeds}."
     hours = (
         f"{len(speeds)} models trained in {training / 3600:.1f} hours (median {statistics.median(speeds):,.0f} tokens a "
@@ -142,6 +143,35 @@ def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> list[str]:
         else ""
     )
     return [f"{told} {hours}".strip()]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """Of a run's ``run.json``; empty what it does not say."""
+
+    machine: str = ""
+    versions: str = ""
+    seconds: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+def _facts(path: Path) -> _Facts:
+    facts = RunFolder(path).read()
+    packages = ("python", "torch", "transformers", "skipwise")
+    try:
+        machine, versions, training = (facts.get(key) for key in ("machine", "versions", "training"))
+        return _Facts(
+            f"{machine['cores']} cores of {machine['processor']}" if machine else "",
+            ", ".join(f"{name} {versions[name]}" for name in packages if name in versions)
+            if versions
+            else "",
+            float(training["seconds"]) if training else 0.0,
+            float(training["tokens_per_second"]) if training else 0.0,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"{path / 'run.json'} is damaged ({error!r}); remove {path}, and the arm is made again"
+        ) from None
 
 
 def _each(values: Iterable[str]) -> str:

@@ -18,8 +18,16 @@ from skipwise.reproduction.full_size import print_full_size
 from skipwise.reproduction.page import read_notes, write_pages
 from skipwise.reproduction.runs import ArmRun, make, plan_runs
 from skipwise.reproduction.scales import SCALES, Scale, ScaleName
-from skipwise.reproduction.selection import chosen_exhibits, require_text, select
-from skipwise.results import PerplexityRecord, read_records
+from skipwise.reproduction.scores import asked_records
+from skipwise.reproduction.selection import (
+    chosen_exhibits,
+    compared,
+    require_same_budget,
+    require_text,
+    require_undecided,
+    select,
+)
+from skipwise.results import PerplexityRecord
 
 
 def list_exhibits(console: Console) -> None:
@@ -79,27 +87,43 @@ def reproduce(
         SkipwiseError: an unknown exhibit, arm or setting, text too short for one, or what a run cannot do.
     """
     common = {**({"evaluation.source": list(texts)} if texts else {}), **changes}
-    every = {
-        name: plan_runs(EXHIBITS[name], SCALES[scale], seeds=seeds, changes=common)
-        for name in chosen_exhibits(names)
-    }
-    plans = select(every, arms, settings)
+    asked = chosen_exhibits(names)
+    require_undecided(asked, common)
+
+    def planned(name: str) -> list[ArmRun]:
+        return plan_runs(EXHIBITS[name], SCALES[scale], seeds=seeds, changes=common)
+
+    plans = select({name: planned(name) for name in asked}, arms, settings)
+    require_same_budget(plans)
     _say_window(plans, SCALES[scale], console)
     if notes:
         read_notes(notes)  # what is wrong with them is said before hours of training
-    if dry_run:
-        _plan(plans, SCALES[scale], out, console)
+    if dry_run and scale == "paper":
+        print_full_size(plans, console)
         return
     if not page_only:
         require_text(plans)
+    if dry_run:
+        _plan(plans, out, console)
+        return
+    if not page_only:
         _make_all(list(_distinct(plans.values()).values()), out, console)
         for name, runs in plans.items():
             if "costs" in EXHIBITS[name].show and runs:
                 measure_costs(runs[0].recipe, runs[0].original, out, console)
-    page = write_pages(plans, out, notes)
-    for name in plans:
+    page = write_pages({name: planned(name) for name in _shown(asked, common, out)}, out, notes)
+    for name in asked:
         console.print(_without_figures((out / f"{name}.md").read_text(encoding="utf-8")))
     console.print(f"page: {page}", soft_wrap=True)
+
+
+def _shown(asked: Sequence[str], changes: Mapping[str, Any], out: Path) -> list[str]:
+    """What the page shows: what was asked for, and what earlier commands made in the same folder."""
+    return [
+        name
+        for name, exhibit in EXHIBITS.items()
+        if name in asked or ((out / f"{name}.md").exists() and not compared(exhibit) & set(changes))
+    ]
 
 
 def _without_figures(text: str) -> Markdown:
@@ -143,19 +167,17 @@ def _distinct(plans: Iterable[Sequence[ArmRun]]) -> dict[str, ArmRun]:
     return distinct
 
 
-def _plan(plans: Mapping[str, list[ArmRun]], scale: Scale, out: Path, console: Console) -> None:
-    """Print which runs are there and missing, or at the paper's scale what each would cost."""
-    if scale.name == "paper":
-        print_full_size(plans, console)
-        return
+def _plan(plans: Mapping[str, list[ArmRun]], out: Path, console: Console) -> None:
+    """Print which runs are there and missing."""
     runs = list(_distinct(plans.values()).values())
     speed = measure_speed(runs[0].recipe.model) if runs else None
     for run in runs:
         assert speed is not None
         folder = run.folder(out)
         made = "trained" if run.trained else "measured"
-        records = read_records(folder / "results.jsonl")  # a published arm has them without its model
-        there = any(isinstance(record, PerplexityRecord) for record in records)
+        records = asked_records(run, out).values()  # a published arm has them without its model
+        read = {record.data for record in records if isinstance(record, PerplexityRecord)}
+        there = bool(read) and read >= set(run.recipe.evaluation.source or [])
         told = made if there else f"missing, {_minutes(seconds(run, speed))}"
         console.print(f"{told:18} {folder.name}: {run}", soft_wrap=True)
 

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from skipwise.arms import evaluate, plan_evaluation
+from skipwise.errors import ModelError, RunError
 from skipwise.extend import extend
 from skipwise.job import prepare
 from skipwise.model.loading import load_config, resolve
@@ -37,6 +38,7 @@ class ArmRun:
         variant: the row.
         recipe: resolved.
         original: length, in tokens.
+        budget: windows in a step and tokens in a window, of the recipe that all arms change.
         base: the small base that is trained first, if one.
     """
 
@@ -44,6 +46,7 @@ class ArmRun:
     variant: str
     recipe: Recipe
     original: int
+    budget: tuple[int, int]
     base: str | None = None
 
     @property
@@ -101,15 +104,16 @@ def plan_runs(
 def _arm_run(
     exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]
 ) -> ArmRun:
-    """Resolve one arm: what the user changes wins over what the exhibit does, that over the scale's recipe."""
+    """Resolve one arm: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
     chosen: dict[str, Any] = {"interpolation": setting.interpolation}
     family = _family(setting, scale, load_recipe(scale.recipe, {**chosen, **changes}).data)
     chosen |= family
     plain = load_recipe(scale.recipe, {**chosen, **changes})
     original = plain.original_length or _window(plain.model)
+    budget = plain.training.batch_size, plain.train_length or original
     own = exhibit.variants[variant]
-    chosen |= own(plain, original) if callable(own) else own
-    plain = load_recipe(scale.recipe, {**chosen, **changes})
+    row = own(plain, original) if callable(own) else own
+    plain = load_recipe(scale.recipe, {**chosen, **changes, **row})
     target, train = setting.factor * original, plain.train_length or original
     arm = variant if variant in (*BASELINES, *TRAINED) else plain.positions.scheme
     rule = {
@@ -117,16 +121,16 @@ def _arm_run(
         # Documents that every arm can use, so that all read the same spans of the same text.
         "data.min_tokens": plain.data.min_tokens or min(target, 16 * original),
         "evaluation.source": list(scale.texts) or None,
-        **_measured(exhibit, setting, scale, original, target),
+        **_measured(exhibit, setting, scale, original, target, plain.training.max_steps),
         **exhibit.changes,
     }
     recipe = load_recipe(
-        scale.recipe, {**rule, **chosen, **changes, **arm_changes(arm, plain, target, train)}
+        scale.recipe, {**rule, **chosen, **changes, **row, **arm_changes(arm, plain, target, train)}
     )
     if variant in BASELINES:
         recipe = _as_it_came(recipe, variant)
     small = setting.family if family and scale.name == "nano" else None
-    return ArmRun(setting.label, variant, recipe, original, small)
+    return ArmRun(setting.label, variant, recipe, original, budget, small)
 
 
 def _family(setting: Setting, scale: Scale, data: Data) -> dict[str, Any]:
@@ -143,8 +147,10 @@ def _family(setting: Setting, scale: Scale, data: Data) -> dict[str, Any]:
     return {}
 
 
-def _measured(exhibit: Exhibit, setting: Setting, scale: Scale, original: int, target: int) -> dict[str, Any]:
-    """What an exhibit measures, in tokens."""
+def _measured(
+    exhibit: Exhibit, setting: Setting, scale: Scale, original: int, target: int, steps: int
+) -> dict[str, Any]:
+    """What an exhibit measures, in tokens; ``steps`` are trained."""
     rule: dict[str, Any] = {"evaluation.passkey_trials": 0}
     if setting.windows:
         rule["evaluation.windows"] = [n * original for n in setting.windows]
@@ -152,7 +158,7 @@ def _measured(exhibit: Exhibit, setting: Setting, scale: Scale, original: int, t
         lengths = {"original": original, "target": target}
         rule["evaluation.segment_lengths"] = [lengths[name] for name in exhibit.segments]
     if exhibit.by_step:
-        rule["evaluation.steps"] = list(scale.steps)
+        rule["evaluation.steps"] = [step for step in scale.steps if step <= steps]
     if exhibit.passkey:
         rule["evaluation.passkey_lengths"] = [n * original for n in exhibit.passkey]
         rule["evaluation.passkey_trials"] = 50
@@ -161,7 +167,8 @@ def _measured(exhibit: Exhibit, setting: Setting, scale: Scale, original: int, t
 
 def _as_it_came(recipe: Recipe, arm: str) -> Recipe:
     """The recipe of an untrained arm without what only training reads; the original knows no interpolation either."""
-    plain = {"training": Recipe().training, "positions": Recipe().positions}
+    training = Recipe().training.model_copy(update={"precision": recipe.training.precision})
+    plain: dict[str, Any] = {"training": training, "positions": Recipe().positions}
     return recipe.model_copy(update=plain | ({"interpolation": "none"} if arm == "original" else {}))
 
 
@@ -197,12 +204,18 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
     job = prepare(run.recipe, Console(quiet=True))
     plan = plan_evaluation(job, console)
     taken = RunFolder(path)
-    taken.require_same(**plan.fingerprints)
+    trained_on = {"training text": job.store.fingerprint} if run.trained else {}
+    taken.require_same(**trained_on, **plan.fingerprints)
     if plan.done(taken):
         return taken
     resume = taken.recipe.exists()
     if run.trained:
-        taken = extend(run.recipe, out=path, resume=resume, console=console)
+        try:
+            taken = extend(run.recipe, out=path, resume=resume, console=console)
+        except ModelError as error:
+            if taken.model.exists():  # the arm's own, of which some measurements are missing
+                raise RunError(f"{error}; or remove {taken.model}, and the arm is trained again") from error
+            raise
         shutil.rmtree(taken.checkpoints, ignore_errors=True)
         return taken
     taken = open_run(run.recipe, path, job.name, resume=resume)

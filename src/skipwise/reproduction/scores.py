@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -28,13 +28,15 @@ class Scores:
 
     Attributes:
         nll: mean negative log-likelihood in nats, by text and window, one value a seed.
-        hits: passkeys found and asked for, by prompt length, over all seeds.
+        reading: stride and documents of the sliding windows, by text and window.
+        hits: passkeys found and asked for, by prompt length, one pair a seed.
         positions: by text and segment length, one record a seed.
         steps: mean negative log-likelihood by training step, over texts and seeds.
     """
 
     nll: dict[tuple[str, int], list[float]] = field(default_factory=dict)
-    hits: dict[int, tuple[int, int]] = field(default_factory=dict)
+    reading: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    hits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     positions: dict[tuple[str, int], list[PositionRecord]] = field(default_factory=dict)
     steps: dict[int, list[float]] = field(default_factory=dict)
 
@@ -45,6 +47,11 @@ class Scores:
             return None
         mean = _exp(statistics.fmean(values))
         return mean, mean * statistics.stdev(values) if len(values) > 1 else 0.0
+
+    def found(self, length: int) -> tuple[int, int]:
+        """Passkeys found and asked for at a prompt length that was asked, over all seeds."""
+        found, asked = zip(*self.hits[length], strict=True)
+        return sum(found), sum(asked)
 
     def texts(self, length: int) -> list[str]:
         """The texts whose segments of ``length`` tokens were read."""
@@ -64,7 +71,8 @@ class Scores:
     def difference(
         self, other: "Scores", text: str, length: int, begin: int, end: int, sums: Sums = "nll"
     ) -> Interval | None:
-        """Ours minus the other's at positions ``begin .. end - 1`` of the same segments, paired, seeds averaged."""
+        """Ours minus the other's at positions ``begin .. end - 1`` of the same segments, paired, seeds averaged; the
+        interval is over documents."""
         ours, theirs = self.positions.get((text, length)), other.positions.get((text, length))
         if not ours or not theirs or ours[0].documents != theirs[0].documents:
             return None
@@ -74,6 +82,15 @@ class Scores:
         ]
         apart = [a - b for a, b in zip(mine, its, strict=True)]
         return mean_interval(apart, [_positions(ours[0], begin, end)] * len(apart), ours[0].documents)
+
+    def each_difference(self, other: "Scores", text: str, length: int, begin: int, end: int) -> list[float]:
+        """The same difference of losses seed by seed, as far as both have as many."""
+        ours, theirs = self.positions.get((text, length), []), other.positions.get((text, length), [])
+        return [
+            (sum(_within(a, begin, end, "nll")) - sum(_within(b, begin, end, "nll")))
+            / (_positions(a, begin, end) * len(a.documents))
+            for a, b in zip(ours, theirs, strict=False)
+        ]
 
     def curves(self) -> dict[str, dict[int, float]]:
         """Perplexity by length: on the first tokens where segments were read, else in sliding windows."""
@@ -96,31 +113,61 @@ def collect(runs: Iterable[ArmRun], out: Path) -> dict[str, dict[str, Scores]]:
     table: dict[str, dict[str, Scores]] = {}
     for run in runs:
         scores = table.setdefault(run.setting, {}).setdefault(run.variant, Scores())
-        records = read_records(run.folder(out) / "results.jsonl")
-        for record in _asked_for(records, run):
+        for record in asked_records(run, out).values():
             _add(scores, record)
     return table
+
+
+def whole_and_partial(runs: Iterable[ArmRun], out: Path) -> tuple[list[ArmRun], list[ArmRun]]:
+    """The runs that are measured like the best measured one of their setting, and those that are in part.
+
+    A run that was stopped in the middle, or that a later command measured on more documents than the others, would
+    stand beside rows that were measured otherwise. What has no record at all is in neither list.
+    """
+    found = [(run, sizes) for run in runs if (sizes := _sizes(asked_records(run, out)))]
+    most: dict[str, dict[object, tuple[int, ...]]] = {}
+    for run, sizes in found:
+        block = most.setdefault(run.setting, {})
+        for place, size in sizes.items():
+            block[place] = max(size, block.get(place, size))
+    whole = [run for run, sizes in found if sizes == most[run.setting]]
+    return whole, [run for run, sizes in found if sizes != most[run.setting]]
+
+
+def _sizes(records: Mapping[object, Record]) -> dict[object, tuple[int, ...]]:
+    """How much was measured at each place."""
+    sizes: dict[object, tuple[int, ...]] = {}
+    for place, record in records.items():
+        match record:
+            case PerplexityRecord():
+                sizes[place] = record.documents, record.tokens
+            case PositionRecord():
+                sizes[place] = (len(record.documents),)
+            case _:
+                sizes[place] = ()
+    return sizes
 
 
 def _add(scores: Scores, record: Record) -> None:
     match record:
         case PerplexityRecord():
             scores.nll.setdefault((record.data, record.window), []).append(record.nll / record.tokens)
+            scores.reading[record.data, record.window] = record.stride, record.documents
         case PositionRecord():
             scores.positions.setdefault((record.data, record.length), []).append(record)
         case StepRecord():
             scores.steps.setdefault(record.step, []).append(record.nll / record.tokens)
         case PasskeyRecord():
-            found, asked = scores.hits.get(record.length, (0, 0))
-            scores.hits[record.length] = (found + sum(record.hits), asked + record.trials)
+            scores.hits.setdefault(record.length, []).append((sum(record.hits), record.trials))
 
 
-def _asked_for(records: Sequence[Record], run: ArmRun) -> Iterable[Record]:
-    """The records that a run's evaluation asks for: one of each kind, text and length.
+def asked_records(run: ArmRun, out: Path) -> dict[object, Record]:
+    """The records that a run's evaluation asks for: one of each kind, text and length, by these.
 
     An arm is shared by exhibits, and measured again where a later command asks for more documents; a table must not
     mix the two. Of what does not exceed the rule the most is taken: text may have fewer documents than were asked for.
     """
+    records = read_records(run.folder(out) / "results.jsonl")
     rule, chosen = run.recipe.evaluation, dict[object, tuple[tuple[int, ...], Record]]()
     texts = rule.source or [run.recipe.data.source]
     target = run.recipe.target or 0
@@ -147,7 +194,7 @@ def _asked_for(records: Sequence[Record], run: ArmRun) -> Iterable[Record]:
                     take(record.length, (0,), record)
             case _:
                 continue
-    return [record for _, record in chosen.values()]
+    return {place: record for place, (_, record) in chosen.items()}
 
 
 def _within(record: PositionRecord, begin: int, end: int, sums: Sums) -> list[float]:

@@ -8,8 +8,10 @@ from skipwise.arms import plan_evaluation
 from skipwise.errors import DataError, RecipeError
 from skipwise.job import prepare
 from skipwise.recipe import nearest
+from skipwise.report.summary import arm_name
 from skipwise.reproduction.bases import base_folder
-from skipwise.reproduction.exhibits import EXHIBITS, find_exhibit
+from skipwise.reproduction.estimate import tokens_of
+from skipwise.reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
 from skipwise.reproduction.runs import ArmRun
 
 Plans = Mapping[str, Sequence[ArmRun]]
@@ -25,6 +27,55 @@ def chosen_exhibits(names: Sequence[str]) -> list[str]:
     return list(EXHIBITS) if "all" in names else list(dict.fromkeys(found))
 
 
+# What the exhibits decide themselves, and the option that chooses it.
+_CHOSEN_BY = {
+    "interpolation": "--setting",
+    "target": "--setting",
+    "positions.scheme": "--arm",
+    "evaluation.arms": "--arm",
+    "seed": "--seeds",
+}
+
+
+def compared(exhibit: Exhibit) -> set[str]:
+    """The dotted recipe keys in which the rows of the exhibit differ by what they are set to."""
+    return {key for own in exhibit.variants.values() if not callable(own) for key in own}
+
+
+def require_undecided(names: Iterable[str], changes: Iterable[str]) -> None:
+    """Refuse changes that would make a row or a block something else than its name says.
+
+    Raises:
+        RecipeError: names the exhibit and the option in its place.
+    """
+    for name in (name for name in names if EXHIBITS[name].variants):
+        own = compared(EXHIBITS[name])
+        for key in changes:
+            if key in _CHOSEN_BY or key in own:
+                instead = _CHOSEN_BY.get(key, "--arm")
+                raise RecipeError(
+                    f"--set {key} would make the rows of {name} something else than their names say; "
+                    f"leave it out, and choose by {instead}"
+                )
+
+
+def require_same_budget(plans: Plans) -> None:
+    """Refuse runs whose windows do not divide a step, so that they would train on other amounts of text.
+
+    Raises:
+        RecipeError: names the run, and the batch that fits.
+    """
+    for run in (run for runs in plans.values() for run in runs if run.trained):
+        training, (batch, width) = run.recipe.training, run.budget
+        window = tokens_of(run) // (training.max_steps * training.batch_size)
+        if training.batch_size * window != batch * width:
+            raise RecipeError(
+                f"{run}: a step of {batch} x {width:,} tokens is no whole number of its windows of {window:,}, and its budget "
+                f"would not be that of the others; set training.batch_size to a multiple of {window // width}, or choose "
+                "other rows by --arm"
+            )
+
+
 def select(plans: Plans, arms: Sequence[str], settings: Sequence[str]) -> dict[str, list[ArmRun]]:
     """Keep the runs of some arms and some settings; none asked for keeps all.
 
@@ -32,9 +83,11 @@ def select(plans: Plans, arms: Sequence[str], settings: Sequence[str]) -> dict[s
         RecipeError: no run of the exhibits has that arm or setting; names the nearest.
     """
     runs = [run for each in plans.values() for run in each]
+    shown = {arm_name(run.variant).lower(): run.variant for run in runs}
+    arms = [shown.get(arm.lower(), arm) for arm in arms]
     _require_known("arm", arms, [run.variant for run in runs])
     _require_known("setting", settings, [run.setting for run in runs])
-    return {
+    kept = {
         name: [
             run
             for run in each
@@ -42,6 +95,12 @@ def select(plans: Plans, arms: Sequence[str], settings: Sequence[str]) -> dict[s
         ]
         for name, each in plans.items()
     }
+    if runs and not any(kept.values()):
+        raise RecipeError(
+            f"none of these exhibits has the arm {' or '.join(arms)} in the setting {' or '.join(settings)}; leave one of "
+            "them out"
+        )
+    return kept
 
 
 def _require_known(kind: str, names: Iterable[str], valid: Sequence[str]) -> None:

@@ -1,8 +1,10 @@
 """Scores -> Markdown: the measured tables, the paper's figures beside them, and each claim with its verdict."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from skipwise.arms import evaluation_windows
 from skipwise.intervals import wilson_interval
 from skipwise.lengths import format_length
 from skipwise.report.summary import arm_name, format_number, format_share
@@ -21,8 +23,9 @@ def exhibit_markdown(
     runs: Sequence[ArmRun],
     scores: Mapping[str, Rows],
     figures: Mapping[str, Sequence[str]] | None = None,
+    partial: Sequence[ArmRun] = (),
 ) -> str:
-    """One exhibit as Markdown, as far as it is measured; ``figures`` are paths by setting."""
+    """One exhibit as Markdown, as far as it is measured; ``figures`` are paths by setting, ``partial`` runs left out."""
     title = f"{exhibit.title[0].lower()}{exhibit.title[1:]}"
     parts = [f"## {exhibit.name}: {title}", f"The paper's {exhibit.source}."]
     for setting in exhibit.settings:
@@ -31,7 +34,9 @@ def exhibit_markdown(
             mine = [run for run in runs if run.setting == setting.label]
             verdicts = [verdict(finding) for finding in _judged(exhibit, setting, mine, rows)]
             images = [f"![{setting.label}]({path})" for path in (figures or {}).get(setting.label, [])]
-            parts += [f"### {setting.label}", _budget(mine), "\n".join(verdicts), "\n".join(images)]
+            told = [_budget(mine), _reading(mine, rows), _left_out(partial, setting)]
+            parts += [f"### {setting.label}", " ".join(t for t in told if t)]
+            parts += ["\n".join(verdicts), "\n".join(images)]
             parts += _tables(exhibit, setting, mine, rows)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -95,7 +100,49 @@ def _budget(runs: Sequence[ArmRun]) -> str:
             told = f"{tokens:,} tokens ({training.max_steps:,} steps of {training.batch_size} x {width:,})"
             budgets.setdefault(told, []).append(arm_name(run.variant))
     trained = [f"{', '.join(arms)}: {told}" for told, arms in budgets.items()]
-    return f"Seeds {', '.join(map(str, seeds))}. Trained on: {'; '.join(trained)}." if trained else ""
+    if not trained:
+        return ""
+    asked = max(run.recipe.data.passkey for run in runs)
+    prompts = f" {asked:.0%} of the examples end in a passkey prompt, no longer than their window." * (
+        asked > 0
+    )
+    return f"Seeds {', '.join(map(str, seeds))}. Trained on: {'; '.join(trained)}.{prompts}"
+
+
+def _reading(runs: Sequence[ArmRun], rows: Rows) -> str:
+    """How the sliding windows were read, and which text that was asked for was not."""
+    strides: dict[int, list[int]] = {}
+    for row in rows.values():
+        for (_, window), (stride, _) in row.reading.items():
+            strides.setdefault(stride, []).append(window)
+    if not strides:
+        return ""
+    told = [
+        f"{stride:,}" if len(strides) == 1 else f"{stride:,} (windows {_listed(windows)})"
+        for stride, windows in sorted(strides.items())
+    ]
+    documents = sorted({n for row in rows.values() for _, n in row.reading.values()})
+    rule, target = runs[0].recipe.evaluation, runs[0].recipe.target or 0
+    limit = rule.tokens_per_document or 2 * evaluation_windows(rule, runs[0].original, target)[-1]
+    missing = [text for text in rule.source or [] if text not in _texts(rows)]
+    return (
+        f"Sliding windows at stride {' and '.join(told)}, over the first {limit:,} tokens of "
+        f"{' or '.join(map(str, documents))} documents of each text."
+        + (f" Not measured: {', '.join(missing)}." if missing else "")
+    )
+
+
+def _listed(windows: Iterable[int]) -> str:
+    return ", ".join(format_length(window) for window in sorted(set(windows)))
+
+
+def _left_out(partial: Sequence[ArmRun], setting: Setting) -> str:
+    names = [
+        arm_name(r.variant) + f", seed {r.recipe.seed}" * r.trained
+        for r in partial
+        if r.setting == setting.label
+    ]
+    return f"Left out, because measured in part: {'; '.join(names)}." if names else ""
 
 
 def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) -> str:
@@ -119,7 +166,8 @@ def _published(published: paper.Published, text: str) -> tuple[str, dict[str, tu
     if not published:
         return "", {}
     names = list(published)
-    name = paper.PROOF_PILE if "math" in text and paper.PROOF_PILE in names else names[0]
+    mathematics = re.search(r"(^|[\W_])math", text) and paper.PROOF_PILE in names
+    name = paper.PROOF_PILE if mathematics else names[0]
     return name, published[name]
 
 
@@ -231,11 +279,10 @@ def _passkey_table(exhibit: Exhibit, setting: Setting, rows: Rows) -> str:
     lines = []
     for variant, row in rows.items():
         if row.hits:
-            shares = [row.hits.get(n) for n in lengths]
+            shares = [_found(row.hits[n]) if n in row.hits else "–" for n in lengths]
             published = setting.retrieved.get(variant, (None,) * len(beside))
-            cells = [format_share(s[0] / s[1]) if s else "–" for s in shares]
-            lines.append([arm_name(variant), *cells, *(share or "–" for share in published)])
-    trials = sorted({asked for row in rows.values() for _, asked in row.hits.values()})
+            lines.append([arm_name(variant), *shares, *(share or "–" for share in published)])
+    trials = sorted({asked for row in rows.values() for hits in row.hits.values() for _, asked in hits})
     told = []
     for n in trials:
         (_, high), (low, _), (middle, _) = (wilson_interval(hits, n) for hits in (0, n, n // 2))
@@ -243,8 +290,17 @@ def _passkey_table(exhibit: Exhibit, setting: Setting, rows: Rows) -> str:
             f"Of {n} prompts the 95% interval of 0% reaches up to {format_share(high)}, that of 100% down to "
             f"{format_share(low)}, that of {n // 2 / n:.0%} from {format_share(middle)}."
         )
+    if any(len(hits) > 1 for row in rows.values() for hits in row.hits.values()):
+        told.insert(0, "The mean over seeds; in brackets the least and the most of one.")
     head = ["passkey", *map(format_length, lengths), *(f"paper {n}x" for n in beside)]
     return "\n\n".join([table(head, lines), " ".join(told)])
+
+
+def _found(hits: Sequence[tuple[int, int]]) -> str:
+    """The share of passkeys found, mean over seeds, and where they differ its range."""
+    shares = [found / asked for found, asked in hits]
+    mean, ends = format_share(sum(shares) / len(shares)), [format_share(f(shares)) for f in (min, max)]
+    return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
 
 
 def _mean(score: tuple[float, float] | None) -> str:

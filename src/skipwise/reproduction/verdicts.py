@@ -1,9 +1,9 @@
 """Claims + scores -> findings: whether each holds on what was measured, and where it does least."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from skipwise.intervals import share_difference
+from skipwise.intervals import seeds_interval, share_difference
 from skipwise.report.summary import arm_name, format_share
 from skipwise.reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads, arms_of
 from skipwise.reproduction.scores import Scores
@@ -74,9 +74,10 @@ def _judge_passkey(claim: Finds, scores: Mapping[str, Scores], original: int, ta
     bound = f"at least {claim.least:.0%}" if claim.least else f"at most {claim.most:.0%}"
     where = "every length beyond the original" if claim.beyond else "every length up to the target"
     rule = f"{arm_name(claim.arm)} finds {bound} of the passkeys at {where}"
+    row = scores[claim.arm]
     shares = [
-        (found / asked, length)
-        for length, (found, asked) in scores[claim.arm].hits.items()
+        (row.found(length)[0] / row.found(length)[1], length)
+        for length in row.hits
         if length <= target and not (claim.beyond and length <= original)
     ]
     if not shares:
@@ -88,25 +89,40 @@ def _judge_passkey(claim: Finds, scores: Mapping[str, Scores], original: int, ta
 def _judge_more_passkeys(claim: FindsMore, scores: Mapping[str, Scores], target: int) -> Finding:
     rule = f"{arm_name(claim.arm)} finds more passkeys than {arm_name(claim.other)} at the target"
     ours, theirs = scores[claim.arm].hits.get(target), scores[claim.other].hits.get(target)
-    if ours is None or theirs is None:
+    if not ours or not theirs:
         return _not_measured(rule)
-    low, high = share_difference(ours, theirs)
-    told = f"{format_share(ours[0] / ours[1])} against {format_share(theirs[0] / theirs[1])} at {target:,}"
+    shares = [[found / asked for found, asked in hits] for hits in (ours, theirs)]
+    told = f"{_listed(shares[0])} against {_listed(shares[1])} at {target:,}"
+    if len(ours) == len(theirs) > 1:  # prompts of one seed are asked of one model: the models are the sample
+        apart = seeds_interval([a - b for a, b in zip(*shares, strict=True)])
+        over = f"over {len(ours)} seeds"
+    else:
+        apart = share_difference(ours[0], theirs[0])
+        over = "over the prompts of one seed"
     return Finding(
-        rule, low > 0, f"{told}; difference {100 * low:+.0f} to {100 * high:+.0f} points, 95% interval"
+        rule,
+        apart.low > 0,
+        f"{told}; difference {100 * apart.low:+.0f} to {100 * apart.high:+.0f} points, 95% interval {over}",
     )
+
+
+def _listed(shares: Sequence[float]) -> str:
+    return ", ".join(format_share(share) for share in shares)
 
 
 def _judge_reading(claim: Reads, scores: Mapping[str, Scores], original: int, target: int) -> Finding:
     rule = f"{arm_name(claim.arm)} predicts positions beyond the original length better than {arm_name(claim.other)}"
     found = []
     for text in scores[claim.arm].texts(target):
-        if difference := scores[claim.arm].difference(scores[claim.other], text, target, original, target):
-            found.append((difference.high, difference, text))
+        place = (scores[claim.other], text, target, original, target)
+        if difference := scores[claim.arm].difference(*place):
+            seeds = scores[claim.arm].each_difference(*place)
+            told = f", {min(seeds):+.3f} to {max(seeds):+.3f} by seed" if len(seeds) > 1 else ""
+            found.append((max(difference.high, *seeds), f"{difference} nats a token{told} ({text})"))
     if not found:
         return _not_measured(rule)
-    high, difference, text = max(found)
-    return Finding(rule, high < 0, f"{difference} nats a token ({text})")
+    high, told = max(found)
+    return Finding(rule, high < 0, told)
 
 
 def _judge_level(claim: Holds, scores: Mapping[str, Scores], original: int, target: int) -> Finding:

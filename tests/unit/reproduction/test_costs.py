@@ -1,6 +1,7 @@
 """What a step costs: measured in processes of their own, once; and the rule that PoSE's is constant can fail."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -8,8 +9,10 @@ from rich.console import Console
 from skipwise.recipe import load_recipe
 from skipwise.reproduction import costs
 from skipwise.reproduction.costs import constant_costs, costs_markdown, measure_costs
-from skipwise.results import CostRecord, read_records
+from skipwise.results import CostRecord, append_record, read_records
 from tests.tiny import checkpoint
+
+TARGETS = [256 * factor for factor in costs.FACTORS]
 
 
 def record(arm: str, target: int, seconds: float, peak: int) -> CostRecord:
@@ -84,21 +87,34 @@ def test_a_step_trains_the_scheme_at_its_target(recipe, monkeypatch) -> None:
 
 @pytest.mark.parametrize(("far", "holds"), [(1.01, True), (1.03, False)])
 def test_constancy_is_of_time_and_of_memory(far, holds) -> None:
-    time, memory = constant_costs([record("pose", 512, 1.0, 100), record("pose", 16384, far, 100)])
+    near = [record("pose", 256 * factor, 1.0, 100) for factor in costs.FACTORS[:-1]]
+    time, memory = constant_costs([*near, record("pose", 16384, far, 100)])
     assert (time.holds, memory.holds) == (holds, True)
-    time, memory = constant_costs(
-        [record("pose", 512, 1.0, 100), record("pose", 16384, 1.0, round(100 * far))]
-    )
+    time, memory = constant_costs([*near, record("pose", 16384, 1.0, round(100 * far))])
     assert (time.holds, memory.holds) == (True, holds)
+    assert [finding.holds for finding in constant_costs(near)] == [None, None]
 
 
 def test_the_table_has_ours_and_the_papers() -> None:
-    text = costs_markdown([record(a, t, t / 1e4, 100 + t) for a in ("pose", "full") for t in (512, 1024)])
-    assert "| seconds a step, target | 512 | 1k |" in text
-    assert "| full-length | 0.051 | 0.102 |" in text
+    text = costs_markdown([record(a, t, t / 1e4, 100 + t) for a in ("pose", "full") for t in TARGETS])
+    assert "| seconds a step, target | 512 | 1k | 2k | 4k | 8k | 16k |" in text
+    assert "| full-length | 0.051 | 0.102 | 0.205 |" in text
     assert "| PoSE | 612 | 1,124 |" in text
     assert "| full-length | 4 | 7 | 13.7 | 16 | 22 | 31 |" in text
     assert (
-        "PoSE's step time is the same at every target, to 2%: **does not hold** (most 100.0% above the least)"
+        "PoSE's step time is the same at every target, to 2%: **does not hold** (most 3100.0% above the least)"
         in text
     )
+
+
+def test_costs_of_another_model_or_recipe_are_not_taken(recipe, tmp_path) -> None:
+    path = tmp_path / "costs.jsonl"
+    append_record(path, replace(record("pose", 512, 1.0, 100), key=costs._key(recipe, 16)))
+    append_record(path, record("pose", 512, 9.0, 100))  # of whom nobody knows
+    (mine,) = costs.known_costs(recipe, 16, tmp_path)
+    assert costs.step_time(mine) == 1.0
+    other = checkpoint(tmp_path / "wider", 16, hidden_size=64)
+    for changes in ({"model": str(other)}, {"interpolation": "ntk"}, {"training.precision": "bf16"}):
+        changed = load_recipe("nano", {"model": recipe.model, "training.precision": "float32", **changes})
+        assert costs.known_costs(changed, 16, tmp_path) == []
+    assert costs.known_costs(recipe, 32, tmp_path) == []

@@ -10,7 +10,7 @@ from skipwise.reproduction.scores import Scores
 def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:
     exhibit = EXHIBITS["gap"]
     scores = {
-        setting.label: {"pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={2048: (3, 4)})}
+        setting.label: {"pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={2048: [(3, 4)]})}
         for setting in exhibit.settings
     }
     drawn = exhibit_figures(

@@ -164,3 +164,33 @@ def test_an_arm_is_its_scheme(arm: str) -> None:
     run = one("main", "linear, 8x", arm)
     assert run.recipe.positions.scheme == arm
     assert run.recipe.evaluation.arms == ["trained"]
+
+
+def test_levers_change_what_the_user_set() -> None:
+    changes = {"training.max_steps": 50, "training.learning_rate": 1e-3, "training.batch_size": 8}
+    plain, twice, half, wide = (
+        one("gap", "yarn, 8x", variant, **changes)
+        for variant in (
+            "pose",
+            "pose, twice the steps",
+            "pose, half the rate",
+            "pose, windows 4 times as long",
+        )
+    )
+    assert (plain.recipe.training.max_steps, twice.recipe.training.max_steps) == (50, 100)
+    assert half.recipe.training.learning_rate == pytest.approx(5e-4)
+    assert tokens_of(wide) == tokens_of(plain) == 50 * 8 * 256
+    assert len({run.key for run in (plain, twice, half, wide)}) == 4
+
+
+def test_baselines_compute_as_precisely_as_the_trained_arms() -> None:
+    original = one("main", "linear, 8x", "original", **{"training.precision": "float32"})
+    assert original.recipe.training.precision == "float32"
+
+
+def test_steps_beyond_the_last_are_not_asked_for() -> None:
+    assert one("efficiency", "yarn, 8x", "pose", **{"training.max_steps": 100}).recipe.evaluation.steps == [
+        10,
+        30,
+        100,
+    ]

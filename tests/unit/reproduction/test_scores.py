@@ -7,7 +7,7 @@ import pytest
 from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.reproduction.runs import plan_runs
 from skipwise.reproduction.scales import SCALES
-from skipwise.reproduction.scores import collect
+from skipwise.reproduction.scores import collect, whole_and_partial
 from skipwise.results import (
     PasskeyRecord,
     PerplexityRecord,
@@ -101,7 +101,7 @@ def test_segments_and_passkeys_follow_the_rule(tmp_path) -> None:
     )
     assert [(place, len(found.positions[place])) for place in found.positions] == [(("x", 2048), 1)]
     assert found.by_position("x", 2048, 0, 2048).mean == pytest.approx(1.0)
-    assert found.hits == {512: (40, 50)}
+    assert found.hits == {512: [(40, 50)]}
     assert found.steps == {}
 
 
@@ -111,3 +111,30 @@ def test_nothing_measured_gives_nothing(tmp_path) -> None:
     assert found.perplexity("x", 512) is None
     assert found.by_position("x", 2048, 0, 2048) is None
     assert found.difference(found, "x", 2048, 0, 2048) is None
+
+
+def measured(tmp_path, **records):
+    """Runs of passkey by row, and what of each is measured."""
+    runs = plan_runs(EXHIBITS["passkey"], SCALES["nano"], seeds=[0], changes=ASKED)
+    chosen = {run.variant: run for run in runs if run.variant in records}
+    for variant, found in records.items():
+        chosen[variant].folder(tmp_path).mkdir(parents=True)
+        for record in found:
+            append_record(chosen[variant].folder(tmp_path) / "results.jsonl", record)
+    whole, partial = whole_and_partial(chosen.values(), tmp_path)
+    return [run.variant for run in whole], [run.variant for run in partial]
+
+
+def test_rows_that_a_kill_left_in_part_are_told_from_whole_ones(tmp_path) -> None:
+    both = [perplexity(10.0), perplexity(11.0, window=256), passkey(40, 50)]
+    found = measured(tmp_path, pose=both, full=both[:1], short=both[:2], cream=[], randpos=both)
+    assert found == (["randpos", "pose"], ["full", "short"])
+
+
+def test_rows_of_fewer_documents_than_the_best_measured_are_in_part(tmp_path) -> None:
+    many, few = perplexity(10.0), perplexity(10.0, documents=2, tokens=2 * 4095)
+    assert measured(tmp_path, pose=[few, many], full=[few]) == (["pose"], ["full"])
+
+
+def test_rows_of_fewer_segments_are_in_part(tmp_path) -> None:
+    assert measured(tmp_path, pose=[segments(1.0, 2)], full=[segments(1.0, 1)]) == (["pose"], ["full"])

@@ -3,6 +3,8 @@
 import math
 from itertools import pairwise
 
+import pytest
+
 from skipwise.reproduction.exhibits import EXHIBITS
 from skipwise.reproduction.runs import plan_runs
 from skipwise.reproduction.scales import SCALES
@@ -105,13 +107,19 @@ def test_perplexity_by_step_stands_beside_the_papers() -> None:
 
 
 def test_passkeys_stand_beside_the_papers_at_the_exhibits_lengths() -> None:
-    scores = {"pose": Scores(hits={256: (50, 50), 4096: (1, 50)}), "short": Scores(hits={256: (49, 50)})}
+    scores = {
+        "pose": Scores(hits={256: [(50, 50)], 4096: [(1, 50)]}),
+        "short": Scores(hits={256: [(49, 50)]}),
+    }
     text = markdown("passkey", {"yarn, 8x": scores})
     assert (
         "| passkey | 256 | 4k | paper 1x | paper 2x | paper 4x | paper 8x | paper 12x | paper 16x |" in text
     )
     assert "| PoSE | 100% | 2% | 90-100% | 90-100% | 90-100% | 90-100% | 0% | 0% |" in text
     assert "| short | 98% | – | – | – | – | – | – | – |" in text
+    seeds = {"pose": Scores(hits={256: [(50, 50), (44, 50)]})}
+    assert "| PoSE | 94% (88% to 100%) |" in markdown("chunks", {"linear, 8x": seeds})
+    assert "the least and the most of one" in markdown("chunks", {"linear, 8x": seeds})
     assert "paper 1x" not in markdown("chunks", {"linear, 8x": {"N = 2": scores["pose"]}})
 
 
@@ -128,3 +136,25 @@ def test_a_block_states_no_claim_about_rows_that_it_has_not() -> None:
     assert text.count("twice the steps, at every length: not measured") == 1
     names = [name for name, finding in found("gap", {"12M on 8M tokens": scores}) if finding.holds is None]
     assert names == []
+
+
+def test_it_is_said_how_windows_were_read_and_what_was_not() -> None:
+    scores = {"pose": scored("x", 10.0, 9.0, 8.0)}
+    scores["pose"].reading.update({("x", 256): (128, 4), ("x", 512): (256, 4), ("x", 1024): (256, 4)})
+    runs = plan_runs(EXHIBITS["main"], SCALES["nano"], seeds=[0], changes={"evaluation.source": ["x", "y"]})
+    partial = [run for run in runs if run.variant == "full"]
+    text = exhibit_markdown(EXHIBITS["main"], runs, {"linear, 16x": scores}, partial=partial)
+    assert (
+        "Sliding windows at stride 128 (windows 256) and 256 (windows 512, 1k), over the first 8,192 tokens of 4 documents "
+        "of each text. Not measured: y. Left out, because measured in part: full-length, seed 0." in text
+    )
+    assert "10% of the examples end in a passkey prompt" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "mathematics"), [("math", True), ("my-math", True), ("aftermath-novels", False)]
+)
+def test_the_papers_mathematics_stands_beside_mathematics(text, mathematics) -> None:
+    assert (
+        "Proof-pile 1x" in markdown("main", {"linear, 8x": {"pose": scored(text, 10.0, 9.0)}})
+    ) is mathematics

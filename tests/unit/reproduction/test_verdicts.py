@@ -65,7 +65,7 @@ def test_an_order_is_judged_at_its_worst_length_up_to_the_target(claim, holds, w
     ],
 )
 def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
-    scores = {"a": Scores(hits={256: (10, 10), 512: (5, 10), 1024: (0, 10)})}
+    scores = {"a": Scores(hits={256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]})}
     finding = judge(claim, scores, 256, 512)
     assert (finding.holds, finding.worst) == (holds, worst)
 
@@ -75,9 +75,45 @@ def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
     [((50, 50), (39, 50), True), ((50, 50), (49, 50), False), ((39, 50), (50, 50), False)],
 )
 def test_more_passkeys_need_an_interval_above_zero(ours, theirs, holds) -> None:
-    scores = {"a": Scores(hits={512: ours}), "b": Scores(hits={512: theirs})}
+    scores = {"a": Scores(hits={512: [ours]}), "b": Scores(hits={512: [theirs]})}
     assert judge(FindsMore("a", "b"), scores, 256, 512).holds is holds
     assert judge(FindsMore("a", "b"), scores, 256, 1024).holds is None
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "holds", "told"),
+    [  # the first two of a real run: 95% against 84% of 150 prompts, which are three models
+        (
+            (46, 50, 47),
+            (37, 42, 47),
+            False,
+            "92%, 100%, 94% against 74%, 84%, 94% at 512; difference -13 to +36",
+        ),
+        ((46, 50, 47), (36, 39, 37), True, "difference +18 to +24 points, 95% interval over 3 seeds"),
+        ((46, 50), (36, 40), True, "difference +20 to +20 points, 95% interval over 2 seeds"),
+    ],
+)
+def test_models_and_not_prompts_are_the_sample_of_several_seeds(ours, theirs, holds, told) -> None:
+    scores = {
+        arm: Scores(hits={512: [(n, 50) for n in found]}) for arm, found in (("a", ours), ("b", theirs))
+    }
+    finding = judge(FindsMore("a", "b"), scores, 256, 512)
+    assert finding.holds is holds
+    assert told in finding.worst
+
+
+def test_every_seed_must_read_better() -> None:
+    ours, theirs = read(*[(1.0, 2.0)] * 4), read(*[(1.0, 2.2)] * 4)
+    for losses in (2.3, 2.1):  # with the first seed lower on average, the second against it and then for it
+        both = Scores(
+            positions={
+                ("x", 512): [*ours.positions["x", 512], *read(*[(1.0, losses)] * 4).positions["x", 512]]
+            }
+        )
+        other = Scores(positions={("x", 512): [*theirs.positions["x", 512]] * 2})
+        finding = judge(Reads("a", "b"), {"a": both, "b": other}, 256, 512)
+        assert finding.holds is (losses < 2.2)
+    assert finding.worst == "-0.150 [-0.150, -0.150] nats a token, -0.200 to -0.100 by seed (x)"
 
 
 def test_reading_far_text_is_judged_beyond_the_original_length_alone() -> None:
