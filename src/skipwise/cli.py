@@ -61,15 +61,19 @@ def extend_command(
             f"--processes {processes} says how many processes --launch starts: give --launch ddp, fsdp, zero3 or "
             "zero3-offload, or leave it out"
         )
-    if launch is not None and not dry_run:
+    if launch is not None:
         from skipwise.launch import launch as start
+        from skipwise.launch import processes_of
 
-        start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
-        return
+        processes = processes_of(launch, processes)
+        if not dry_run:
+            start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
+            return
     from skipwise.arms import plan_evaluation
     from skipwise.extend import extend
     from skipwise.job import describe, describe_examples, prepare
     from skipwise.recipe import parse_changes
+    from skipwise.training_arguments import accumulation
 
     options: dict[str, Any] = {
         "model": model,
@@ -89,6 +93,7 @@ def extend_command(
         source = out / "recipe.yaml"
     settings = _recipe(source, changes, lora)
     if dry_run:
+        accumulation(settings.training, processes or 1)
         job = prepare(settings, console)
         plan_evaluation(job, console)  # refuses what could not be measured
         describe(job, console)
@@ -396,6 +401,8 @@ def _recipe(source: Path | str | None, changes: dict[str, Any], lora: bool) -> A
     """The recipe, with LoRA as its defaults say where ``--lora`` asks for it and the recipe does not."""
     from skipwise.recipe import load_recipe
 
+    if lora and changes.get("lora", {}) is None:
+        raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
     settings = load_recipe(source, changes)
     return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
 

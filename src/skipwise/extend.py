@@ -19,7 +19,7 @@ from skipwise import processes
 from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, plan_evaluation
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
-from skipwise.errors import SkipwiseError
+from skipwise.errors import ModelError, SkipwiseError
 from skipwise.guards import checkpoint_bytes, disk_space, latest_complete
 from skipwise.job import Job, describe, prepare
 from skipwise.measure import AUTOCAST
@@ -116,7 +116,17 @@ def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]
             four_bits=rules.base == "4bit",
         )
         model = cast(PreTrainedModel, lora.adapt(base, rules, job.recipe.seed))
-    probe = probe_connectivity(model, job.extension.target_length, precision=AUTOCAST[job.precision])
+    try:
+        probe = probe_connectivity(model, job.extension.target_length, precision=AUTOCAST[job.precision])
+    except SkipwiseError:
+        raise
+    except (
+        Exception
+    ) as error:  # of the architecture's own code, which positions and a mask of our own reach here first
+        raise ModelError(
+            f"model {job.recipe.model!r} ({model.config.model_type}) cannot be run as it would be trained "
+            f"({type(error).__name__}: {error}); choose another model"
+        ) from error
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
     return model, probe
 

@@ -17,12 +17,11 @@ from skipwise.recipe import nearest
 ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 
 
-def launch(engine: str, processes: int | None, words: Sequence[str]) -> None:
-    """Run ``skipwise`` with ``words`` in each process; torch's own launcher (torchrun) starts and watches them.
+def processes_of(engine: str, processes: int | None) -> int:
+    """How many processes to start: as asked for, else one a GPU.
 
     Raises:
         RecipeError: an unknown engine, one that is not installed, or a number of processes that makes no sense.
-        SystemExit: a process failed; it has said why.
     """
     if engine not in ENGINES:
         raise RecipeError(
@@ -34,6 +33,15 @@ def launch(engine: str, processes: int | None, words: Sequence[str]) -> None:
             f"--launch {engine} starts several processes, not {processes}: give --processes, or leave --launch out"
         )
     require_engine_installed(engine)
+    return processes
+
+
+def launch(engine: str, processes: int, words: Sequence[str]) -> None:
+    """Run ``skipwise`` with ``words`` in each process; torch's own launcher (torchrun) starts and watches them.
+
+    Raises:
+        SystemExit: a process failed; it has said why.
+    """
     os.environ[ENGINE] = engine
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call what torch renamed
     for name in ("torch.distributed.elastic", "torch.distributed.run"):

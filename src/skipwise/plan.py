@@ -3,6 +3,7 @@
 From the model's config alone: one step of each is run without data (``model/step_cost.py``), and divided over the GPUs.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers import PretrainedConfig
 
-from skipwise.errors import RecipeError
+from skipwise.errors import ModelError, RecipeError
 from skipwise.lengths import format_length
 from skipwise.model.loading import load_config
 from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, step_cost
 from skipwise.recipe import Recipe
-from skipwise.training_arguments import known_fields
+from skipwise.training_arguments import accumulation, known_fields
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Machine:
     utilisation: float = 0.4
 
     def __post_init__(self) -> None:
-        for name, value, least in (
+        for name, value, unit in (
             ("gpus", self.gpus, 1),
-            ("gpu-memory", self.memory, 1),
-            ("tflops", self.peak, 1),
+            ("gpu-memory", self.memory, 1e9),
+            ("tflops", self.peak, 1e12),
         ):
-            if value < least:
-                raise RecipeError(f"--{name} {value:g} must be {least} or more")
+            if not 0 < value < math.inf:
+                raise RecipeError(f"--{name} {value / unit:g} must be a number above 0")
         if not 0 < self.utilisation <= 1:
             raise RecipeError(f"--utilisation {self.utilisation:g} must be above 0 and at most 1")
 
@@ -81,8 +82,10 @@ class Plan:
         return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations)
 
 
-def plan_training(config: PretrainedConfig, recipe: Recipe, window: int, batch: int, on: Machine) -> Plan:
-    """Plan a run of ``batch`` windows a step.
+def plan_training(
+    config: PretrainedConfig, recipe: Recipe, window: int, batch: int, on: Machine, micro: int | None = None
+) -> Plan:
+    """Plan a run of ``batch`` windows a step, ``micro`` of them at a time on each GPU; default: as the recipe says.
 
     On one GPU weights are float32 under autocast, as here they are trained; with LoRA the frozen ones are as computed,
     or half a byte each and their scales, 0.53 in all. On several, weights and gradients are bf16 shares, and the
@@ -91,10 +94,12 @@ def plan_training(config: PretrainedConfig, recipe: Recipe, window: int, batch: 
 
     Raises:
         RecipeError: a field of the training section is unknown or wrong.
+        ModelError: a mixture of experts.
     """
     settings, rules = recipe.training, recipe.lora
     known_fields(settings)
-    micro = min(settings.per_device_train_batch_size, batch)
+    _refuse_experts(config)
+    micro = min(micro or settings.per_device_train_batch_size, batch)
     sharded = on.gpus > 1
     computed = None if settings.precision == "float32" else torch.bfloat16
     low = computed is not None and (sharded or (rules is not None and rules.base != "float32"))
@@ -135,13 +140,14 @@ def plan_command(recipe: Recipe, on: Machine, console: Console) -> None:
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     train = recipe.train_length or extension.rope.original_length
-    batch = recipe.training.batch_size
+    batch, micro = recipe.training.batch_size, recipe.training.per_device_train_batch_size
+    accumulation(recipe.training, on.gpus)
     rows = {}
     with console.status("running one step of each without data"):
         for name, window in (("PoSE", train), ("full-length", extension.target_length)):
-            at_once = on.gpus * recipe.training.per_device_train_batch_size
-            windows = batch if name == "PoSE" else max(at_once, batch * train // window)
-            rows[name] = plan_training(config, recipe, window, windows, on)
+            # As many tokens a step and at a time, a window on each GPU at least.
+            windows = math.ceil(batch * train / window / on.gpus) * on.gpus
+            rows[name] = plan_training(config, recipe, window, windows, on, max(1, micro * train // window))
     cost = rows["PoSE"].cost
     console.print(
         f"{recipe.model}: {extension.rope.original_length:,} -> {extension.target_length:,} tokens, "
@@ -181,6 +187,15 @@ def _table(rows: dict[str, Plan], steps: int, on: Machine) -> Table:
     for name, cells in lines.items():
         table.add_row(name, *cells)
     return table
+
+
+def _refuse_experts(config: PretrainedConfig) -> None:
+    counts = ("num_experts", "num_local_experts", "n_routed_experts")
+    if experts := max(getattr(config, name, None) or 0 for name in counts):
+        raise ModelError(
+            f"model_type {config.model_type} is a mixture of {experts} experts, of which each token takes its own: a step "
+            "without data cannot be run; plan a dense model of its active parameters, and add 16 bytes for each other one"
+        )
 
 
 def _bytes(number: float) -> str:

@@ -64,7 +64,7 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
         torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator() or torch.device("cpu")
     )
     precision = choose_precision(settings.precision, device)
-    given["gradient_accumulation_steps"] = _accumulation(settings)
+    given["gradient_accumulation_steps"] = accumulation(settings, processes.launched())
     on_gpu = device.type == "cuda"
     if on_gpu and given["optim"] == "adamw_torch":  # the same sums, without a copy of all that is trained
         given["optim"] = "adamw_torch_fused"
@@ -215,9 +215,12 @@ def _check_optimizer(args: TrainingArguments) -> None:
     )
 
 
-def _accumulation(settings: recipe.Training) -> int:
-    """Forward passes per optimizer step, so that any number of processes sees the same global batch."""
-    workers = processes.launched()
+def accumulation(settings: recipe.Training, workers: int) -> int:
+    """Forward passes per optimizer step, so that any number of processes sees the same global batch.
+
+    Raises:
+        RecipeError: the batch is no multiple of what ``workers`` processes take at a time.
+    """
     batch, micro = settings.batch_size, settings.per_device_train_batch_size
     together = micro * workers
     if batch % together:

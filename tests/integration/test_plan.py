@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig
+from transformers import LlamaConfig, MixtralConfig
 
 from tests.integration.test_extend import refused, run
 
@@ -74,10 +74,14 @@ def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpus", "0"], "--gpus 0 must be 1 or more"),
+        (["--gpus", "0"], "--gpus 0 must be a number above 0"),
         (["--gpu-memory", "lots"], "--gpu-memory 'lots' must be a number of gigabytes, as 80GB"),
         (["--utilisation", "2"], "--utilisation 2 must be above 0 and at most 1"),
         (["--tflops", "0"], "--tflops 0 must be"),
+        (["--tflops", "nan"], "--tflops nan must be a number above 0"),
+        (["--gpu-memory", "-5GB"], "--gpu-memory -5 must be a number above 0"),
+        (["--gpu-memory", "inf"], "--gpu-memory inf must be a number above 0"),
+        (["--gpus", "3"], "training.batch_size = 64 must be a multiple of 3"),
         (
             ["--set", "training.gradient_checkpiont=true"],
             "unknown key training.gradient_checkpiont (did you mean",
@@ -87,3 +91,23 @@ def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(
 )
 def test_bad_input_is_explained(model, monkeypatch, capsys, words, message) -> None:
     assert message in refused(monkeypatch, capsys, "plan", model, *words)
+
+
+def test_full_length_has_as_many_tokens_at_a_time(model, monkeypatch, capsys) -> None:
+    words = [model, "--target", "16k", "--set", "training.per_device_train_batch_size=16"]
+    cells, _ = planned(monkeypatch, capsys, *words)
+    assert cells["windows a step"] == ["64 of 2k", "8 of 16k"]
+    assert cells["tokens in all"][0] == cells["tokens in all"][1]
+    pose, full = (float(cell.split()[0]) for cell in cells["activations, each GPU"])
+    assert full == pytest.approx(pose, rel=0.2)  # 2 x 16k at a time against 16 x 2k
+
+
+def test_a_window_on_each_gpu_at_least(model, monkeypatch, capsys) -> None:
+    words = [model, "--target", "16k", "--gpus", "8", "--set", "training.batch_size=16"]
+    assert planned(monkeypatch, capsys, *words)[0]["windows a step"] == ["16 of 2k", "8 of 16k"]
+
+
+def test_experts_are_refused(tmp_path, monkeypatch, capsys) -> None:
+    MixtralConfig(num_hidden_layers=2, num_local_experts=4).save_pretrained(tmp_path / "experts")
+    told = refused(monkeypatch, capsys, "plan", tmp_path / "experts", "--target", "64k")
+    assert "model_type mixtral is a mixture of 4 experts" in told

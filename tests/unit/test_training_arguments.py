@@ -111,7 +111,7 @@ def test_accumulation_follows_from_the_global_batch(tmp_path, monkeypatch):
     wanted = settings(batch_size=12, per_device_train_batch_size=3)
     assert training_arguments(wanted, tmp_path, 0).gradient_accumulation_steps == 4
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert arguments._accumulation(wanted) == 2
+    assert arguments.accumulation(wanted, 2) == 2
 
 
 @pytest.mark.parametrize(

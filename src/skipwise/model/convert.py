@@ -76,12 +76,16 @@ def convert(
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    _write_weights(plan, _shards(folder), partial, shard_bytes, console)
-    plan.config.architectures = [_stock_class(plan).__name__]
-    plan.config.save_pretrained(partial)
-    _require_every_weight(partial)
-    _copy_beside(folder, partial)
-    os.replace(partial, out)
+    try:
+        _write_weights(plan, _shards(folder), partial, shard_bytes, console)
+        plan.config.architectures = [_stock_class(plan).__name__]
+        plan.config.save_pretrained(partial)
+        _require_every_weight(partial)
+        _copy_beside(folder, partial)
+        os.replace(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     return out
 
 
@@ -151,6 +155,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             yield from loaded.items()
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        if isinstance(error, UnpicklingError):
+            raise ModelError(
+                f"{path} is a pickle of more than weights, or of torch before 1.6, and is not executed; take the "
+                "checkpoint as safetensors"
+            ) from error
         raise ModelError(f"{path} cannot be read as weights ({first}); fetch it again") from error
 
 
@@ -172,6 +181,10 @@ def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: in
         for name, tensor in _tensors(shard):
             for new, value in plan.tensors(name, tensor):
                 size = value.numel() * value.element_size()
+                if not torch.isfinite(value).all():
+                    raise ModelError(
+                        f"{shard.name}: {name} holds NaN or infinity; fetch the checkpoint again"
+                    )
                 if held and held_bytes + size > limit:
                     flush()
                 held[new] = value.contiguous()

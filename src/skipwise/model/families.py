@@ -18,6 +18,7 @@ from transformers import LlamaConfig, PhiConfig, PretrainedConfig
 
 from skipwise.errors import ModelError
 from skipwise.interpolation import Rope, rope_parameters
+from skipwise.model.rope import SCALED
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -47,8 +48,15 @@ class Conversion:
 
     def tensors(self, name: str, tensor: torch.Tensor) -> Tensors:
         """What becomes of one tensor; of a buffer that the stock class computes, nothing."""
-        if not _BUFFERS.search(name):
+        if _BUFFERS.search(name):
+            return
+        try:
             yield from self.convert(name, tensor)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"{name} has shape {tuple(tensor.shape)}, which the network that the config describes has not ({error}); "
+                "the checkpoint is damaged, or of another config"
+            ) from error
 
 
 def plan_conversion(config: Mapping[str, Any], original_length: int | None = None) -> Conversion:
@@ -70,13 +78,34 @@ def plan_conversion(config: Mapping[str, Any], original_length: int | None = Non
         case "llama" if _by_authors(config):
             plan = Conversion("Llama of PoSE's authors", _llama_config(config), _as_it_is)
         case "llama":
-            raise ModelError("model_type llama needs no conversion: skipwise extend takes it as it is")
+            raise ModelError(_unconverted(config))
         case _:
             raise ModelError(
                 f"model_type {kind!r} is not converted: there is gptj, baichuan (7B), and Llama with the rope_scaling "
                 "of PoSE's authors; what stock transformers rotates by rope_parameters, skipwise extend takes as it is"
             )
-    return _with_authors_scaling(plan, config, original_length) if _by_authors(config) else plan
+    if _by_authors(config):
+        return _with_authors_scaling(plan, config, original_length)
+    if original_length is not None:
+        raise ModelError(
+            f"--original {original_length:,} is for a checkpoint of PoSE's authors, and this one has no rope_scaling of "
+            "theirs; leave it out, and give original_length to skipwise extend if the config's window is not the true one"
+        )
+    return plan
+
+
+def _unconverted(config: Mapping[str, Any]) -> str:
+    """Why a Llama is not converted: nothing is to be done, or nobody knows what its scaling means."""
+    scaling = config.get("rope_scaling")
+    if not scaling:
+        return "model_type llama needs no conversion: skipwise extend takes it as it is"
+    kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
+    if kind in SCALED | {"dynamic"}:
+        return f"model_type llama with {kind} rope_scaling needs no conversion: skipwise extend says what it takes of it"
+    return (
+        f"config has rope_scaling {scaling!r}, which is neither of transformers nor of PoSE's authors "
+        f"({', '.join(_AUTHORS)}, each with a factor); mend config.json, or start from the base model"
+    )
 
 
 def _as_it_is(name: str, tensor: torch.Tensor) -> Tensors:

@@ -20,7 +20,7 @@ from transformers import (
 
 from skipwise.errors import ModelError
 from skipwise.model import lora
-from skipwise.model.rope import CONVERTED_FIRST, Extension, check_frequencies, set_interpolation
+from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
 
 _BROKEN_WEIGHTS = (SafetensorError, UnpicklingError)
 
@@ -43,11 +43,20 @@ def load_config(name: str) -> PretrainedConfig:
         ModelError: nothing there that transformers can read.
     """
     try:
-        return AutoConfig.from_pretrained(resolve(name))
+        # Left out, the question whether to run remote code would be put to the user.
+        return AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
-        if "`baichuan`" in str(error):  # its own class would be remote code
-            raise ModelError(CONVERTED_FIRST.format("baichuan")) from error
+        if (kind := _model_type(name)) in CONVERTED:  # its own class would be remote code
+            raise ModelError(converted_first(kind, name)) from error
         raise ModelError(_unreadable(name, error)) from error
+
+
+def _model_type(name: str) -> str:
+    """As the config says it, whether or not there is a class for it."""
+    try:
+        return str(PretrainedConfig.get_config_dict(resolve(name))[0].get("model_type"))
+    except (OSError, ValueError):
+        return ""
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -57,7 +66,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         ModelError: there is none.
     """
     try:
-        return AutoTokenizer.from_pretrained(resolve(name))
+        return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"model {name!r} has no tokenizer that transformers can load ({_first_line(error)}); "
@@ -95,6 +104,7 @@ def load_model(
     folder = resolve(name)
     base = lora.base_of(folder)
     settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
+    settings["trust_remote_code"] = False
     if four_bits:
         quantization = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype

@@ -48,18 +48,46 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
         RecipeError: the targets match no layer; the names that there are.
     """
     require_installed(rules)
+    _check_targets(model, rules)
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return _with_additions(model, _peft_config(model, rules), load_file(state) if state else None)
     except ValueError as error:
-        linear = {
-            name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
-        }
         raise RecipeError(
-            f"lora.targets = {rules.targets!r} match no layer of this model; its linear layers are called "
-            f"{', '.join(sorted(linear))}"
+            f"lora.targets = {rules.targets!r} cannot be adapted ({error}); name linear layers, or take all-linear"
         ) from error
+
+
+def _check_targets(model: PreTrainedModel, rules: Lora) -> None:
+    """Refuse names of no layer, and additions that merging would put where they were not trained."""
+    if isinstance(rules.targets, str):
+        return
+    names = {name for name, _ in model.named_modules()}
+
+    def found(target: str) -> set[str]:  # as peft matches them
+        return {name for name in names if name == target or name.endswith(f".{target}")}
+
+    linear = {
+        name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
+    }
+    if unknown := [target for target in rules.targets if not found(target)]:
+        raise RecipeError(
+            f"lora.targets: {', '.join(map(repr, unknown))} {'is' if len(unknown) == 1 else 'are'} no layer of this model; "
+            f"its linear layers are called {', '.join(sorted(linear))}"
+        )
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    matched = set().union(*(found(target) for target in rules.targets))
+    shared = [name for name in sorted(matched) if any(model.get_submodule(name) is end for end in ends)]
+    if shared and model.config.get_text_config().tie_word_embeddings:
+        raise RecipeError(
+            f"lora.targets: {shared[0]} shares its weight with the other end of the model, so that an addition to one of "
+            "them cannot be merged; leave it out, or train both whole by lora.also=[embeddings]"
+        )
+    if "embeddings" in rules.also and any(model.get_submodule(name) is ends[0] for name in shared):
+        raise RecipeError(
+            f"lora.targets: {shared[0]} is trained whole by lora.also=[embeddings]; leave it out of one of the two"
+        )
 
 
 def trained_share(config: PretrainedConfig, rules: Lora) -> tuple[int, int]:

@@ -4,28 +4,26 @@ A model may have one set of ``rope_parameters``, or one for each kind of its lay
 ``full_attention`` are extended, and layers that slide keep theirs, since no token looks further there than before.
 """
 
+import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from skipwise.errors import ModelError
-from skipwise.interpolation import Rope, frequencies, rope_parameters
+from skipwise.interpolation import NAMES, Rope, frequencies, rope_parameters
 from skipwise.recipe import Recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
-_CONVERTED = {"gptj", "baichuan"}
-CONVERTED_FIRST = (
-    "model_type {} has rotary positions that its class cannot scale; write it as a stock class with the same logits "
-    "first: skipwise convert CHECKPOINT OUT"
-)
+CONVERTED = {"gptj", "baichuan"}
 _FULL = "full_attention"
-_SCALED = {"linear", "yarn", "llama3", "longrope"}
+SCALED = {"linear", "yarn", "llama3", "longrope"}
 
 
 @dataclass(frozen=True)
@@ -85,14 +83,38 @@ def plan_extension(
 
 
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
-    """What a recipe asks of a model."""
-    return plan_extension(
+    """What a recipe asks of a model.
+
+    Raises:
+        ModelError: what ``plan_extension`` refuses, or the model's class does.
+    """
+    extension = plan_extension(
         config,
         target_length=recipe.target,
         original_length=recipe.original_length,
         interpolation=recipe.interpolation,
         existing_rope=recipe.existing_rope,
     )
+    _require_buildable(config, extension)
+    return extension
+
+
+def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
+    """Write the extended config, read it again and build its model without weights: what is refused there, by whatever
+    error of its class, would be refused after training."""
+    extended = copy.deepcopy(config)
+    set_interpolation(extended, extension)
+    try:
+        with TemporaryDirectory() as folder, torch.device("meta"):
+            extended.save_pretrained(folder)
+            read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            AutoModelForCausalLM.from_config(read)
+    except Exception as error:
+        told = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(
+            f"{type(config).__name__} cannot hold {extension.interpolation} x{extension.factor:g} ({told}); choose another "
+            f"--interpolation of {', '.join(name for name in NAMES if name != 'none')}, or another model"
+        ) from error
 
 
 def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
@@ -104,6 +126,16 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
         {**config.rope_parameters, _FULL: new} if _FULL in config.rope_parameters else new
     )
     config.max_position_embeddings = extension.target_length
+    if getattr(config, "head_dim", 0) is None:  # left to be computed, which not every class's YaRN does
+        config.head_dim = config.hidden_size // config.num_attention_heads
+
+
+def converted_first(kind: str, checkpoint: str | None) -> str:
+    """What to say of a model that needs ``skipwise convert`` before."""
+    return (
+        f"model_type {kind} has rotary positions that its class cannot scale; write it as a stock class with the same "
+        f"logits first: skipwise convert {checkpoint or 'CHECKPOINT'} OUT"
+    )
 
 
 def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
@@ -154,14 +186,20 @@ def rope_of(config: PretrainedConfig) -> dict[str, Any]:
     """
     kind = config.model_type
     current = getattr(config, "rope_parameters", None)
-    if kind in _CONVERTED:
-        raise ModelError(CONVERTED_FIRST.format(kind))
+    if kind in CONVERTED:
+        raise ModelError(converted_first(kind, config.name_or_path))
+    if not current and (text := config.get_text_config()) is not config:
+        raise ModelError(
+            f"model_type {kind} is a model of text and more; take its {text.model_type} alone: load it by its own class, "
+            "save that model and its tokenizer in a folder, and give the folder"
+        )
     if not current:
         what = (
-            "learned positions" if kind in _LEARNED else "ALiBi" if kind in _ALIBI else "no rotary positions"
+            "learned positions" if kind in _LEARNED else "ALiBi" if kind in _ALIBI else "no rope_parameters"
         )
         raise ModelError(
-            f"model_type {kind} has {what}; PoSE needs rotary position embeddings, as Llama, Mistral or Qwen have"
+            f"model_type {kind} has {what} in its config; PoSE needs rotary position embeddings that can be set there, as "
+            "Llama's, Mistral's or Qwen's can"
         )
     one = current.get(_FULL) or current
     if "rope_theta" not in one:
@@ -215,7 +253,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
     else:
         switches = kind in ("dynamic", "longrope")
     original = _original_length(config, current)
-    if existing_rope == "replace" and kind in _SCALED | {"dynamic"}:
+    if existing_rope == "replace" and kind in SCALED | {"dynamic"}:
         return True
     if switches:
         raise ModelError(
@@ -228,7 +266,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
             f"config is already vanilla_ntk{times}, by which PoSE's authors mean NTK: skipwise convert CHECKPOINT OUT "
             "writes it as a stock checkpoint; or start from the base model"
         )
-    if kind not in _SCALED:
+    if kind not in SCALED:
         raise ModelError(
             f"config is already {kind}{times}, a scaling that is not known here and cannot be replaced; "
             "start from the base model"

@@ -97,6 +97,7 @@ def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension
             extension.target_length - tokens, extension.target_length, device=model.device
         )[None],
         "attention_mask": torch.ones(1, tokens, dtype=torch.long, device=model.device),
+        "use_cache": False,
     }
     was_training = model.training
     with torch.autocast(model.device.type, dtype) if dtype != torch.float32 else nullcontext():

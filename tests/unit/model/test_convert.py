@@ -61,6 +61,40 @@ def test_what_is_stock_needs_no_conversion(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "scaling", [{"type": "ntk", "factor": 4.0}, {"type": "linear"}, {"type": "foo", "factor": 2.0}, "linear"]
+)
+def test_a_scaling_that_nobody_knows_is_not_said_to_be_taken(tmp_path: Path, scaling) -> None:
+    model = checkpoint(tmp_path / "llama")
+    told = refused(changed(model, rope_scaling=scaling, rope_parameters=None), tmp_path / "out")
+    if isinstance(scaling, dict) and scaling["type"] == "linear":
+        assert "skipwise extend says what it takes" in told
+    else:
+        assert "neither of transformers nor of PoSE's authors" in told
+
+
+def test_an_original_length_that_means_nothing_is_refused(gptj: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="--original 64 is for a checkpoint of PoSE's authors"):
+        convert(str(gptj), tmp_path / "out", original_length=64)
+
+
+def test_weights_that_cannot_be_are_named(gptj: Path, tmp_path: Path) -> None:
+    whole = load_file(gptj / "model.safetensors")
+    name = "transformer.h.0.attn.q_proj.weight"
+    for weight, message in (
+        (whole[name][:16], f"{name} has shape (16, 32), which the network that the config describes has not"),
+        (
+            torch.full_like(whole[name], torch.nan),
+            f"{name.replace('transformer.h', 'model.layers')} holds NaN",
+        ),
+    ):
+        save_file(whole | {name: weight.contiguous()}, gptj / "model.safetensors", metadata={"format": "pt"})
+        told = refused(str(gptj), tmp_path / "out")
+        assert message.split(" holds")[0].split(".")[-1] in told
+        assert ("NaN or infinity" in told) or (message in told)
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2' is not converted: there is gptj, baichuan"),
@@ -114,7 +148,7 @@ def test_nothing_of_a_checkpoint_is_executed(tmp_path: Path, monkeypatch) -> Non
     baichuan(tmp_path / "source")
     (tmp_path / "source" / "modeling_baichuan.py").write_text("import os; os.mkdir('executed')")
     torch.save({"model.embed_tokens.weight": Evil()}, tmp_path / "source" / "pytorch_model.bin")
-    assert "cannot be read as weights" in refused(str(tmp_path / "source"), tmp_path / "out")
+    assert "is a pickle of more than weights" in refused(str(tmp_path / "source"), tmp_path / "out")
     assert not (tmp_path / "executed").exists()
 
 

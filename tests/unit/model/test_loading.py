@@ -120,10 +120,12 @@ def test_what_must_be_converted_first_says_so(tmp_path) -> None:
     from tests.parity.test_conversion import baichuan, gptj
 
     gptj(32).save_pretrained(tmp_path / "gptj")
-    with pytest.raises(ModelError, match=r"gptj has rotary positions .* skipwise convert CHECKPOINT OUT"):
+    with pytest.raises(ModelError, match=r"gptj has rotary positions .* skipwise convert \S+/gptj OUT"):
         plan_extension(load_config(str(tmp_path / "gptj")))
     baichuan(tmp_path / "baichuan")
-    with pytest.raises(ModelError, match=r"baichuan has rotary positions .* skipwise convert CHECKPOINT OUT"):
+    with pytest.raises(
+        ModelError, match=r"baichuan has rotary positions .* skipwise convert \S+/baichuan OUT"
+    ):
         load_config(str(tmp_path / "baichuan"))
     authors = checkpoint(tmp_path / "authors", rope_parameters=None)
     raw = json.loads((authors / "config.json").read_text())
@@ -133,3 +135,20 @@ def test_what_must_be_converted_first_says_so(tmp_path) -> None:
         ModelError, match=r"vanilla_ntk x8, by which PoSE's authors mean NTK: skipwise convert"
     ):
         plan_extension(load_config(str(authors)))
+
+
+def test_remote_code_is_neither_run_nor_asked_about(tmp_path, monkeypatch) -> None:
+    """Transformers asks on the terminal, unless it is told no."""
+    from tests.parity.test_conversion import baichuan
+
+    baichuan(tmp_path / "source")
+    path = tmp_path / "source" / "config.json"
+    auto_map = {"AutoConfig": "configuration_baichuan.BaichuanConfig"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": auto_map}))
+    (tmp_path / "source" / "configuration_baichuan.py").write_text("import os; os.mkdir('executed')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("builtins.input", lambda *question: "y")
+    monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
+    with pytest.raises(ModelError, match="skipwise convert"):
+        load_config(str(tmp_path / "source"))
+    assert not (tmp_path / "executed").exists()

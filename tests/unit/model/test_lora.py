@@ -146,9 +146,29 @@ print((found - wanted).abs().max().item())
 def test_targets_that_match_nothing_are_named_with_what_there_is(tmp_path: Path) -> None:
     name = str(checkpoint(tmp_path / "base"))
     rules = Lora(targets=["query_key_value"])
-    wanted = r"lora\.targets = \['query_key_value'\] match no layer.*called down_proj, gate_proj, .*q_proj"
+    wanted = r"lora\.targets: 'query_key_value' is no layer.*called down_proj, gate_proj, .*q_proj"
     with pytest.raises(RecipeError, match=wanted):
         lora.trained_share(load_config(name), rules)
+    with pytest.raises(RecipeError, match=r"'o', 'nope' are no layer"):  # the others would be trained alone
+        lora.trained_share(load_config(name), Lora(targets=["q_proj", "o", "nope"]))
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_addition_to_one_end_of_a_tied_model_is_refused(tmp_path: Path, target) -> None:
+    tied = load_config(str(checkpoint(tmp_path / "tied", tie_word_embeddings=True)))
+    rules = Lora(targets=["q_proj", target])
+    with pytest.raises(
+        RecipeError, match=f"{target} shares its weight with the other end .*also=.embeddings."
+    ):
+        lora.trained_share(tied, rules)
+    untied = load_config(str(checkpoint(tmp_path / "untied", tie_word_embeddings=False)))
+    assert lora.trained_share(untied, rules)[0] > 0
+
+
+def test_an_embedding_trained_whole_gets_no_addition_besides(tmp_path: Path) -> None:
+    untied = load_config(str(checkpoint(tmp_path / "untied", tie_word_embeddings=False)))
+    with pytest.raises(RecipeError, match=r"embed_tokens is trained whole by lora.also"):
+        lora.trained_share(untied, Lora(targets=["embed_tokens", "q_proj"], also=["embeddings"]))
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,29 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BloomConfig,
+    Gemma3Config,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     Qwen2Config,
 )
 
 from skipwise.errors import ModelError
 from skipwise.model.loading import load_config, load_model
-from skipwise.model.rope import check_frequencies, plan_extension
+from skipwise.model.rope import check_frequencies, extension_of, plan_extension, set_interpolation
+from skipwise.recipe import load_recipe
 from tests.tiny import checkpoint
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (GPT2Config(), "model_type gpt2 has learned positions; PoSE needs rotary"),
+        (GPT2Config(), "model_type gpt2 has learned positions in its config; PoSE needs rotary"),
         (BertConfig(), "model_type bert has learned positions"),
         (BloomConfig(), "model_type bloom has ALiBi"),
     ],
@@ -237,3 +242,56 @@ def test_a_config_that_makes_no_sense_is_explained(tmp_path, changes, words) -> 
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ModelError, match=words):
         plan_extension(load_config(str(folder)), existing_rope="replace")
+
+
+def test_what_a_class_cannot_hold_is_refused_before_training() -> None:
+    longrope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "rope_theta": 1e4,
+    }
+    config = Phi3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters={**longrope, "original_max_position_embeddings": 64},
+        pad_token_id=0,
+    )
+    asked = {"model": "x", "target": 256, "existing_rope": "replace"}
+    with pytest.raises(
+        ModelError, match=r"Phi3Config cannot hold yarn x4 .*must be one of .'longrope'.*yarn-revised"
+    ):
+        extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
+    assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4
+    assert config.rope_parameters["rope_type"] == "longrope"  # it was tried on a copy
+
+
+def test_a_head_dim_left_to_be_computed_is_written() -> None:
+    """The YaRN of a class that reads it, as Mixtral's, would fail."""
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=2,
+        max_position_embeddings=64,
+    )
+    assert config.head_dim is None
+    extension = extension_of(
+        config, load_recipe(None, {"model": "x", "target": 256, "interpolation": "yarn"})
+    )
+    set_interpolation(config, extension)
+    assert config.head_dim == 16
+    check_frequencies(AutoModelForCausalLM.from_config(config), extension)
+
+
+def test_a_model_of_text_and_more_names_its_text_model() -> None:
+    with pytest.raises(ModelError, match="gemma3 is a model of text and more; take its gemma3_text alone"):
+        plan_extension(Gemma3Config())
