@@ -109,5 +109,5 @@ def test_a_window_on_each_gpu_at_least(model, monkeypatch, capsys) -> None:
 
 def test_experts_are_refused(tmp_path, monkeypatch, capsys) -> None:
     MixtralConfig(num_hidden_layers=2, num_local_experts=4).save_pretrained(tmp_path / "experts")
-    told = refused(monkeypatch, capsys, "plan", tmp_path / "experts", "--target", "64k")
+    told = refused(monkeypatch, capsys, "plan", tmp_path / "experts", "--target", "256k")
     assert "model_type mixtral is a mixture of 4 experts" in told

@@ -82,15 +82,10 @@ def test_weights_that_cannot_be_are_named(gptj: Path, tmp_path: Path) -> None:
     name = "transformer.h.0.attn.q_proj.weight"
     for weight, message in (
         (whole[name][:16], f"{name} has shape (16, 32), which the network that the config describes has not"),
-        (
-            torch.full_like(whole[name], torch.nan),
-            f"{name.replace('transformer.h', 'model.layers')} holds NaN",
-        ),
+        (torch.full_like(whole[name], torch.nan), f"{name} holds NaN or infinity"),
     ):
         save_file(whole | {name: weight.contiguous()}, gptj / "model.safetensors", metadata={"format": "pt"})
-        told = refused(str(gptj), tmp_path / "out")
-        assert message.split(" holds")[0].split(".")[-1] in told
-        assert ("NaN or infinity" in told) or (message in told)
+        assert message in refused(str(gptj), tmp_path / "out")
     assert not (tmp_path / "out.partial").exists()
 
 
