@@ -148,7 +148,6 @@ def test_remote_code_is_neither_run_nor_asked_about(tmp_path, monkeypatch) -> No
     (tmp_path / "source" / "configuration_baichuan.py").write_text("import os; os.mkdir('executed')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *question: "y")
-    monkeypatch.setattr("transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE", 0)
     with pytest.raises(ModelError, match="skipwise convert"):
         load_config(str(tmp_path / "source"))
     assert not (tmp_path / "executed").exists()
