@@ -1,5 +1,6 @@
 """Tiny models and tokenizers, made in a moment; the hub cannot be reached and is not needed."""
 
+import io
 from pathlib import Path
 
 import torch
@@ -75,3 +76,26 @@ def corpus(folder: Path, documents: int = 30, words: int = 60) -> Path:
         text = " ".join(WORDS[(i * 7 + j * (i + 3)) % len(WORDS)] for j in range(words + i))
         (folder / f"document-{i}.txt").write_text(text, encoding="utf-8")
     return folder
+
+
+def sentencepiece_model(path: Path, lines: list[str], *, dummy_prefix: bool = False) -> None:
+    """Train a SentencePiece model as Baichuan 2's is described: byte pairs, single digits, bytes for what is not known,
+    no normalization, a space before a text only if asked for."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=340,
+        hard_vocab_limit=False,
+        byte_fallback=True,
+        split_digits=True,
+        add_dummy_prefix=dummy_prefix,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        minloglevel=2,
+    )
+    path.write_bytes(model.getvalue())

@@ -23,6 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model.families import Conversion, plan_conversion
+from skipwise.model.stock_tokenizer import require_readable, write_stock_tokenizer
 
 SHARD_BYTES = 2**30
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -71,6 +72,8 @@ def convert(
         raise RunError(f"{out} exists and is not overwritten; give another folder")
     folder = _folder(checkpoint)
     plan = _plan(folder / "config.json", original_length)
+    if _remote_tokenizer(folder):
+        require_readable(folder)
     for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.told):
         console.print(line, soft_wrap=True)
     partial = out.with_name(out.name + ".partial")
@@ -238,12 +241,29 @@ def _require_every_weight(folder: Path) -> None:
 
 
 def _copy_beside(folder: Path, out: Path) -> None:
-    """Copy the tokenizer; one of a class that is remote code is left to its SentencePiece model, as Llama's."""
+    """Copy the tokenizer; a SentencePiece model whose class is remote code becomes a stock one."""
     for name in _BESIDE:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)
-    path = out / "tokenizer_config.json"
-    if path.exists() and "auto_map" in (settings := _read_json(path)):
-        kept = {key: value for key, value in settings.items() if key not in _REMOTE}
-        kept["tokenizer_class"] = "LlamaTokenizer"
+    if _remote_tokenizer(folder):
+        path = out / "tokenizer_config.json"
+        kept = {key: value for key, value in _read_json(path).items() if key not in _REMOTE}
         path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_stock_tokenizer(out)
+
+
+def _remote_tokenizer(folder: Path) -> bool:
+    """Whether the class of the tokenizer is remote code, and nothing but its SentencePiece model is there.
+
+    Raises:
+        ModelError: not even that.
+    """
+    path = folder / "tokenizer_config.json"
+    if not path.exists() or "auto_map" not in _read_json(path) or (folder / "tokenizer.json").exists():
+        return False
+    if not (folder / "tokenizer.model").exists():
+        raise ModelError(
+            f"{folder} has a tokenizer whose class is remote code, and neither tokenizer.model nor tokenizer.json; fetch it "
+            "again, or put a stock tokenizer in its place"
+        )
+    return True

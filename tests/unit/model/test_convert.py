@@ -11,9 +11,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPTJConfig, GPTJForCausalLM
 
 from skipwise.errors import ModelError, RunError
+from skipwise.model import stock_tokenizer
 from skipwise.model.convert import convert
 from tests.parity.test_conversion import BAICHUAN, baichuan
-from tests.tiny import byte_tokenizer, checkpoint
+from tests.tiny import byte_tokenizer, checkpoint, sentencepiece_model
 
 
 @pytest.fixture
@@ -152,9 +153,10 @@ def test_remote_code_is_not_named_in_the_result(tmp_path: Path) -> None:
     settings = {"auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]}}
     settings |= {"tokenizer_class": "BaichuanTokenizer", "add_bos_token": False}
     (tmp_path / "source" / "tokenizer_config.json").write_text(json.dumps(settings))
+    sentencepiece_model(tmp_path / "source" / "tokenizer.model", ["the sky is blue"] * 9)
     out = convert(str(tmp_path / "source"), tmp_path / "out")
     written = json.loads((out / "tokenizer_config.json").read_text())
-    assert written == {"add_bos_token": False, "tokenizer_class": "LlamaTokenizer"}
+    assert written == {"add_bos_token": False, "tokenizer_class": "PreTrainedTokenizerFast"}
     assert "auto_map" not in (out / "config.json").read_text()
 
 
@@ -184,3 +186,22 @@ def test_a_config_that_lacks_a_key_or_has_a_wrong_value_is_named(gptj: Path, tmp
     del config["n_head"]
     (gptj / "config.json").write_text(json.dumps(config))
     assert "config.json lacks 'n_head'; fetch it again" in refused(str(gptj), tmp_path / "out")
+
+
+def test_a_tokenizer_that_is_remote_code_alone_is_refused(tmp_path: Path) -> None:
+    baichuan(tmp_path / "source")
+    settings = {"auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]}}
+    (tmp_path / "source" / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert "neither tokenizer.model nor tokenizer.json" in refused(str(tmp_path / "source"), tmp_path / "out")
+    (tmp_path / "source" / "tokenizer.model").write_bytes(b"no model of anything")
+    assert "cannot be read as a SentencePiece model" in refused(str(tmp_path / "source"), tmp_path / "out")
+
+
+def test_the_packages_are_required_before_a_weight_is_read(tmp_path: Path, monkeypatch) -> None:
+    baichuan(tmp_path / "source")
+    (tmp_path / "source" / "tokenizer_config.json").write_text('{"auto_map": {}}')
+    (tmp_path / "source" / "tokenizer.model").touch()
+    (tmp_path / "source" / "pytorch_model.bin").unlink()
+    monkeypatch.setattr(stock_tokenizer, "find_spec", lambda name: None)
+    told = refused(str(tmp_path / "source"), tmp_path / "out")
+    assert "pip install 'skipwise[sentencepiece]'" in told

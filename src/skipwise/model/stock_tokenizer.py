@@ -1,0 +1,74 @@
+"""A SentencePiece model whose tokenizer class is remote code -> ``tokenizer.json``, which gives the same tokens.
+
+Stock Llama tokenizers write a space before a text whatever the model's own rule is; Baichuan 2 has none there ("Baichuan 2:
+Open Large-scale Language Models", 2023, section 2.2), and its first token would be another. The rule stands in the
+model's ``normalizer_spec``.
+"""
+
+import json
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Regex, decoders, normalizers
+from transformers import AutoTokenizer
+
+from skipwise.errors import ModelError
+
+_SPACE = "\u2581"  # a lower block, by which SentencePiece writes a space
+
+
+def require_readable(folder: Path) -> None:
+    """Require the packages that read ``folder/tokenizer.model``, before any weight is written.
+
+    Raises:
+        ModelError: the extra to install.
+    """
+    if any(find_spec(package) is None for package in ("sentencepiece", "google.protobuf")):
+        raise ModelError(
+            f"{folder / 'tokenizer.model'} is a SentencePiece model, which needs the packages sentencepiece and protobuf to be "
+            "read: pip install 'skipwise[sentencepiece]'"
+        )
+
+
+def write_stock_tokenizer(folder: Path) -> None:
+    """Write ``tokenizer.json`` beside the ``tokenizer.model`` and ``tokenizer_config.json`` of a folder, and name a stock
+    class that reads it.
+
+    Raises:
+        ModelError: the SentencePiece model cannot be read, or is not of byte pairs.
+    """
+    schema: Any = import_module("sentencepiece.sentencepiece_model_pb2")
+    model = schema.ModelProto()
+    path, settings = folder / "tokenizer.model", folder / "tokenizer_config.json"
+    about = json.loads(settings.read_text(encoding="utf-8"))
+    try:
+        model.ParseFromString(path.read_bytes())
+        # Its vocabulary and merges are read by transformers, as Llama's.
+        settings.write_text(json.dumps(about | {"tokenizer_class": "LlamaTokenizer"}), encoding="utf-8")
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # of protobuf, tokenizers and transformers, each its own
+        raise ModelError(
+            f"{path} cannot be read as a SentencePiece model ({error}); fetch it again"
+        ) from error
+    if model.trainer_spec.model_type != schema.TrainerSpec.BPE:
+        raise ModelError(f"{path} is no model of byte pairs, which alone is converted")
+    rule, backend = model.normalizer_spec, tokenizer.backend_tokenizer
+    steps: list[normalizers.Normalizer] = []
+    if rule.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rule.precompiled_charsmap))
+    if rule.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if rule.add_dummy_prefix:
+        steps.append(normalizers.Prepend(_SPACE))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    backend.pre_tokenizer = None
+    undone = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*undone, *[decoders.Strip(" ", 1, 0)] * rule.add_dummy_prefix])
+    backend.save(str(folder / "tokenizer.json"))
+    settings.write_text(
+        json.dumps(about | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2, ensure_ascii=False)
+        + "\n",
+        encoding="utf-8",
+    )

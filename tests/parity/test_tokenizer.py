@@ -1,0 +1,67 @@
+"""Baichuan's tokenizer as a stock one, against the SentencePiece library on the model that it came with."""
+
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from skipwise.model.convert import convert
+from tests.parity.test_conversion import baichuan
+from tests.tiny import sentencepiece_model
+
+LINES = ["the sky is blue and the sea is deep", "  return x + 12", "say   grün once", "你好 世界"] * 20
+TEXTS = ["", " ", "a", " the sky", "the  sky\n\n\tis", "2023 年", "☘\r\nﬁ", "▁the", "\u3000x", "the sky "]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["as it stands", "space before a text"])
+def both(request, tmp_path_factory):
+    """The library's processor, and what transformers loads of the converted checkpoint."""
+    folder = tmp_path_factory.mktemp("baichuan")
+    baichuan(folder / "source")
+    sentencepiece_model(folder / "source" / "tokenizer.model", LINES, dummy_prefix=request.param)
+    config = {
+        "auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]},
+        "tokenizer_class": "BaichuanTokenizer",
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "bos_token": {"__type": "AddedToken", "content": "<s>", "lstrip": False, "normalized": True},
+        "eos_token": {"__type": "AddedToken", "content": "</s>", "lstrip": False, "normalized": True},
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "source" / "tokenizer_config.json").write_text(json.dumps(config))
+    stock = AutoTokenizer.from_pretrained(convert(str(folder / "source"), folder / "out"))
+    return sentencepiece.SentencePieceProcessor(str(folder / "source" / "tokenizer.model")), stock
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_has_the_same_tokens_and_comes_back(both, text) -> None:
+    reference, stock = both
+    assert stock(text).input_ids == reference.encode(text)
+    assert stock.decode(stock(text).input_ids) == reference.decode(reference.encode(text))
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(st.sampled_from("the skyblu 12\n\t▁ü你☘\u3000"), max_size=40))
+def test_any_text_has_the_same_tokens(both, text: str) -> None:
+    reference, stock = both
+    assert stock(text).input_ids == reference.encode(text)
+
+
+def test_special_tokens_stay(both) -> None:
+    _, stock = both
+    assert (stock.bos_token, stock.eos_token) == ("<s>", "</s>")
+    assert stock("</s>").input_ids == [stock.eos_token_id]
+
+
+def test_it_is_read_without_the_library(both) -> None:
+    _, stock = both
+    folder = Path(stock.name_or_path)
+    assert (folder / "tokenizer.json").exists()
+    (folder / "tokenizer.model").rename(folder / "hidden")
+    again = AutoTokenizer.from_pretrained(folder)
+    (folder / "hidden").rename(folder / "tokenizer.model")
+    assert again("the sky").input_ids == stock("the sky").input_ids
