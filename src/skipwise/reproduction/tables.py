@@ -250,7 +250,7 @@ def _ability_table(setting: Setting, rows: Rows, original: int) -> str:
                     str(apart[1].times(100)) if apart[1] and variant != "original" else "–",
                 ]
             )
-    return "\n\n".join([table(head, lines), _benchmarks(setting.label)])
+    return "\n\n".join([table(head, lines, left=2), _benchmarks(setting.label)])
 
 
 def _benchmarks(label: str) -> str:
