@@ -66,6 +66,7 @@ class Exhibit:
         by_step: perplexity is measured during training too.
         passkey: lengths at which 50 passkeys are asked for, as multiples of the original length.
         show: which tables are made of the records.
+        drawn: the rows that the figures have, where all would be too many to tell apart.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Exhibit:
     by_step: bool = False
     passkey: tuple[int, ...] = ()
     show: tuple[str, ...] = ("perplexity", "by-position", "passkey")
+    drawn: tuple[str, ...] = ()
 
     def claims_in(self, setting: Setting) -> list[Claim]:
         """The claims about the variants that a block has."""
@@ -307,6 +309,14 @@ EXHIBITS = {
             ),
             segments=("target",),
             passkey=(8,),
+            drawn=(
+                "full",
+                "short",
+                "pose",
+                "pose, these three",
+                "pose, windows twice as long",
+                "pose, windows 4 times as long",
+            ),
         ),
         Exhibit(
             name="coverage",

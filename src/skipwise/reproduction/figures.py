@@ -18,7 +18,11 @@ def exhibit_figures(
     """Draw what the scores allow; names of the files without their ending, by setting."""
     drawn: dict[str, list[str]] = {}
     for setting in exhibit.settings:
-        rows = scores.get(setting.label, {})
+        rows = {
+            variant: row
+            for variant, row in scores.get(setting.label, {}).items()
+            if not exhibit.drawn or variant in exhibit.drawn
+        }
         original = next((run.original for run in runs if run.setting == setting.label), None)
         name = f"{exhibit.name}-{setting.label}".replace(", ", "-").replace(" ", "-").lower()
         for kind, title, axis, curves in _curves(exhibit, rows):

@@ -10,13 +10,19 @@ from skipwise.reproduction.scores import Scores
 def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:
     exhibit = EXHIBITS["gap"]
     scores = {
-        setting.label: {"pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={2048: [(3, 4)]})}
+        setting.label: {
+            "pose, half the rate": Scores({("x", 256): [2.0]}),
+            "pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={2048: [(3, 4)]}),
+        }
         for setting in exhibit.settings
     }
     drawn = exhibit_figures(
         exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores, tmp_path
     )
     assert set(drawn) == set(scores)
+    legend = (tmp_path / "gap-yarn-8x-perplexity.csv").read_text()
+    assert "pose" in legend
+    assert "half the rate" not in legend
     names = [name for names in drawn.values() for name in names]
     assert len(set(names)) == len(names) == 2 * len(scores)
     assert not any(" " in name for name in names)
