@@ -33,10 +33,12 @@ SETTINGS = {
     "evaluation.passkey_trials": 0,
     "evaluation.arms": "[trained]",
 }
-zero3 = pytest.param(
-    ["--launch", "zero3", "--processes", "2"],
-    marks=pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed"),
-    id="zero3",
+needs_deepspeed = pytest.mark.skipif(
+    find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed"
+)
+zero3 = pytest.param(["--launch", "zero3", "--processes", "2"], marks=needs_deepspeed, id="zero3")
+offload = pytest.param(
+    ["--launch", "zero3-offload", "--processes", "2"], marks=needs_deepspeed, id="zero3-offload"
 )
 ddp = pytest.param(["--launch", "ddp", "--processes", "2"], id="ddp")
 
@@ -74,7 +76,7 @@ def alone(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return out
 
 
-@pytest.mark.parametrize("words", [ddp, zero3])
+@pytest.mark.parametrize("words", [ddp, zero3, offload])
 def test_two_processes_train_as_one_does(files, alone, tmp_path, words: list[str]) -> None:
     out = tmp_path / "two"
     done = extend(files, out, *words)
