@@ -142,9 +142,13 @@ def _judge_level(claim: Holds, scores: Mapping[str, Scores], original: int, targ
     return Finding(rule, claim.least <= ratio <= claim.most, f"{ratio:.3f} times at {length:,} ({text})")
 
 
+def _points(share: float) -> str:
+    return f"{100 * share:g} point{'s' if 100 * share != 1 else ''}"
+
+
 def _judge_ability(claim: Keeps, scores: Mapping[str, Scores], original: int) -> Finding:
     rule = (
-        f"{arm_name(claim.arm)} loses at most {claim.loss:g} nats and {100 * claim.accuracy:g} points of next-token accuracy "
+        f"{arm_name(claim.arm)} loses at most {claim.loss:g} nats and {_points(claim.accuracy)} of next-token accuracy "
         f"against {arm_name(claim.other)}, inside the original length"
     )
     found = []
