@@ -28,6 +28,7 @@ from transformers.utils import logging as transformers_logging
 from skipwise import guards, processes, recipe
 from skipwise.errors import RecipeError, RunError, TrainingError
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
+from skipwise.model.sliding import attention_masks
 from skipwise.progress import TrainingProgress
 from skipwise.training_arguments import settings_errors, training_arguments
 
@@ -155,6 +156,10 @@ class _Trainer(Trainer):
             self._sliced = self._slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
+        masks = attention_masks(
+            cast(PreTrainedModel, self.model), inputs["attention_mask"], inputs["position_ids"]
+        )
+        inputs = inputs | {"attention_mask": masks}
         with in_slices(cast(PreTrainedModel, self.model)) if self._sliced else nullcontext():
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())

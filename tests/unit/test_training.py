@@ -10,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from skipwise import guards, progress, recipe, training
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError
+from tests import families
 
 pytestmark = pytest.mark.usefixtures("frozen_imports")
 VOCABULARY, LENGTH = 32, 8
@@ -380,3 +381,14 @@ def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
     for name, weight in weights(expected).items():
         torch.testing.assert_close(weights(model)[name], weight, rtol=0, atol=1e-5)
     assert "forward" not in vars(model.lm_head)
+
+
+def test_layers_that_slide_are_trained_by_position(tmp_path):
+    seen = []
+    for family in ("gemma3", "llama"):
+        model = families.model(family)
+        model.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(type(kwargs["attention_mask"])), with_kwargs=True
+        )
+        run(tmp_path / family, model=model, max_steps=1, per_device_train_batch_size=4)
+    assert seen == [dict, torch.Tensor]

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError
+from skipwise.model.sliding import attention_masks
 
 _CHUNK = 8  # tokens
 _CHUNKS = 3  # with two, a kernel that cuts at every jump but one could pass
@@ -61,7 +62,7 @@ def probe_connectivity(
     ids = (torch.arange(_CHUNK * _CHUNKS, device=device) * 7 + 3) % model.config.vocab_size
     starts = torch.linspace(0, target_length - _CHUNK, _CHUNKS, device=device).long()
     positions = (starts[:, None] + torch.arange(_CHUNK, device=device)).reshape(1, -1)
-    mask = torch.ones_like(positions) if attention_mask else None
+    mask = attention_masks(model, torch.ones_like(positions), positions) if attention_mask else None
     autocast = torch.autocast(device.type, precision) if precision else nullcontext()
 
     def logits(tokens: torch.Tensor) -> torch.Tensor:  # [chunks, chunk, vocabulary]
