@@ -156,10 +156,11 @@ class _Trainer(Trainer):
             self._sliced = self._slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        masks = attention_masks(
-            cast(PreTrainedModel, self.model), inputs["attention_mask"], inputs["position_ids"]
-        )
-        inputs = inputs | {"attention_mask": masks}
+        if "position_ids" in inputs:
+            masks = attention_masks(
+                cast(PreTrainedModel, self.model), inputs["attention_mask"], inputs["position_ids"]
+            )
+            inputs = inputs | {"attention_mask": masks}
         with in_slices(cast(PreTrainedModel, self.model)) if self._sliced else nullcontext():
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
