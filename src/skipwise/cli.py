@@ -155,7 +155,7 @@ def coverage(
     figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
 ) -> None:
     """Show how likely one example trains each relative distance."""
-    if scheme != "pose" and (given := _given(context, "chunks", "lengths", "skips")):
+    if scheme != "pose" and (given := _given(context, "--chunks", "--lengths", "--skips")):
         raise RecipeError(f"{given[0]} is a setting of pose, and {scheme} has none; leave it out")
     from rich.table import Table
 
@@ -303,20 +303,7 @@ def reproduce_command(
     if scale not in SCALES:
         raise RecipeError(f"scale {scale!r} is unknown{nearest(scale, SCALES)}; choose {' or '.join(SCALES)}")
     if not exhibits:
-        given = _given(
-            context,
-            "out",
-            "scale",
-            "seeds",
-            "arm",
-            "setting",
-            "text",
-            "notes",
-            "set_",
-            "page_only",
-            "dry_run",
-        )
-        if given:
+        if given := _given(context):
             raise RecipeError(
                 f"{given[0]} needs the name of an exhibit, or all; skipwise reproduce lists them"
             )
@@ -338,12 +325,15 @@ def reproduce_command(
     )
 
 
-def _given(context: typer.Context, *names: str) -> list[str]:
-    """Which of these options stand on the command line, as they are written there."""
+def _given(context: typer.Context, *only: str) -> list[str]:
+    """Options that stand on the command line; of ``only`` these, where there are any."""
     return [
-        f"--{name.strip('_').replace('_', '-')}"
-        for name in names
-        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+        option.opts[0]
+        for option in context.command.params
+        if option.opts[0].startswith("--")
+        and (not only or option.opts[0] in only)
+        and (source := context.get_parameter_source(option.name or ""))
+        and source.name == "COMMANDLINE"
     ]
 
 

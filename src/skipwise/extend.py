@@ -120,9 +120,8 @@ def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]
         probe = probe_connectivity(model, job.extension.target_length, precision=AUTOCAST[job.precision])
     except SkipwiseError:
         raise
-    except (
-        Exception
-    ) as error:  # of the architecture's own code, which positions and a mask of our own reach here first
+    except Exception as error:
+        # Of the architecture's own code, which positions and a mask of our own reach here first.
         raise ModelError(
             f"model {job.recipe.model!r} ({model.config.model_type}) cannot be run as it would be trained "
             f"({type(error).__name__}: {error}); choose another model"

@@ -9,17 +9,8 @@ import numpy as np
 
 _RESAMPLES = 4000
 _Z = 1.959964  # of the normal distribution, 97.5%
-_T = (
-    12.7062,
-    4.3027,
-    3.1824,
-    2.7764,
-    2.5706,
-    2.4469,
-    2.3646,
-    2.3060,
-    2.2622,
-)  # of Student's t, 1 to 9 degrees
+# Of Student's t, the 97.5% quantile at 1 to 9 degrees of freedom.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
 
 
 @dataclass(frozen=True)

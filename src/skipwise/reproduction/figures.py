@@ -26,9 +26,8 @@ def exhibit_figures(
         original = next((run.original for run in runs if run.setting == setting.label), None)
         name = f"{exhibit.name}-{setting.label}".replace(", ", "-").replace(" ", "-").lower()
         for kind, title, axis, curves in _curves(exhibit, rows):
-            if any(
-                len(curve) > 1 for curve in curves.values()
-            ):  # points of one length are a column of the table
+            # Points of a single length are a column of the table.
+            if any(len(curve) > 1 for curve in curves.values()):
                 curves = {label: curve for label, curve in curves.items() if curve}
                 marked = original if kind in ("perplexity", "curves") else None
                 curve_figure(folder, f"{name}-{kind}", title, axis, curves, marked)

@@ -28,9 +28,9 @@ def full_size(run: ArmRun, shape: Shape) -> Cost:
 
     Memory: 16 bytes a parameter (bf16 weight and gradient, float32 master weight and two Adam moments) over the GPUs;
     the inputs of every layer, 2 s h L bytes for a window of s tokens; one layer at work, about 34 s h; the logits in
-    bf16 and float32 and their gradient, 8 s V; and two layers' gathered weights, 24 h^2 each. Operations a token: 6 N + 6 L h s (forward and
-    backward, causal attention), and a third more for the forward pass done again (Kaplan et al., 2020; Korthikanti et
-    al., 2022).
+    bf16 and float32 and their gradient, 8 s V; and two layers' gathered weights, 24 h^2 each. Operations a token:
+    6 N + 6 L h s (forward and backward, causal attention), and a third more for the forward pass done again (Kaplan et
+    al., 2020; Korthikanti et al., 2022).
     """
     tokens = tokens_of(run)
     width = tokens // (run.recipe.training.max_steps * run.recipe.training.batch_size) if tokens else 0

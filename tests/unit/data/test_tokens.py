@@ -13,6 +13,7 @@ from typing import ClassVar
 import datasets
 import numpy as np
 import pytest
+from filelock import FileLock, Timeout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -208,14 +209,15 @@ class TestCache:
     def test_one_of_two_builders_waits_for_the_other(self, corpus, cache, tokenizer, monkeypatch):
         write, written = tokens_module._write, []
 
-        def slowly(*arguments):
+        def write_beside_another(*arguments):
             written.append(arguments)
-            waiting = pool.submit(build_token_store, corpus, tokenizer, cache=cache)
-            with pytest.raises(TimeoutError):
-                waiting.result(timeout=0.2)
+            [lock] = (cache / "tokens" / ".locks").iterdir()
+            with pytest.raises(Timeout):
+                FileLock(lock).acquire(timeout=0)
+            pool.submit(build_token_store, corpus, tokenizer, cache=cache)
             return write(*arguments)
 
-        monkeypatch.setattr(tokens_module, "_write", slowly)
+        monkeypatch.setattr(tokens_module, "_write", write_beside_another)
         with ThreadPoolExecutor(1) as pool:
             store = build_token_store(corpus, tokenizer, cache=cache)
         assert len(written) == 1
