@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from skipwise.data.examples import PoseDataset as PoseDataset
     from skipwise.data.examples import collate as collate
     from skipwise.errors import SkipwiseError as SkipwiseError
-    from skipwise.evaluation.passkey import passkey_accuracy as passkey_accuracy
     from skipwise.evaluation.perplexity import sliding_perplexity as sliding_perplexity
+    from skipwise.evaluation.retrieval import passkey_accuracy as passkey_accuracy
     from skipwise.interpolation import Rope as Rope
     from skipwise.interpolation import frequencies as frequencies
     from skipwise.interpolation import rope_parameters as rope_parameters

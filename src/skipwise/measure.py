@@ -18,8 +18,8 @@ from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation.by_position import position_buckets, score_by_position
-from skipwise.evaluation.passkey import passkey_accuracy
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
+from skipwise.evaluation.retrieval import passkey_accuracy
 from skipwise.evaluation.texts import longest_documents
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.loading import load_config, load_model, load_tokenizer

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from skipwise.errors import DataError
-from skipwise.evaluation import by_position
+from skipwise.evaluation import perplexity
 from skipwise.evaluation.by_position import position_buckets, score_by_position
 from skipwise.evaluation.perplexity import sliding_perplexity
 from tests.tiny import llama
@@ -22,7 +22,7 @@ def segments(count: int, length: int) -> np.ndarray:
 
 @pytest.mark.parametrize("edges", [[1, 8, 16, 48], [1, 48], [1, 2, 47, 48]])
 def test_every_bucket_equals_a_loop_over_tokens(model, edges, monkeypatch) -> None:
-    monkeypatch.setattr(by_position, "_LOGITS_AT_ONCE", 2 * 48 * 257)  # batches of two, the last of one
+    monkeypatch.setattr(perplexity, "_PER_BATCH", {"cpu": 96})  # batches of two, the last of one
     rows = segments(3, 48)
     fed: list[int] = []
     score = score_by_position(model, rows, edges, on_progress=fed.append)

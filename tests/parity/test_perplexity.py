@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import DataError, RecipeError
-from skipwise.evaluation import perplexity
+from skipwise.evaluation import logits
 from skipwise.evaluation.perplexity import Score, fed_tokens, require_vocabulary, sliding_perplexity
 from skipwise.evaluation.windows import sliding_windows
 from tests.tiny import llama
@@ -116,7 +116,7 @@ def test_the_batch_does_not_change_the_result(model):
 def test_slicing_the_logits_does_not_change_the_result(model, monkeypatch):
     documents = documents_of([60])
     whole = sliding_perplexity(model, documents, window=20, stride=5).nll
-    monkeypatch.setattr(perplexity, "_LOGITS_AT_ONCE", 3 * VOCABULARY)
+    monkeypatch.setattr(logits, "_AT_ONCE", 3 * VOCABULARY)
     assert sliding_perplexity(model, documents, window=20, stride=5).nll == pytest.approx(whole, rel=1e-6)
 
 

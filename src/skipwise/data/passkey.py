@@ -33,7 +33,7 @@ _QUESTION = "What is the pass key? The pass key is"
 
 
 @dataclass(frozen=True)
-class Passkey:
+class Prompt:
     """A prompt and what should follow it.
 
     Attributes:
@@ -67,7 +67,7 @@ def passkey_prompt(
     length: int,
     rng: np.random.Generator,
     depth: float | None = None,
-) -> Passkey:
+) -> Prompt:
     """Draw the longest prompt that fits ``length`` tokens together with its answer.
 
     One more sentence of filler, at the same place, would not fit.
@@ -85,7 +85,7 @@ def passkey_prompt(
     key = _draw_key(rng)
     split = _uniform_split(rng.random()) if depth is None else _split_at(depth)
     most, ids = _fill(tokenizer, key, length - len(answer_ids(tokenizer, key)), split, length)
-    return Passkey(ids, key, split(most) / most if most else 0.0)
+    return Prompt(ids, key, split(most) / most if most else 0.0)
 
 
 def training_passkey(

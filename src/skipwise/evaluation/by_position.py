@@ -5,19 +5,15 @@ causal model's loss on a prefix does not depend on what follows, so the first bu
 perplexity of every shorter one (the "truncated" perplexity of the paper's Figure 5).
 """
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from skipwise.errors import DataError
-from skipwise.evaluation.perplexity import inference, require_vocabulary
-
-_LOGITS_AT_ONCE = 2**27  # of a batch, in numbers: 256 MiB in bf16
+from skipwise.evaluation.perplexity import TokenScores, sliding_scores
 
 
 @dataclass(frozen=True)
@@ -70,34 +66,26 @@ def score_by_position(
     """
     if not len(segments):
         raise DataError("no segment to score by position; give longer documents, or a shorter segment")
-    require_vocabulary(model, segments)
-    began = time.perf_counter()
-    nll = np.zeros((len(segments), len(edges) - 1))
-    hits = np.zeros(nll.shape, dtype=np.int64)
-    at_once = max(1, _LOGITS_AT_ONCE // (segments.shape[1] * model.config.get_text_config().vocab_size))
-    with inference(model, precision):
-        for first in range(0, len(segments), at_once):
-            rows = torch.from_numpy(np.asarray(segments[first : first + at_once], dtype=np.int64))
-            for offset, (losses, right) in enumerate(_token_scores(model, rows.to(model.device))):
-                nll[first + offset] = np.add.reduceat(losses, np.array(edges[:-1]) - 1)
-                hits[first + offset] = np.add.reduceat(right, np.array(edges[:-1]) - 1)
-            if on_progress:
-                on_progress(rows.numel())
-    return PositionScore(nll, hits, time.perf_counter() - began)
+    length = segments.shape[1]
+    scores = list(
+        sliding_scores(
+            model, list(segments), window=length, stride=length, precision=precision, on_progress=on_progress
+        )
+    )
+    sums = [bucket_sums(score, edges) for score in scores]
+    return PositionScore(
+        np.stack([nll for nll, _ in sums]),
+        np.stack([hits for _, hits in sums]),
+        sum(score.seconds for score in scores),
+    )
 
 
-def _token_scores(model: PreTrainedModel, ids: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Loss and hit of the targets 1.. of each row: float64 and int64 [length - 1]."""
-    positions = torch.arange(ids.shape[1], device=ids.device)
-    logits = model(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),  # without it transformers may infer packed documents
-        position_ids=positions.expand_as(ids),
-        use_cache=False,
-        logits_to_keep=positions[:-1],  # target t is predicted at t - 1
-    ).logits
-    scores = []
-    for row, wanted in zip(logits, ids[:, 1:].to(logits.device), strict=True):
-        losses = cross_entropy(row.float(), wanted, reduction="none").cpu().double().numpy()
-        scores.append((losses, (row.argmax(-1) == wanted).long().cpu().numpy()))
-    return scores
+def bucket_sums(scores: TokenScores, edges: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Loss (float64) and hits (int64), each [buckets], summed over the targets ``edges[i] .. edges[i + 1] - 1``.
+
+    Args:
+        scores: of a document of ``edges[-1]`` tokens.
+        edges: rising from 1.
+    """
+    begins = np.array(edges[:-1]) - 1  # the scores begin at target 1
+    return np.add.reduceat(scores.nll, begins), np.add.reduceat(scores.hits.astype(np.int64), begins)

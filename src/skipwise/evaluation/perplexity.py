@@ -1,4 +1,8 @@
-"""Sliding-window perplexity, exact: every token scored once, logits only where a token is scored."""
+"""Sliding-window perplexity, exact: every token scored once, logits only where a token is scored.
+
+With a window as long as the document there is one window, and each token is scored with all of the document before it: a
+causal model's loss on a prefix does not depend on what follows, so the same pass gives the perplexity of every prefix.
+"""
 
 import math
 import time
@@ -13,12 +17,29 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from skipwise.errors import DataError
+from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.windows import Window, sliding_windows
 
-# Float32 copies of logits held at a time, in numbers: 2**26 of them are 256 MiB.
-_LOGITS_AT_ONCE = 2**26
+# Tokens fed together: on a CPU few, so that what a layer holds stays in its caches.
+_PER_BATCH = {"cpu": 2048}
+_ON_A_GPU = 16384
 
-_Member = tuple[np.ndarray, Window]
+_Member = tuple[int, Window]  # the document's number, and one of its windows
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """Of one document, target by target (its tokens but the first).
+
+    Attributes:
+        nll: float64 [tokens - 1], negative log-likelihood in nats.
+        hits: bool [tokens - 1], whether the model gives the target the highest probability.
+        seconds: of wall time; an equal share of what was fed together.
+    """
+
+    nll: np.ndarray
+    hits: np.ndarray
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -44,19 +65,10 @@ def sliding_perplexity(
     window: int,
     stride: int,
     precision: torch.dtype | None = None,
-    tokens_per_batch: int = 16384,
+    tokens_per_batch: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Score:
-    """Score every token of every document but its first, under windows of ``window`` by ``stride`` tokens.
-
-    Args:
-        model: a causal language model of transformers.
-        documents: token ids, int [tokens] each; one of fewer than two tokens has nothing to score.
-        window: tokens fed at once; positions are ``0 .. window - 1`` in each.
-        stride: tokens by which windows advance.
-        precision: autocast the forward pass to this dtype; the loss is float32 and its sum float64 always.
-        tokens_per_batch: windows of one shape are fed together up to this many tokens.
-        on_progress: called after each batch with the number of tokens fed, which sum to ``fed_tokens``.
+    """Sum ``sliding_scores`` over documents; those of fewer than two tokens have nothing to score and are left out.
 
     Raises:
         RecipeError: ``window`` or ``stride`` breaks its rule.
@@ -66,18 +78,68 @@ def sliding_perplexity(
     if not scored:
         raise DataError(f"{len(documents)} documents hold no token to score; give one of two tokens or more")
     require_vocabulary(model, documents)
-    started, nll = time.perf_counter(), 0.0
-    with inference(model, precision):
-        for batch in _batches(scored, window, stride, tokens_per_batch):
-            nll += _batch_nll(model, batch)
-            if on_progress:
-                on_progress(sum(plan.width for _, plan in batch))
+    started = time.perf_counter()
+    scores = sliding_scores(
+        model,
+        scored,
+        window=window,
+        stride=stride,
+        precision=precision,
+        tokens_per_batch=tokens_per_batch,
+        on_progress=on_progress,
+    )
+    nll = math.fsum(float(score.nll.sum()) for score in scores)
     tokens = sum(len(document) - 1 for document in scored)
     return Score(len(scored), tokens, nll, time.perf_counter() - started)
 
 
+def sliding_scores(
+    model: PreTrainedModel,
+    documents: Sequence[np.ndarray],
+    *,
+    window: int,
+    stride: int,
+    precision: torch.dtype | None = None,
+    tokens_per_batch: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Iterator[TokenScores]:
+    """Score every token of every document but its first, under windows of ``window`` by ``stride`` tokens.
+
+    A document's scores come as soon as it is read; documents shorter than ``tokens_per_batch`` are read together.
+
+    Args:
+        model: a causal language model of transformers.
+        documents: token ids, int [tokens] each.
+        window: tokens fed at once; positions are ``0 .. window - 1`` in each.
+        stride: tokens by which windows advance.
+        precision: autocast the forward pass to this dtype; the loss is float32 and its sums float64 always.
+        tokens_per_batch: windows of one shape are fed together up to this many tokens; default: by device.
+        on_progress: called after each batch with the number of tokens fed, which sum to ``fed_tokens``.
+
+    Raises:
+        RecipeError: ``window`` or ``stride`` breaks its rule.
+        DataError: a token is not in the model's vocabulary.
+    """
+    require_vocabulary(model, documents)
+    most = tokens_per_batch or _PER_BATCH.get(model.device.type, _ON_A_GPU)
+    for group in _together(documents, window, stride, most):
+        began = time.perf_counter()
+        nll = [np.zeros(max(0, len(document) - 1)) for document in group]
+        hits = [np.zeros(len(each), dtype=bool) for each in nll]
+        for batch in _batches(group, window, stride, most):
+            with inference(model, precision):
+                losses, right = _batch_scores(model, [(group[number], plan) for number, plan in batch])
+            for (number, plan), loss, hit in zip(batch, losses, right, strict=True):
+                nll[number][plan.scored_from - 1 : plan.end - 1] = loss
+                hits[number][plan.scored_from - 1 : plan.end - 1] = hit
+            if on_progress:
+                on_progress(sum(plan.width for _, plan in batch))
+        seconds = (time.perf_counter() - began) / len(group)
+        yield from (TokenScores(*each, seconds) for each in zip(nll, hits, strict=True))
+
+
 def fed_tokens(documents: Iterable[np.ndarray], window: int, stride: int) -> int:
-    """How many tokens ``sliding_perplexity`` will feed: the total of its progress."""
+    """How many tokens ``sliding_scores`` will feed: the total of its progress."""
     return sum(plan.width for d in documents for plan in sliding_windows(len(d), window, stride))
 
 
@@ -111,40 +173,43 @@ def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | 
             )
 
 
-def _batches(
-    documents: Sequence[np.ndarray], window: int, stride: int, tokens_per_batch: int
-) -> Iterator[list[_Member]]:
-    """Windows of equal width and equal context, across documents, up to ``tokens_per_batch`` at a time."""
-    shapes: dict[tuple[int, int], list[_Member]] = defaultdict(list)
+def _together(
+    documents: Sequence[np.ndarray], window: int, stride: int, most: int
+) -> Iterator[list[np.ndarray]]:
+    """Documents in turn, as many at a time as feed ``most`` tokens: a long one is alone."""
+    group: list[np.ndarray] = []
     for document in documents:
+        group.append(document)
+        if fed_tokens(group, window, stride) >= most:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _batches(documents: Sequence[np.ndarray], window: int, stride: int, most: int) -> Iterator[list[_Member]]:
+    """Windows of equal width and equal context, across documents, up to ``most`` tokens at a time."""
+    shapes: dict[tuple[int, int], list[_Member]] = defaultdict(list)
+    for number, document in enumerate(documents):
         for plan in sliding_windows(len(document), window, stride):
-            shapes[plan.width, plan.context].append((document, plan))
+            shapes[plan.width, plan.context].append((number, plan))
     for (width, _), members in shapes.items():
-        size = max(1, tokens_per_batch // width)
+        size = max(1, most // width)
         for first in range(0, len(members), size):
             yield members[first : first + size]
 
 
-def _batch_nll(model: PreTrainedModel, batch: list[_Member]) -> float:
-    """Sum of negative log-likelihoods in nats over the targets of windows of one shape."""
+def _batch_scores(
+    model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Loss and hit of the targets of windows of one shape: float64 and bool [windows, scored]."""
     rows = np.stack([np.asarray(document[plan.begin : plan.end], dtype=np.int64) for document, plan in batch])
-    ids = torch.from_numpy(rows).to(model.device)  # [windows, width]
-    positions = torch.arange(ids.shape[1], device=ids.device)
-    context = batch[0][1].context
-    logits = model(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),  # without it transformers may infer packed documents
-        position_ids=positions.expand_as(ids),
-        use_cache=False,
-        logits_to_keep=positions[context - 1 : -1],  # target t is predicted at t - 1
-    ).logits  # [windows, scored, vocabulary]
-    return _summed_cross_entropy(logits.flatten(0, 1), ids[:, context:].flatten().to(logits.device))
-
-
-def _summed_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> float:
-    """Cross-entropy of ``logits`` [n, vocabulary] in float32, a slice at a time, summed in float64."""
-    rows = max(1, _LOGITS_AT_ONCE // logits.shape[-1])
-    total = 0.0
-    for part, wanted in zip(logits.split(rows), targets.split(rows), strict=True):
-        total += cross_entropy(part.float(), wanted, reduction="none").cpu().double().sum().item()
-    return total
+    ids, context = torch.from_numpy(rows).to(model.device), batch[0][1].context
+    losses, hits = [], []
+    # Target t is predicted at t - 1.
+    for logits, wanted in logits_at(model, ids, range(context - 1, ids.shape[1] - 1)):
+        flat = logits.flatten(0, 1)
+        loss = cross_entropy(flat.float(), wanted.flatten(), reduction="none").view(wanted.shape)
+        losses.append(loss)
+        hits.append(logits.argmax(-1) == wanted)
+    return torch.cat(losses, 1).double().cpu().numpy(), torch.cat(hits, 1).cpu().numpy()

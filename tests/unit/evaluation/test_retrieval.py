@@ -1,16 +1,17 @@
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import DataError, RecipeError
-from skipwise.evaluation.passkey import is_hit, passkey_accuracy
+from skipwise.evaluation import retrieval
+from skipwise.evaluation.retrieval import _Reading, is_hit, passkey_accuracy
 
 LENGTH = 420
 
@@ -28,10 +29,10 @@ def tokenizer():
 class Scripted:
     """Stands for a model: ``reply`` writes the continuation of each prompt's text."""
 
-    device, training, generation_config = torch.device("cpu"), False, None
+    device, training, config = torch.device("cpu"), False, LlamaConfig(num_hidden_layers=1)
 
     def __init__(self, tokenizer, reply):
-        self.tokenizer, self.reply, self.batches = tokenizer, reply, []
+        self.tokenizer, self.reply, self.ids, self.fed = tokenizer, reply, [], []
 
     def eval(self):
         self.training = False
@@ -42,12 +43,15 @@ class Scripted:
     def get_input_embeddings(self):
         return torch.nn.Embedding(len(self.tokenizer), 1)
 
-    def generate(self, ids, *, max_new_tokens, pad_token_id, **_):
-        self.batches.append(len(ids))
-        replies = [self.tokenizer(self.reply(self.tokenizer.decode(row)))["input_ids"] for row in ids]
-        rows = [reply[:max_new_tokens] for reply in replies]
-        rows = [row + [pad_token_id] * (max_new_tokens - len(row)) for row in rows]
-        return torch.cat([ids, torch.tensor(rows)], 1)
+    def __call__(self, input_ids, position_ids, **_):
+        self.fed.append(input_ids.shape[1])
+        self.ids[position_ids[0, 0] :] = input_ids[0].tolist()
+        prompt, question, written = self.tokenizer.decode(self.ids).rpartition("? The pass key is")
+        if not written:
+            self.writes = self.tokenizer(self.reply(prompt + question) + "</s>")["input_ids"]
+        logits = torch.zeros(1, 1, len(self.tokenizer))
+        logits[..., self.writes[len(self.tokenizer(written)["input_ids"])]] = 1
+        return SimpleNamespace(logits=logits)
 
 
 def retrieve(text):
@@ -125,30 +129,37 @@ def test_equals_greedy_decoding_without_cache_or_batch_beyond_the_models_length(
     assert len(set(score.answers)) > 1
 
 
-def test_batched_equals_single(llama, tokenizer):
-    one, many = (
-        passkey_accuracy(llama, tokenizer, length=LENGTH, trials=12, seed=1, tokens_per_batch=n)
-        for n in (1, 16384)
-    )
-    assert one.answers == many.answers
-    assert one.hits == many.hits
+def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, monkeypatch):
+    fed = []
+    forward = type(llama).forward
+
+    def spy(self, **arguments):
+        fed.append(arguments["input_ids"].shape[1])
+        return forward(self, **arguments)
+
+    monkeypatch.setattr(type(llama), "forward", spy)
+    shared = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=12, seed=1)
+    shared_tokens = sum(fed)
+    fed.clear()
+    monkeypatch.setattr(_Reading, "_common", lambda self, prompt: 0)
+    alone = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=12, seed=1)
+    assert shared.answers == alone.answers
+    assert sum(shared.prompt_tokens) * 0.4 < shared_tokens < sum(shared.prompt_tokens) * 0.8
+    assert sum(fed) >= sum(alone.prompt_tokens)
 
 
-def test_only_prompts_of_equal_length_are_batched_and_all_are_counted(tokenizer):
-    model, steps = Scripted(tokenizer, retrieve), []
+def test_reading_behind_the_cache_a_few_tokens_at_a_time_changes_nothing(llama, tokenizer, monkeypatch):
+    whole = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=6, seed=1).answers
+    monkeypatch.setattr(retrieval, "_MASK", 50 * LENGTH)
+    assert passkey_accuracy(llama, tokenizer, length=LENGTH, trials=6, seed=1).answers == whole
+
+
+def test_progress_counts_the_prompts(tokenizer):
+    steps = []
     score = passkey_accuracy(
-        model,
-        tokenizer,
-        length=LENGTH,
-        trials=30,
-        seed=0,
-        tokens_per_batch=5 * LENGTH,
-        on_progress=steps.append,
+        Scripted(tokenizer, retrieve), tokenizer, length=LENGTH, trials=7, seed=0, on_progress=steps.append
     )
-    assert model.batches == steps
-    assert sum(steps) == 30
-    assert 1 < max(steps) <= 5
-    assert len(set(score.prompt_tokens)) > 1
+    assert steps == [1] * 7
     assert score.accuracy == 1.0
 
 
@@ -168,18 +179,6 @@ def test_a_length_beyond_the_models_own_passes_without_a_warning(llama, tokenize
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         passkey_accuracy(llama, tokenizer, length=LENGTH, trials=2, seed=0)
-
-
-def test_generations_log_is_silenced_and_restored(tokenizer):
-    levels, before = [], logging.get_verbosity()
-
-    def reply(text):
-        levels.append(logging.get_verbosity())
-        return retrieve(text)
-
-    passkey_accuracy(Scripted(tokenizer, reply), tokenizer, length=LENGTH, trials=2, seed=0)
-    assert set(levels) == {logging.ERROR}
-    assert logging.get_verbosity() == before
 
 
 def test_prefill_computes_the_last_positions_logits_only(llama, tokenizer):

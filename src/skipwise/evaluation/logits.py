@@ -1,0 +1,53 @@
+"""The logits that are wanted and no others: the layers run once, the output layer a slice of places at a time."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+_AT_ONCE = 2**25  # logits, in numbers: 128 MiB in float32
+
+
+def logits_at(
+    model: PreTrainedModel, ids: torch.Tensor, places: range
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits at ``places`` of rows that begin at position 0, in slices, each with the tokens that come next.
+
+    Args:
+        model: a causal language model of transformers; what it does to its logits (as Gemma 2's capping) is done.
+        ids: token ids, int64 [rows, tokens].
+        places: consecutive indices below ``tokens - 1``.
+
+    Yields:
+        ``logits [rows, some, vocabulary]`` and ``following [rows, some]``, from the first place to the last.
+    """
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    inputs: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),  # without it transformers may infer packed documents
+        "position_ids": positions.expand_as(ids),
+        "use_cache": False,
+    }
+    size = max(1, _AT_ONCE // (len(ids) * model.config.get_text_config().vocab_size))
+    slices = [places[first : first + size] for first in range(0, len(places), size)]
+    with _layers_run_once(model, inputs) if len(slices) > 1 else nullcontext():
+        for some in slices:
+            logits = model(**inputs, logits_to_keep=positions[some.start : some.stop]).logits
+            yield logits, ids[:, some.start + 1 : some.stop + 1].to(logits.device)
+
+
+@contextmanager
+def _layers_run_once(model: Any, inputs: dict[str, Any]) -> Iterator[None]:
+    """Let the model's layers return, while in this context, what they return of ``inputs`` now."""
+    layers = model.base_model
+    own = vars(layers).get("forward")  # where layers are spread over devices
+    outputs = layers(**inputs)
+    layers.forward = lambda *_, **__: outputs
+    try:
+        yield
+    finally:
+        del layers.forward
+        if own is not None:
+            layers.forward = own

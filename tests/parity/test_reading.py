@@ -1,0 +1,69 @@
+"""Logits a slice at a time, and greedy decoding behind a shared cache, against whole forward passes, for every family."""
+
+import numpy as np
+import pytest
+import torch
+
+from skipwise.evaluation import logits as logits_module
+from skipwise.evaluation import retrieval
+from skipwise.evaluation.logits import logits_at
+from tests import families
+
+
+@torch.no_grad()
+def whole_logits(model, ids):
+    return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+@pytest.mark.parametrize("at_once", [3 * 97, 2**25])
+def test_slices_are_the_whole(name, at_once, monkeypatch) -> None:
+    monkeypatch.setattr(logits_module, "_AT_ONCE", at_once)
+    model = families.model(name).eval()
+    ids = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        slices = list(logits_at(model, ids, range(5, 38)))
+    torch.testing.assert_close(
+        torch.cat([some for some, _ in slices], 1), whole_logits(model, ids)[:, 5:38], rtol=1e-5, atol=1e-5
+    )
+    assert torch.equal(torch.cat([following for _, following in slices], 1), ids[:, 6:39])
+    assert len(slices) == (33 if at_once < 300 else 1)
+    assert "forward" not in vars(model.base_model)
+
+
+def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
+    monkeypatch.setattr(logits_module, "_AT_ONCE", 97)
+    model, runs = families.model("llama").eval(), []
+    model.base_model.layers[0].register_forward_hook(lambda *_: runs.append(1))
+    with torch.no_grad():
+        assert len(list(logits_at(model, torch.zeros(1, 9, dtype=torch.long), range(0, 8)))) == 8
+    assert runs == [1]
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+@pytest.mark.parametrize("mask", [2**27, 200])
+def test_decoding_behind_what_was_read_before(name, mask, monkeypatch) -> None:
+    monkeypatch.setattr(retrieval, "_MASK", mask)
+    model = families.model(name).eval()
+    draw = np.random.default_rng(0)
+    spine = draw.integers(1, 97, 50).tolist()
+    prompts = [spine[:n] + draw.integers(1, 97, 55 - n).tolist() for n in (3, 20, 41, 50)] + [
+        spine,
+        spine[:30],
+    ]
+    read = retrieval._Reading(model)
+    for prompt in prompts:
+        with torch.inference_mode():
+            written = read.continued(prompt, 4, None)
+        ids = torch.tensor([prompt])
+        for _ in range(4):
+            ids = torch.cat([ids, whole_logits(model, ids)[:, -1:].argmax(-1)], 1)
+        assert written == ids[0, len(prompt) :].tolist()
+
+
+def test_an_end_stops_decoding() -> None:
+    model = families.model("llama").eval()
+    prompt = list(range(1, 30))
+    with torch.inference_mode():
+        first, second, *_ = retrieval._Reading(model).continued(prompt, 4, None)
+        assert retrieval._Reading(model).continued(prompt, 4, second) == ([first] if first != second else [])
