@@ -22,7 +22,7 @@ _PUBLIC = {
     "load_model": "skipwise.model.loading",
     "probe_connectivity": "skipwise.model.probe",
     "sliding_perplexity": "skipwise.evaluation.perplexity",
-    "passkey_accuracy": "skipwise.evaluation.passkey",
+    "passkey_accuracy": "skipwise.evaluation.retrieval",
     "Recipe": "skipwise.recipe",
     "load_recipe": "skipwise.recipe",
     "SkipwiseError": "skipwise.errors",

@@ -47,9 +47,9 @@ class Prompt:
     depth: float
 
 
-def filler(sentences: int) -> str:
-    """The first ``sentences`` sentences of the cycle, joined by spaces."""
-    return " ".join(_SENTENCES[i % _CYCLE] for i in range(sentences))
+def filler(sentences: int, first: int = 0) -> str:
+    """So many sentences of the cycle from number ``first`` on, joined by spaces."""
+    return " ".join(_SENTENCES[i % _CYCLE] for i in range(first, first + sentences))
 
 
 def passkey_text(key: str, before: int, after: int) -> str:
@@ -107,7 +107,7 @@ def training_passkey(
     sentences = int(rng.integers(0, most, endpoint=True))
     if sentences < most:
         before = split(sentences)
-        ids = _encode(tokenizer, passkey_text(key, before, sentences - before))
+        ids = encode(tokenizer, passkey_text(key, before, sentences - before))
     return ids + reply
 
 
@@ -145,7 +145,7 @@ def _fill(
     Counts are predicted from short pieces, which is exact wherever tokens do not cross sentences, so a
     prompt of any length is tokenised once. Where the prediction fails, the counts are measured instead.
     """
-    bare = len(_encode(tokenizer, passkey_text(key, 0, 0)))
+    bare = len(encode(tokenizer, passkey_text(key, 0, 0)))
     if bare > room:
         raise DataError(
             f"length {length} is too short for a passkey prompt: without filler it needs "
@@ -160,7 +160,7 @@ def _fill(
 
     def encoded(sentences: int) -> list[int]:
         before = split(sentences)
-        return _encode(tokenizer, passkey_text(key, before, sentences - before))
+        return encode(tokenizer, passkey_text(key, before, sentences - before))
 
     candidates = range(room + 1)  # a sentence has at least one token
     most = bisect_right(candidates, room, key=predicted) - 1
@@ -202,9 +202,9 @@ def _measure(tokenizer: "PreTrainedTokenizerBase") -> _FillerTokens:
             )
 
     def added(before: int, after: int) -> int:
-        return len(_encode(tokenizer, passkey_text("12345", before, after))) - bare
+        return len(encode(tokenizer, passkey_text("12345", before, after))) - bare
 
-    bare = len(_encode(tokenizer, passkey_text("12345", 0, 0)))
+    bare = len(encode(tokenizer, passkey_text("12345", 0, 0)))
     sentences = range(2 * _CYCLE)
     return _FillerTokens([added(n, 0) for n in sentences], [added(0, n) for n in sentences])
 
@@ -212,13 +212,13 @@ def _measure(tokenizer: "PreTrainedTokenizerBase") -> _FillerTokens:
 def _continuation(tokenizer: "PreTrainedTokenizerBase", word: str) -> list[int]:
     """Token ids of `` word`` after other words: at a text's start, some tokenizers would add a space."""
     context = "The pass key is"
-    head, whole = _encode(tokenizer, context), _encode(tokenizer, f"{context} {word}")
+    head, whole = encode(tokenizer, context), encode(tokenizer, f"{context} {word}")
     if whole[: len(head)] == head:
         return whole[len(head) :]
     return list(tokenizer(f" {word}", add_special_tokens=False)["input_ids"])  # tokens run across words
 
 
-def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
     """Tokenise as the model is used to, but let the text go on: no EOS at its end."""
     ids: list[int] = tokenizer(text, verbose=False)["input_ids"]  # not verbose: long texts are meant here
     ends = ids and ids[-1] == tokenizer.eos_token_id

@@ -129,13 +129,13 @@ def test_one_more_sentence_would_not_fit(kind, extra, seed, depth):
 
 @pytest.mark.parametrize("kind", REAL)
 def test_a_long_prompt_is_tokenised_once(kind, monkeypatch):
-    tokenizer, encode, long = TOKENIZERS[kind], passkey._encode, []
+    tokenizer, encode, long = TOKENIZERS[kind], passkey.encode, []
 
     def spy(tokenizer, text):
         long.append(len(text) > 20_000)
         return encode(tokenizer, text)
 
-    monkeypatch.setattr(passkey, "_encode", spy)
+    monkeypatch.setattr(passkey, "encode", spy)
     prompt = passkey_prompt(tokenizer, 32_768, np.random.default_rng(0))
     assert len(prompt.ids) > 32_700
     assert sum(long) == 1
