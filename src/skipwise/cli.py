@@ -194,25 +194,99 @@ def coverage(
         console.print(f"figure: {figure}", soft_wrap=True)
 
 
+@app.command("evaluate")
+def evaluate_command(
+    models: Annotated[
+        list[str], typer.Argument(help="nano, folders, or names on the model hub; several are compared")
+    ],
+    data: Annotated[str, typer.Option(help="text to read: file, folder, data set name, stdlib")] = "stdlib",
+    target: Annotated[
+        str | None, typer.Option(help="the farthest length; default: what the config says")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="as 4k,8k,32k; default: the original length, doubled up to the target")
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help="the model they were extended from, or none; default: as their run says"),
+    ] = None,
+    original: Annotated[
+        str | None, typer.Option(help="original length, where neither run nor config says it")
+    ] = None,
+    stride: Annotated[
+        str | None, typer.Option(help="of the windows; default: half the original length")
+    ] = None,
+    documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
+    tasks: Annotated[str, typer.Option(help="of passkey,keys,lines; or none")] = "passkey,keys,lines",
+    trials: Annotated[int, typer.Option(help="prompts a task and length")] = 100,
+    seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
+    share: Annotated[
+        str, typer.Option(help="2/3: of three machines the second; skipwise merge joins them")
+    ] = "1/1",
+    out: Annotated[Path | None, typer.Option(help="folder; default: evaluations/ and a name")] = None,
+    precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
+) -> None:
+    """Measure how far models read, and what that cost inside the original window; the same command goes on."""
+    console = _prepare_process()
+    from skipwise.evaluate import ask, evaluate
+    from skipwise.measure import precision_of
+    from skipwise.subjects import subjects
+
+    found = subjects(
+        models, "" if base == "none" else base, parse_length(original) if original is not None else None
+    )
+    question = ask(
+        found,
+        data,
+        lengths=_lengths(lengths) if lengths is not None else None,
+        target=parse_length(target) if target is not None else None,
+        stride=parse_length(stride) if stride is not None else None,
+        documents=documents,
+        tasks=[] if tasks == "none" else [task.strip() for task in tasks.split(",")],
+        trials=trials,
+        seed=seed,
+        precision=precision_of(precision),
+        console=console,
+    )
+    evaluate(found, question, share=_share(share), out=out, console=console)
+
+
 @app.command()
 def perplexity(
     model: Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")],
     data: Annotated[
         str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")
     ] = "stdlib",
-    windows: Annotated[str, typer.Option(help="window lengths, as 2k,4k,8k")] = "256,512,1k,2k",
-    stride: Annotated[str, typer.Option(help="tokens that a window moves on")] = "128",
-    documents: Annotated[int, typer.Option(help="how many documents at the most, the longest first")] = 8,
-    out: Annotated[Path | None, typer.Option(help="append the records to this results.jsonl")] = None,
+    windows: Annotated[str | None, typer.Option(help="lengths, as 2k,4k,8k; default: 256,512,1k,2k")] = None,
+    stride: Annotated[str | None, typer.Option(help="tokens that a window moves on; default: 128")] = None,
+    documents: Annotated[
+        int | None, typer.Option(help="how many documents at the most, the longest first; default: 8")
+    ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(help="sliding windows; truncated: the first tokens, by one pass; or by-position"),
+    ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(help="the paper's: paper, paper-far or paper-truncated, in place of the others"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="append the records to this results.jsonl, and go on with it")
+    ] = None,
     precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
 ) -> None:
-    """Measure sliding-window perplexity; every token is scored once."""
+    """Measure perplexity; every token is scored once."""
     console = _prepare_process()
-    from skipwise.measure import perplexity_command
+    from skipwise.parts import perplexity_command, reading
 
-    perplexity_command(
-        model, data, _lengths(windows), parse_length(stride), documents, precision, out, console
+    how = reading(
+        settings,
+        mode=mode,
+        windows=_lengths(windows) if windows is not None else None,
+        stride=parse_length(stride) if stride is not None else None,
+        documents=documents,
     )
+    perplexity_command(model, data, how, precision, out, console)
 
 
 @app.command()
@@ -220,29 +294,53 @@ def passkey(
     model: Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")],
     lengths: Annotated[str, typer.Option(help="prompt lengths, as 2k,4k,8k")] = "256,512,1k,2k",
     trials: Annotated[int, typer.Option(help="prompts a length")] = 50,
+    task: Annotated[
+        str, typer.Option(help="passkey; keys: one of four; or lines: one line of a register")
+    ] = "passkey",
     seed: Annotated[int, typer.Option(help="of keys and depths")] = 0,
-    out: Annotated[Path | None, typer.Option(help="append the records to this results.jsonl")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="append the records to this results.jsonl, and go on with it")
+    ] = None,
     precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
 ) -> None:
-    """Hide a five-digit key at random depths and ask for it."""
+    """Hide a five-digit key at every depth and ask for it."""
     console = _prepare_process()
-    from skipwise.measure import passkey_command
+    from skipwise.parts import passkey_command
 
-    passkey_command(model, _lengths(lengths), trials, seed, precision, out, console)
+    passkey_command(model, task, _lengths(lengths), trials, seed, precision, out, console)
+
+
+@app.command("merge")
+def merge_command(
+    parts: Annotated[
+        list[Path], typer.Argument(help="folders of evaluate, each a share of the same question")
+    ],
+    out: Annotated[Path, typer.Option(help="a new folder")],
+) -> None:
+    """Put the shares of one evaluation together."""
+    from skipwise.evaluate import merge
+
+    merge(parts, out, _prepare_process())
 
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders; several are compared")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="run folders, of which several are compared; or an evaluation's")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="the page; default: report.html in the run folder; needed for several runs"),
     ] = None,
 ) -> None:
     """Make figures and the page again from the records alone."""
+    from skipwise.report.evaluation import is_evaluation
+    from skipwise.report.evaluation_page import write_evaluation
     from skipwise.report.page import write_report
 
-    _console().print(f"report: {write_report(runs, out)}", soft_wrap=True)
+    alone = len(runs) == 1 and is_evaluation(runs[0])
+    page = write_evaluation(runs[0], out) if alone else write_report(runs, out)
+    _console().print(f"report: {page}", soft_wrap=True)
 
 
 @app.command("convert")
@@ -405,6 +503,14 @@ def _without(words: list[str], *options: str) -> list[str]:
             kept.append(word)
         skip = not skip and word in options
     return kept
+
+
+def _share(text: str) -> tuple[int, int]:
+    """Read ``2/3``."""
+    part, slash, parts = text.partition("/")
+    if slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
+        return int(part), int(parts)
+    raise RecipeError(f"share {text!r} must be PART/PARTS, as 2/3: the second of three")
 
 
 def _gigabytes(text: str) -> float:

@@ -3,6 +3,7 @@
     SkipwiseError
     ├── RecipeError      a setting is unknown, of the wrong type, or contradicts another
     ├── DataError        a document, file or field cannot be used
+    │   └── TooShortError
     ├── ModelError       a checkpoint cannot be extended, or would not attend across chunks
     ├── TrainingError    training cannot go on; what was written before is intact
     │   └── NonFiniteLossError
@@ -24,6 +25,10 @@ class RecipeError(SkipwiseError):
 
 class DataError(SkipwiseError):
     """A document, file or field cannot be used."""
+
+
+class TooShortError(DataError):
+    """A length leaves no room for the shortest prompt of its kind."""
 
 
 class ModelError(SkipwiseError):

@@ -1,10 +1,9 @@
 """Models + held-out documents -> records: what ``extend`` measures, and the commands of their own."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,38 +12,38 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.passkey import passkey_prompt
+from skipwise.data.harder_retrieval import keys_prompt, lines_prompt
+from skipwise.data.passkey import Prompt, passkey_prompt
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import TokenStore, check_vocabulary
+from skipwise.data.tokens import TokenStore
 from skipwise.errors import EvaluationError, RecipeError
-from skipwise.evaluation.by_position import position_buckets, score_by_position
-from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
-from skipwise.evaluation.retrieval import passkey_accuracy
-from skipwise.evaluation.texts import longest_documents
+from skipwise.evaluation.by_position import bucket_sums, position_buckets, score_by_position
+from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity, sliding_scores
+from skipwise.evaluation.retrieval import passkey_accuracy, retrieve
 from skipwise.evaluation.windows import sliding_windows
-from skipwise.model.loading import load_config, load_model, load_tokenizer
 from skipwise.recipe import nearest
-from skipwise.report.summary import summary_table
 from skipwise.results import (
     PasskeyRecord,
     PerplexityRecord,
     PositionRecord,
+    ReadingRecord,
     Record,
-    append_record,
-    require_results,
+    TrialRecord,
 )
 from skipwise.training_arguments import choose_precision
 
+TASKS = {"passkey": passkey_prompt, "keys": keys_prompt, "lines": lines_prompt}
+DEPTHS = 10  # parts of a prompt over which trials are spread
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One record to be made: its identity, the tokens it reads, and how it is made."""
+    """Records to be made, one or more: of the first its identity, the tokens they read, and how they are made."""
 
     identity: tuple[object, ...]
     tokens: int
-    run: Callable[[PreTrainedModel, Callable[[int], None]], Record]
+    run: Callable[[PreTrainedModel, Callable[[int], None]], Iterator[Record]]
 
 
 def identity(record: Record) -> tuple[object, ...]:
@@ -56,6 +55,11 @@ def identity(record: Record) -> tuple[object, ...]:
         return (record.kind, record.arm, record.length, record.trials, record.seed)
     if isinstance(record, PositionRecord):
         return (record.kind, record.arm, record.length, record.data, len(record.documents))
+    if isinstance(record, ReadingRecord):
+        place = (record.data, record.document, tuple(record.edges))
+        return (record.kind, record.arm, record.window, record.stride, *place)
+    if isinstance(record, TrialRecord):
+        return (record.kind, record.arm, record.length, record.task, record.seed, record.trial)
     return (record.kind,)
 
 
@@ -65,7 +69,7 @@ def perplexity_measurement(
     """Sliding-window perplexity of ``arm`` over ``documents`` at one window."""
     sliding_windows(window, window, stride)  # a stride that the window cannot take is said before any work
 
-    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Iterator[Record]:
         score = sliding_perplexity(
             model,
             documents,
@@ -76,7 +80,7 @@ def perplexity_measurement(
         )
         if math.isnan(score.nll):
             raise _not_finite(arm)
-        return PerplexityRecord(
+        yield PerplexityRecord(
             arm=arm,
             window=window,
             stride=stride,
@@ -99,7 +103,7 @@ def passkey_measurement(
     """Passkey accuracy of ``arm`` at one prompt length."""
     passkey_prompt(tokenizer, length, np.random.default_rng(0))  # a length too short is said before any work
 
-    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Iterator[Record]:
         with _finite_logits(model, arm):
             score = passkey_accuracy(
                 model,
@@ -110,7 +114,7 @@ def passkey_measurement(
                 precision=AUTOCAST[precision],
                 on_progress=lambda prompts: on_progress(prompts * length),
             )
-        return PasskeyRecord(
+        yield PasskeyRecord(
             arm=arm,
             length=length,
             seed=seed,
@@ -131,13 +135,13 @@ def position_measurement(
     length = segments.shape[1]
     edges = position_buckets(length, original)
 
-    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Record:
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Iterator[Record]:
         score = score_by_position(
             model, segments, edges, precision=AUTOCAST[precision], on_progress=on_progress
         )
         if np.isnan(score.nll).any():
             raise _not_finite(arm)
-        return PositionRecord(
+        yield PositionRecord(
             arm=arm,
             length=length,
             data=data,
@@ -150,6 +154,103 @@ def position_measurement(
         )
 
     return Measurement((PositionRecord.kind, arm, length, data, len(segments)), segments.size, run)
+
+
+def reading_measurement(
+    arm: str,
+    documents: Mapping[str, np.ndarray],
+    window: int,
+    stride: int,
+    edges: list[int],
+    precision: str,
+    data: str,
+) -> Measurement:
+    """A record a document, by name, read in windows of ``window``; each as soon as it is read.
+
+    Args:
+        arm: the model's label.
+        documents: token ids, int [edges[-1]] each.
+        window: tokens fed at once.
+        stride: tokens by which windows advance.
+        edges: of the buckets of positions, rising from 1.
+        precision: bf16, fp16 or float32.
+        data: the text's name.
+    """
+
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Iterator[Record]:
+        scores = sliding_scores(
+            model,
+            list(documents.values()),
+            window=window,
+            stride=stride,
+            precision=AUTOCAST[precision],
+            on_progress=on_progress,
+        )
+        for name, score in zip(documents, scores, strict=True):
+            nll, hits = bucket_sums(score, edges)
+            if np.isnan(nll).any():
+                raise _not_finite(arm)
+            yield ReadingRecord(
+                arm=arm,
+                data=data,
+                document=name,
+                window=window,
+                stride=stride,
+                edges=edges,
+                nll=nll.round(4).tolist(),
+                hits=hits.tolist(),
+                precision=precision,
+                seconds=round(score.seconds, 3),
+            )
+
+    return Measurement((ReadingRecord.kind, arm, window), fed_tokens(documents.values(), window, stride), run)
+
+
+def retrieval_measurement(
+    arm: str,
+    tokenizer: PreTrainedTokenizerBase,
+    task: str,
+    length: int,
+    trials: Sequence[int],
+    seed: int,
+    precision: str,
+) -> Measurement:
+    """A record a prompt of a task, as soon as it is answered.
+
+    Trial i is drawn from ``np.random.default_rng([seed, length, i])``; its depth lies in tenth ``i % 10`` of the prompt, so
+    that every ten trials cover it evenly.
+
+    Raises:
+        DataError: the length is too short for a prompt, or the tokenizer does not suit; said before any work.
+    """
+    draw = TASKS[task]
+    draw(tokenizer, length, np.random.default_rng(0), 0.5)
+
+    def prompt(trial: int) -> Prompt:
+        rng = np.random.default_rng([seed, length, trial])
+        return draw(tokenizer, length, rng, (trial % DEPTHS + rng.random()) / DEPTHS)
+
+    def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Iterator[Record]:
+        prompts = [prompt(trial) for trial in trials]
+        with _finite_logits(model, arm):
+            for answer in retrieve(model, tokenizer, prompts, precision=AUTOCAST[precision]):
+                drawn = prompts[answer.number]
+                yield TrialRecord(
+                    arm=arm,
+                    task=task,
+                    length=length,
+                    seed=seed,
+                    trial=trials[answer.number],
+                    depth=drawn.depth,
+                    prompt_tokens=len(drawn.ids),
+                    hit=answer.hit,
+                    answer=answer.text,
+                    precision=precision,
+                    seconds=round(answer.seconds, 3),
+                )
+                on_progress(length)
+
+    return Measurement((TrialRecord.kind, arm, length), len(trials) * length, run)
 
 
 def measure(
@@ -168,8 +269,8 @@ def measure(
 
         for measurement in measurements:
             with _positions_explained(model, label, measurement), _memory_explained(label, measurement):
-                record = measurement.run(model, advance)
-            on_record(record)
+                for record in measurement.run(model, advance):
+                    on_record(record)
 
 
 @contextmanager
@@ -263,82 +364,15 @@ def tokenise(
         return build_token_store(source, tokenizer, on_progress=show, **options)
 
 
-def perplexity_command(
-    name: str,
-    data: str,
-    windows: list[int],
-    stride: int,
-    documents: int,
-    precision: str,
-    out: Path | None,
-    console: Console,
-) -> None:
-    """``skipwise perplexity``: measure a model on the longest documents of ``data``.
+def precision_of(requested: str) -> str:
+    """Of a measurement here: as asked for, or what the device is fast in.
 
     Raises:
-        SkipwiseError: model, text or lengths cannot be used.
+        RecipeError: it is unknown, or cannot be had on this device.
     """
-    _require_least("documents", documents, 1)
-    for window in windows:
-        sliding_windows(window, window, stride)
-    device, precision = _prepare(precision, out)
-    config = load_config(name)
-    tokenizer = load_tokenizer(name)
-    store = tokenise(data, tokenizer, console)
-    check_vocabulary(store, config.vocab_size)
-    text = longest_documents(
-        store, np.arange(len(store)), windows=windows, most=documents, limit=None, console=console
-    )
-    shown = ", ".join(text.names[:3]) + (" ..." if len(text.names) > 3 else "")
-    console.print(f"{len(text.documents)} documents: {shown}")
-    plan = [perplexity_measurement(name, text.documents, w, stride, precision, data) for w in text.windows]
-    _measure_and_show(name, plan, device, out, console)
-
-
-def passkey_command(
-    name: str, lengths: list[int], trials: int, seed: int, precision: str, out: Path | None, console: Console
-) -> None:
-    """``skipwise passkey``: hide a key at random depths and ask for it.
-
-    Raises:
-        SkipwiseError: model or lengths cannot be used.
-    """
-    _require_least("trials", trials, 1)
-    _require_least("seed", seed, 0)
-    device, precision = _prepare(precision, out)
-    load_config(name)  # a model that is not there is said to be missing, not to lack a tokenizer
-    tokenizer = load_tokenizer(name)
-    plan = [passkey_measurement(name, tokenizer, n, trials, seed, precision) for n in lengths]
-    _measure_and_show(name, plan, device, out, console)
-
-
-def _measure_and_show(
-    name: str, plan: list[Measurement], device: torch.device, out: Path | None, console: Console
-) -> None:
-    records: list[Record] = []
-
-    def keep(record: Record) -> None:
-        records.append(record)
-        if out is not None:
-            append_record(out, record)
-
-    measure(load_model(name, device=device).eval(), plan, name, console, keep)
-    console.print(summary_table(records))
-
-
-def _require_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise RecipeError(f"{name} {value} must be at least {least}; raise it")
-
-
-def _prepare(precision: str, out: Path | None) -> tuple[torch.device, str]:
-    """Choose device and precision, and make sure that the results have a place."""
     valid = ("auto", *AUTOCAST)
-    if precision not in valid:
+    if requested not in valid:
         raise RecipeError(
-            f"precision {precision!r} is unknown{nearest(precision, valid)}; choose one of {', '.join(valid)}"
+            f"precision {requested!r} is unknown{nearest(requested, valid)}; choose one of {', '.join(valid)}"
         )
-    if out is not None:
-        require_results(out)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return device, choose_precision(precision, device)
+    return choose_precision(requested, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

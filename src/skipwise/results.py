@@ -115,6 +115,46 @@ class PositionRecord:
 
 
 @dataclass(frozen=True)
+class ReadingRecord:
+    """How well one model predicts one document, read in windows of ``window`` by ``stride`` tokens.
+
+    Bucket i holds the targets at positions ``edges[i] .. edges[i + 1] - 1`` of the document; ``nll`` (in nats) and ``hits``
+    (targets given the highest probability) are sums over a bucket. A window as long as the document reads all of it
+    before each token.
+    """
+
+    kind: ClassVar[str] = "reading"
+    arm: str
+    data: str
+    document: str
+    window: Count
+    stride: Count
+    edges: list[Count]
+    nll: list[Amount]
+    hits: list[Natural]
+    precision: str
+    seconds: Amount
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One prompt of a retrieval task: where its number was hidden (0 = it stands first), and whether it was found."""
+
+    kind: ClassVar[str] = "trial"
+    arm: str
+    task: str
+    length: Count
+    seed: Natural
+    trial: Natural
+    depth: Share
+    prompt_tokens: Count
+    hit: bool
+    answer: str
+    precision: str
+    seconds: Amount
+
+
+@dataclass(frozen=True)
 class StepRecord:
     """Sliding-window perplexity of one arm in the middle of its training, after ``step`` steps."""
 
@@ -171,6 +211,8 @@ Record = (
     | PerplexityRecord
     | PasskeyRecord
     | PositionRecord
+    | ReadingRecord
+    | TrialRecord
     | StepRecord
     | CoverageRecord
     | CostRecord

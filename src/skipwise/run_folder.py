@@ -38,8 +38,8 @@ class RunFolder:
         self.report = path / "report.html"
         self._lock = FileLock(path / ".lock")
 
-    def begin(self, recipe: Recipe) -> None:
-        """Take the folder for this process, and make what a new run needs.
+    def begin(self, recipe: Recipe | None) -> None:
+        """Take the folder for this process, and make what a new run needs; an evaluation has no recipe.
 
         Raises:
             RunError: another process runs in it, or it cannot be written.
@@ -48,8 +48,11 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
             if not self.facts.exists():
-                self.record(**_provenance(recipe.seed))
-            dump_recipe(recipe, self.recipe)  # of a resumed run too: what is measured afterwards may change
+                self.record(**_provenance(), **({"seed": recipe.seed} if recipe else {}))
+            if recipe:
+                dump_recipe(
+                    recipe, self.recipe
+                )  # of a resumed run too: what is measured afterwards may change
         except Timeout:
             raise RunError(
                 f"another process is running {self.path}; wait for it, or give another --out"
@@ -181,7 +184,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _provenance(seed: int) -> dict[str, Any]:
+def _provenance() -> dict[str, Any]:
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -191,7 +194,6 @@ def _provenance(seed: int) -> dict[str, Any]:
     return {
         "command": " ".join(["skipwise", *sys.argv[1:]]),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seed": seed,
         "versions": versions,
         "machine": _machine(),
     }

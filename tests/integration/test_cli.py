@@ -40,9 +40,20 @@ def test_perplexity_and_passkey_are_commands_of_their_own(monkeypatch, capsys, t
     model = checkpoint(tmp_path / "base", window=64)
     text = corpus(tmp_path / "text", documents=4)
     words = ["--windows", "64,128", "--stride", "32", "--documents", "2", "--out", tmp_path / "r.jsonl"]
+    passkeys = ["passkey", model, "--lengths", "512", "--trials", "2", "--out", tmp_path / "r.jsonl"]
     run(monkeypatch, "perplexity", model, "--data", text, *words)
-    run(monkeypatch, "passkey", model, "--lengths", "512", "--trials", "2", "--out", tmp_path / "r.jsonl")
-    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 3
+    run(monkeypatch, *passkeys)
+    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 2 + 2
+    first = capsys.readouterr().out
+    monkeypatch.setattr("skipwise.parts.load_model", None)  # what is there is not measured again
+    run(monkeypatch, "perplexity", model, "--data", text, *words)
+    assert capsys.readouterr().out.split("95% interval")[1].strip() in first
+    run(monkeypatch, *passkeys)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "r.jsonl").replace(tmp_path / "parts" / "results.jsonl")
+    assert "skipwise evaluate makes a page" in refused(monkeypatch, capsys, "report", tmp_path / "parts")
+    monkeypatch.undo()
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     message = refused(monkeypatch, capsys, "passkey", model, "--lengths", "64", "--trials", "1")
     assert "64" in message
     assert "'2x' is not a length" in refused(monkeypatch, capsys, "passkey", model, "--lengths", "2x")
@@ -77,9 +88,9 @@ def test_names_in_brackets_are_printed_as_they_are(monkeypatch, capsys, tmp_path
     checkpoint(tmp_path / "m[" / "x]", window=64)
     corpus(tmp_path / "text[b]", documents=2)
     folder = tmp_path / "r[v2]:smile:"
-    words = ["--windows", "64", "--stride", "32", "--out", folder / "results.jsonl"]
-    run(monkeypatch, "perplexity", "m[/x]", "--data", "text[b]", *words)
-    assert capsys.readouterr().out.count("m[/x]") == 2
+    words = ["--lengths", "64", "--tasks", "none", "--out", folder]
+    run(monkeypatch, "evaluate", "m[/x]", "--data", "text[b]", *words)
+    assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
     run(monkeypatch, "report", folder)
     assert f"report: {folder / 'report.html'}" in capsys.readouterr().out
 

@@ -9,15 +9,13 @@ import torch
 from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from skipwise.errors import DataError, EvaluationError, RecipeError, RunError
+from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation.texts import longest_documents, spread_segments
 from skipwise.measure import (
     Measurement,
     identity,
     measure,
-    passkey_command,
     passkey_measurement,
-    perplexity_command,
     perplexity_measurement,
 )
 from skipwise.results import PasskeyRecord, PerplexityRecord
@@ -80,49 +78,6 @@ def test_weights_that_are_not_numbers_are_refused() -> None:
     for measurement in plan:
         with pytest.raises(EvaluationError, match="logits are not finite measuring pose"):
             measure(model, [measurement], "pose", Console(file=io.StringIO()), print)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "message"),
-    [
-        ("documents", 0, "documents 0 must be at least 1"),
-        ("documents", -1, "documents -1 must be at least 1"),
-        ("stride", 1000, "stride 1000 .*window"),
-        (
-            "precision",
-            "bf61",
-            r"precision 'bf61' is unknown \(did you mean bf16\?\); choose one of auto, bf16",
-        ),
-    ],
-)
-def test_settings_of_perplexity_are_refused_before_a_model_is_sought(setting, value, message) -> None:
-    settings = {"stride": 16, "documents": 1, "precision": "auto", setting: value}
-    with pytest.raises(RecipeError, match=message):
-        perplexity_command("nowhere", "x", [32], out=None, console=Console(), **settings)
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "message"),
-    [
-        ("trials", 0, "trials 0 must be at least 1"),
-        ("seed", -1, "seed -1 must be at least 0"),
-        ("precision", "foo", "precision 'foo' is unknown; choose one of auto, bf16, fp16, float32"),
-    ],
-)
-def test_settings_of_passkey_are_refused_before_a_model_is_sought(setting, value, message) -> None:
-    settings = {"trials": 1, "seed": 0, "precision": "auto", setting: value}
-    with pytest.raises(RecipeError, match=message):
-        passkey_command("nowhere", [400], out=None, console=Console(), **settings)
-
-
-def test_a_foreign_out_file_is_refused_before_a_model_is_sought(tmp_path) -> None:
-    notes = tmp_path / "notes.md"
-    notes.write_text("mine")
-    with pytest.raises(RunError, match="holds no results of skipwise"):
-        passkey_command("nowhere", [400], 1, 0, "auto", notes, Console())
-    with pytest.raises(RunError, match="holds no results of skipwise"):
-        perplexity_command("nowhere", "x", [32], 16, 1, "auto", notes, Console())
-    assert notes.read_text() == "mine"
 
 
 class Store(list):

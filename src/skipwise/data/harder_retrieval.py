@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from skipwise.data.passkey import Prompt, answer_ids, encode, filler
-from skipwise.errors import DataError
+from skipwise.errors import TooShortError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -131,7 +131,7 @@ def _longest(
 
     ids, bare = tried(least)
     if bare > length:
-        raise DataError(
+        raise TooShortError(
             f"length {length} is too short for this prompt: its shortest needs {bare} tokens with its answer; ask for "
             "at least that"
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skipwise.errors import DataError
+from skipwise.errors import DataError, TooShortError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -147,7 +147,7 @@ def _fill(
     """
     bare = len(encode(tokenizer, passkey_text(key, 0, 0)))
     if bare > room:
-        raise DataError(
+        raise TooShortError(
             f"length {length} is too short for a passkey prompt: without filler it needs "
             f"{bare + length - room} tokens with its answer; ask for at least that (evaluation.passkey_lengths), or for "
             "none (evaluation.passkey_trials=0)"

@@ -1,5 +1,7 @@
 """Load a checkpoint as a stock transformers class, as it is or with an interpolation set."""
 
+import hashlib
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from pickle import UnpicklingError
@@ -130,6 +132,17 @@ def load_model(
     if extension is not None:
         check_frequencies(model, extension)
     return model
+
+
+@cache
+def weights_fingerprint(name: str) -> str:
+    """Hash a model's weights as they came: of a hub's model its commit, of a folder each file's size and first 16 MiB."""
+    digest = hashlib.sha256(str(getattr(load_config(name), "_commit_hash", None)).encode())
+    for path in sorted(Path(resolve(name)).glob("*.safetensors")):
+        digest.update(f"{path.name} {path.stat().st_size}".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(2**24))
+    return digest.hexdigest()
 
 
 def _unreadable(name: str, error: Exception) -> str:

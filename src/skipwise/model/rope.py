@@ -299,6 +299,16 @@ def _slides(config: PretrainedConfig) -> bool:
     )
 
 
+def original_length(config: PretrainedConfig) -> int:
+    """L_c as far as a config says it: NTK's, whose only trace is its theta, is not told from a model never extended."""
+    try:
+        current = rope_of(config)
+    except ModelError:  # positions of another kind
+        current = {}
+    scaled = current.get("rope_type", "default") != "default"
+    return _original_length(config.get_text_config(), current if scaled else {})
+
+
 def _original_length(config: PretrainedConfig, scaling: dict[str, Any]) -> int:
     """L_c: what the scaling says it was, else its factor's share of the window, else the window.
 

@@ -5,11 +5,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from skipwise.errors import RunError
@@ -28,7 +27,14 @@ from skipwise.report.summary import (
     summary_table,
     verdict,
 )
-from skipwise.results import PasskeyRecord, PerplexityRecord, Record, read_records
+from skipwise.results import (
+    PasskeyRecord,
+    PerplexityRecord,
+    ReadingRecord,
+    Record,
+    TrialRecord,
+    read_records,
+)
 
 __all__ = ["summary_markdown", "summary_table", "write_report"]
 
@@ -74,17 +80,17 @@ def write_report(run_folders: Sequence[Path], out: Path | None = None) -> Path:
     """
     folders = list(dict.fromkeys(Path(folder).resolve() for folder in run_folders))
     page = _page_path(folders, out)
-    _require_own(page)
+    require_own(page)
     runs = [_read_run(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
     records = {run.name: run.records for run in runs}
     originals = {run.length("original_length") for run in runs}
-    with _written(page):
+    with written(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         figures = draw_figures(
             records, page.parent / "figures", originals.pop() if len(originals) == 1 else None
         )
     says, verdicts = captions(records), [_verdict(run) for run in runs]
-    text = _template().render(
+    text = page_template("report.html.j2").render(
         runs=runs,
         verdicts=verdicts,
         pairs=list(zip(runs, verdicts, strict=True)),
@@ -92,26 +98,26 @@ def write_report(run_folders: Sequence[Path], out: Path | None = None) -> Path:
         table=_cells(results_table(records)),
         conditions=_conditions(records),
         figures=[(figure, Markup(figure.svg), says[figure.name]) for figure in figures],
-        facts=_facts(runs),
+        facts=facts_of([(run.name, run.info) for run in runs]),
         commands=[(run.name, _command(run.info["command"])) for run in runs if run.info.get("command")],
     )
-    with _written(page):
+    with written(page):
         page.write_text(text, encoding="utf-8")
     return page
 
 
-def _require_own(page: Path) -> None:
+def require_own(page: Path) -> None:
     """Refuse to write over a file that is no report of ours."""
     if page.is_dir():
         raise RunError(f"{page} is a folder, and the report is a file; move it, or give another --out")
-    with _written(page):
+    with written(page):
         found = page.read_bytes() if page.exists() else b""
     if found and not any(mark in found for mark in _MARKS):
         raise RunError(f"{page} is no report of skipwise and is left as it is; give another --out")
 
 
 @contextmanager
-def _written(page: Path) -> Iterator[None]:
+def written(page: Path) -> Iterator[None]:
     """Turn what the file system refuses into a message."""
     try:
         yield
@@ -148,6 +154,11 @@ def _read_run(folder: Path, name: str) -> Run:
     records = read_records(folder / "results.jsonl")
     if not records:
         raise RunError(f"{folder} holds no results (results.jsonl); finish the run with --resume first")
+    if all(isinstance(record, ReadingRecord | TrialRecord) for record in records):
+        raise RunError(
+            f"{folder} holds what skipwise perplexity and passkey measured, and no run: the same commands print their "
+            "tables again; skipwise evaluate makes a page"
+        )
     try:
         info_file, recipe_file = folder / "run.json", folder / "recipe.yaml"
         info = json.loads(info_file.read_text(encoding="utf-8")) if info_file.exists() else {}
@@ -226,13 +237,11 @@ def _span(values: list[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-def _facts(runs: list[Run]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """run.json as sections of (key, a value a run), in reading order; what is not there is left out."""
-    general: dict[str, dict[str, Any]] = {
-        run.name: {k: run.info[k] for k in ("created", "seed") if k in run.info} for run in runs
-    }
-    sections: list[tuple[str, list[dict[str, Any]]]] = [("run", [general[run.name] for run in runs])]
-    sections += [(name, [_mapping(run.info.get(name)) for run in runs]) for name in _SECTIONS]
+def facts_of(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """run.json of each name as sections of (key, a value a run), in reading order; what is not there is left out."""
+    general = [{k: info[k] for k in ("created", "seed") if k in info} for _, info in runs]
+    sections: list[tuple[str, list[dict[str, Any]]]] = [("run", general)]
+    sections += [(name, [_mapping(info.get(name)) for _, info in runs]) for name in _SECTIONS]
     facts = []
     for title, columns in sections:
         keys = dict.fromkeys(key for column in columns for key in column)
@@ -267,10 +276,13 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _template() -> Template:
-    """The page's template; everything that it prints is escaped, but for our own SVG."""
-    source = resources.files("skipwise").joinpath("assets", "report.html.j2").read_text(encoding="utf-8")
+def page_template(name: str) -> Template:
+    """A page's template; everything that it prints is escaped, but for our own SVG."""
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("skipwise", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    return environment.from_string(source)
+    return environment.get_template(name)

@@ -42,6 +42,9 @@ ARM_COLOURS = {
     "short": "#a8693d",
 }
 OTHER_COLOUR = "#c9508f"
+# Of labels that are no arm: blue first, and the original's grey last.
+_PALETTE = [ARM_COLOURS[arm] for arm in ("pose", "pi-only", "full", "randpos", "cream", "short")]
+_PALETTE += [OTHER_COLOUR, ARM_COLOURS["original"]]
 _MARKERS = {
     "original": "o",
     "pi-only": "s",
@@ -195,33 +198,57 @@ def _depth_plot(rows: list[Row]) -> Plot | None:
     if len(rows) != 1:
         return None
     row = rows[0]
-    lengths = sorted(row.passkey)
+    cells = {length: hits_by_depth(row.passkey[length]) for length in sorted(row.passkey)}
+    title = f"Passkey found by {row.label}, by depth in the prompt"
+    return _heat_map("passkey-depth", title, row.label, cells, ARM_COLOURS.get(row.arm, OTHER_COLOUR))
+
+
+def depth_figure(
+    folder: Path, name: str, title: str, label: str, cells: Mapping[int, Sequence[Sequence[bool]]]
+) -> Figure:
+    """Draw a heat map of hits by prompt length and depth, into ``folder``.
+
+    Args:
+        folder: made if missing; files of the same names are replaced.
+        name: of the files.
+        title: above the figure.
+        label: the model's, for the data.
+        cells: hits by length in tokens, and by equal parts of the prompt, the first part first.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write(_heat_map(name, title, label, cells, ARM_COLOURS["pose"]), folder)
+
+
+def _heat_map(
+    name: str, title: str, label: str, cells: Mapping[int, Sequence[Sequence[bool]]], colour: str
+) -> Plot:
+    lengths, parts = list(cells), max(len(column) for column in cells.values())
     data: list[list[Any]] = [
-        [row.label, n, i / DEPTH_BINS, (i + 1) / DEPTH_BINS, len(hits), sum(hits)]
-        for n in lengths
-        for i, hits in enumerate(hits_by_depth(row.passkey[n]))
+        [label, n, i / parts, (i + 1) / parts, len(hits), sum(hits)]
+        for n, column in cells.items()
+        for i, hits in enumerate(column)
     ]
 
     def draw(axes: "Axes", ink: str) -> None:
         from matplotlib.patches import Rectangle
 
         for _, n, top, _, trials, hits in data:
-            x, y, share = lengths.index(n), top * DEPTH_BINS, hits / trials if trials else 0.0
-            colour = ARM_COLOURS.get(row.arm, OTHER_COLOUR)
+            x, y, share = lengths.index(n), top * parts, hits / trials if trials else 0.0
             axes.add_patch(
                 Rectangle((x + 0.03, y + 0.04), 0.94, 0.92, color=colour, alpha=0.05 + 0.7 * share, lw=0)
             )
             text = format_share(share) if trials else "–"
-            axes.text(x + 0.5, y + 0.52, text, ha="center", va="center", fontsize=9)
+            axes.text(x + 0.5, y + 0.52, text, ha="center", va="center", fontsize=9 if parts <= 5 else 7.5)
         axes.set_xlim(0, len(lengths))
-        axes.set_ylim(DEPTH_BINS, 0)
+        axes.set_ylim(parts, 0)
         axes.set_xticks([i + 0.5 for i in range(len(lengths))], [format_length(n) for n in lengths])
-        axes.set_yticks(range(DEPTH_BINS + 1), [f"{i / DEPTH_BINS:.0%}" for i in range(DEPTH_BINS + 1)])
+        marks = range(0, parts + 1, 1 if parts <= 5 else 2)
+        axes.set_yticks(marks, [f"{i / parts:.0%}" for i in marks])
         axes.set_xlabel("prompt length (tokens)")
         axes.grid(visible=False)
 
     columns = ["arm", "length", "depth_from", "depth_to", "trials", "hits"]
-    return Plot("passkey-depth", f"Passkey found by {row.label}, by depth in the prompt", columns, data, draw)
+    return Plot(name, title, columns, data, draw)
 
 
 def _loss_plot(runs: Mapping[str, Sequence[Record]]) -> Plot | None:
@@ -314,6 +341,8 @@ def curve_figure(
     axis: str,
     curves: Mapping[str, Mapping[int, float]],
     original_length: int | None = None,
+    spans: Mapping[str, Mapping[int, tuple[float, float]]] | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw a line for each label over lengths or steps, into ``folder``; logarithmic where values lie far apart.
 
@@ -324,6 +353,8 @@ def curve_figure(
         axis: title of the x axis.
         curves: label -> x -> value; a label that is an arm has the arm's colour.
         original_length: marked by a dashed line, in tokens.
+        spans: the ends of each value's interval, drawn as a band where they are finite.
+        limits: of the y axis; where zero lies between the values it is marked.
     """
     places = sorted({x for curve in curves.values() for x in curve})
     values = [y for curve in curves.values() for y in curve.values() if math.isfinite(y)]
@@ -331,20 +362,38 @@ def curve_figure(
 
     def draw(axes: "Axes", ink: str) -> None:
         for turn, (label, curve) in enumerate(curves.items()):
-            colour = ARM_COLOURS.get(label, list(ARM_COLOURS.values())[turn % len(ARM_COLOURS)])
+            colour = ARM_COLOURS.get(label, _PALETTE[turn % len(_PALETTE)])
             marker = _MARKERS.get(label, list(_MARKERS.values())[turn % len(_MARKERS)])
             width = 1.5 if label in BASELINES else 2.2
             points = {x: y for x, y in sorted(curve.items()) if math.isfinite(y)}
             shown = _named(arm_name(label))
             axes.plot(list(points), list(points.values()), label=shown, color=colour, marker=marker, lw=width)
+            spanned = sorted(spans.get(label, {}).items()) if spans else ()
+            ends = {x: e for x, e in spanned if all(map(math.isfinite, e))}
+            if ends:
+                low_ends, high_ends = zip(*ends.values(), strict=True)
+                axes.fill_between(list(ends), low_ends, high_ends, color=colour, alpha=0.15, lw=0)
         _length_axis(axes, places, axis)
-        if low > 0 and high / low > 3:
+        if limits:
+            axes.set_ylim(*limits)
+        elif low > 0 and high / low > 3:
             _log_axis(axes, low, high)
+        if low < 0 or (spans and not limits and axes.get_ylim()[0] < 0):
+            axes.axhline(0, color=ink, lw=0.8, alpha=0.5, zorder=1)
         _mark_original(axes, original_length, ink)
 
-    data = [[label, x, y] for label, curve in curves.items() for x, y in sorted(curve.items())]
+    columns = ["label", axis, title, *(["low_95", "high_95"] if spans else [])]
+    data = [
+        [label, x, y, *(_ends(spans, label, x) if spans else ())]
+        for label, curve in curves.items()
+        for x, y in sorted(curve.items())
+    ]
     folder.mkdir(parents=True, exist_ok=True)
-    return _write(Plot(name, title, ["label", axis, title], data, draw), folder)
+    return _write(Plot(name, title, columns, data, draw), folder)
+
+
+def _ends(spans: Mapping[str, Mapping[int, tuple[float, float]]], label: str, x: int) -> tuple[float, float]:
+    return spans.get(label, {}).get(x, (math.nan, math.nan))
 
 
 def require_figure_ending(path: Path) -> None:
@@ -384,7 +433,8 @@ def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
     axes.set_xscale("log", base=2)
-    shown = lengths[:: math.ceil(len(lengths) / 9)]
+    powers = [n for n in lengths if n & (n - 1) == 0] if len(lengths) > 9 else []
+    shown = powers or lengths[:: math.ceil(len(lengths) / 9)]
     axes.set_xticks(shown, [format_length(n) for n in shown])
     axes.minorticks_off()
     axes.set_xlabel(title)

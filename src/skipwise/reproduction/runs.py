@@ -20,7 +20,7 @@ from skipwise.arms import evaluate, plan_evaluation
 from skipwise.errors import ModelError, RunError
 from skipwise.extend import extend
 from skipwise.job import prepare
-from skipwise.model.loading import load_config, resolve
+from skipwise.model.loading import load_config, weights_fingerprint
 from skipwise.model.rope import plan_extension
 from skipwise.recipe import Data, Recipe, load_recipe
 from skipwise.reproduction.bases import BASES, base_folder, make_base
@@ -68,7 +68,7 @@ class ArmRun:
         if steps := self.recipe.evaluation.steps:  # only training itself can give them
             digest.update(json.dumps(steps).encode())
         if self.base is None:
-            digest.update(_weights(self.recipe.model).encode())
+            digest.update(weights_fingerprint(self.recipe.model).encode())
         return digest.hexdigest()[:12]
 
     def folder(self, out: Path) -> Path:
@@ -177,17 +177,6 @@ def _window(model: str) -> int:
     if model in MODELS:  # so that its plan needs no network
         return MODELS[model].window
     return plan_extension(load_config(model)).rope.original_length
-
-
-@cache
-def _weights(model: str) -> str:
-    """Hash a model's weights as they came: of a hub's model its commit, of a folder each file's size and first 16 MiB."""
-    digest = hashlib.sha256(str(getattr(load_config(model), "_commit_hash", None)).encode())
-    for path in sorted(Path(resolve(model)).glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
-        with open(path, "rb") as file:
-            digest.update(file.read(2**24))
-    return digest.hexdigest()
 
 
 def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
