@@ -15,7 +15,7 @@ from typing import cast
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise import processes
+from skipwise import kept, processes
 from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, plan_evaluation
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
@@ -76,8 +76,11 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     processes.told_by_first((run.path, model is not None))
     if model is not None:
-        _save(job, _train(job, model, run, resume, evaluation), run)
-        del model
+        trained = _train(job, model, run, resume, evaluation)
+        if recipe.evaluation.keep == "best":
+            _take_best(job, trained, run, console)
+        _save(job, trained, run)
+        del model, trained
     _record_coverage(run, curves)
     evaluate(job, evaluation, run, console)
     records = read_records(run.results)
@@ -153,6 +156,8 @@ def _train(
 
     if first:
         run.record(probe=probe.as_dict())
+        if losses := kept.far_losses(read_records(run.results)):
+            kept.require(run.checkpoints, kept.best_step(losses))  # now, not when hours of training are over
     summary = train(
         model,
         job.dataset(),
@@ -182,6 +187,19 @@ def _whole(job: Job, run: RunFolder) -> PreTrainedModel:
         return load_model(str(checkpoint))
     model = load_model(job.recipe.model, job.extension, dtype=job.base_dtype)
     return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
+
+
+def _take_best(job: Job, model: PreTrainedModel, run: RunFolder, console: Console) -> None:
+    """Give the trained model the weights of its best step, and say which that is."""
+    losses = kept.far_losses(read_records(run.results))
+    step, last = kept.best_step(losses), job.recipe.training.max_steps
+    kept.restore(model, run.checkpoints, step)
+    kept.drop_others(run.checkpoints, step)
+    run.record(kept={"step": step, "of": last, "far_loss": losses[step]})
+    console.print(
+        f"kept step {step:,} of {last:,}: mean loss {losses[step]:.4f} beyond "
+        f"{job.extension.rope.original_length:,} tokens, {losses[last]:.4f} after the last step"
+    )
 
 
 def _save(job: Job, model: PreTrainedModel, run: RunFolder) -> None:
@@ -257,9 +275,23 @@ def _write_card(job: Job, run: RunFolder, records: Sequence[Record]) -> None:
             "method": f"{job.recipe.positions.scheme}, trained on windows of {job.train_length:,} tokens",
             "interpolation": f"{extension.interpolation} x{extension.factor:g}",
             "text": f"{job.recipe.data.source} (fingerprint {job.store.fingerprint[:16]})",
+            **_kept_fact(job, records),
             "seed": str(job.recipe.seed),
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
         table=summary_markdown(list(records)),
         figure=run.figures / "perplexity.png",
     )
+
+
+def _kept_fact(job: Job, records: Sequence[Record]) -> dict[str, str]:
+    """Which step was kept, and that it was chosen on a text that is measured on, as the card says it."""
+    rule = job.recipe.evaluation
+    if rule.keep == "last":
+        return {}
+    losses = kept.far_losses(records)
+    text = (rule.source or [job.recipe.data.source])[0]
+    return {
+        "kept": f"step {kept.best_step(losses):,} of {job.recipe.training.max_steps:,}, the best of {len(losses)} by loss "
+        f"beyond {job.extension.rope.original_length:,} tokens on {text}, held out"
+    }

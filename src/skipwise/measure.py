@@ -75,7 +75,7 @@ def perplexity_measurement(
             on_progress=on_progress,
         )
         if math.isnan(score.nll):
-            raise _not_finite(arm)
+            raise not_finite(arm)
         return PerplexityRecord(
             arm=arm,
             window=window,
@@ -136,7 +136,7 @@ def position_measurement(
             model, segments, edges, precision=AUTOCAST[precision], on_progress=on_progress
         )
         if np.isnan(score.nll).any():
-            raise _not_finite(arm)
+            raise not_finite(arm)
         return PositionRecord(
             arm=arm,
             length=length,
@@ -219,10 +219,11 @@ def _finite_logits(model: PreTrainedModel, label: str) -> Iterator[None]:
     finally:
         hook.remove()
     if any(broken):
-        raise _not_finite(label)
+        raise not_finite(label)
 
 
-def _not_finite(label: str) -> EvaluationError:
+def not_finite(label: str) -> EvaluationError:
+    """The error of a measurement that came to no number."""
     return EvaluationError(
         f"logits are not finite measuring {label}: its weights are damaged, or overflow in this precision; "
         "try precision float32, or train again"

@@ -86,6 +86,26 @@ def score_by_position(
     return PositionScore(nll, hits, time.perf_counter() - began)
 
 
+def far_loss(
+    model: PreTrainedModel, segments: np.ndarray, original: int, *, precision: torch.dtype | None = None
+) -> float:
+    """Mean loss in nats of the tokens at ``original`` and beyond, each read with all of its segment before it.
+
+    Near text does not count: a model that only becomes better inside its window does not become better here.
+
+    Args:
+        model: a causal language model of transformers.
+        segments: token ids, int [segments, length], with length > ``original``.
+        original: the first position that counts, in tokens.
+        precision: as in ``score_by_position``.
+
+    Raises:
+        DataError: as ``score_by_position``.
+    """
+    score = score_by_position(model, segments, [1, original, segments.shape[1]], precision=precision)
+    return float(score.nll[:, 1].mean() / (segments.shape[1] - original))
+
+
 def _token_scores(model: PreTrainedModel, ids: torch.Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
     """Loss and hit of the targets 1.. of each row: float64 and int64 [length - 1]."""
     positions = torch.arange(ids.shape[1], device=ids.device)
