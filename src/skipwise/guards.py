@@ -207,7 +207,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def intact(folder: Path) -> str:
     """Say which checkpoint a user can go back to: ``checkpoint 400 is intact``."""
     checkpoints = complete_checkpoints(folder)
-    return f"checkpoint {_step(checkpoints[-1])} is intact" if checkpoints else "there is no checkpoint yet"
+    return f"checkpoint {step_of(checkpoints[-1])} is intact" if checkpoints else "there is no checkpoint yet"
 
 
 def discard(checkpoint: Path) -> None:
@@ -329,16 +329,17 @@ def _checkpoints(folder: Path) -> list[Path]:
         for path in folder.glob("checkpoint-*")
         if path.name.split("-", 1)[1].isdecimal() and path.is_dir()
     ]
-    return sorted(found, key=_step)
+    return sorted(found, key=step_of)
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The number of steps trained at ``checkpoint-N``."""
     return int(checkpoint.name.split("-", 1)[1])
 
 
 def _before(checkpoint: Path) -> str:
-    older = [path for path in complete_checkpoints(checkpoint.parent) if _step(path) < _step(checkpoint)]
-    return f"checkpoint {_step(older[-1])}" if older else "the start"
+    older = [path for path in complete_checkpoints(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+    return f"checkpoint {step_of(older[-1])}" if older else "the start"
 
 
 def _size(count: int) -> str:

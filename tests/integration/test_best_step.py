@@ -93,7 +93,7 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
     facts = json.loads((whole / "run.json").read_text())
     assert facts["kept"] == {"step": 2, "of": 4, "far_loss": 1.0}
     card = (whole / "model" / "README.md").read_text()
-    assert "- kept: step 2 of 4, the best of 4 by loss beyond 400 tokens on " in card
+    assert "- kept: step 2 of 4, chosen by loss beyond 400 tokens on " in card
     kept_beside = sorted(path.name for path in (whole / "checkpoints").iterdir())
     assert kept_beside == ["best-2", "checkpoint-2", "checkpoint-4"]
 
@@ -141,6 +141,17 @@ def test_weights_that_are_gone_are_missed_before_training_goes_on(
     monkeypatch.setattr(extend, "train", None)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert "best-2, the weights of the best step so far, is gone or not whole; bring it back" in message
+
+
+def test_a_record_that_is_gone_is_missed_before_training_goes_on(
+    whole, monkeypatch, capsys, tmp_path
+) -> None:
+    copy = shutil.copytree(whole, tmp_path / "run")
+    shutil.rmtree(copy / "model")
+    (copy / "results.jsonl").unlink()
+    monkeypatch.setattr(extend, "train", None)
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert "results.jsonl has no record of step 1, and the best step is chosen by it; bring it" in message
 
 
 def test_what_chooses_may_not_change(whole, monkeypatch, capsys) -> None:
