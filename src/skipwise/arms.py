@@ -1,5 +1,6 @@
 """A job -> its arms: which models are measured, what is measured of each on which text, and the doing of it."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,10 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedModel
 
+from skipwise import kept
 from skipwise.data.tokens import TokenStore, check_vocabulary
+from skipwise.errors import DataError
+from skipwise.evaluation.by_position import far_loss
 from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.texts import EvaluationText, Segments, longest_documents, spread_segments
 from skipwise.job import Job, tokenise_source
@@ -16,12 +20,13 @@ from skipwise.measure import (
     Measurement,
     identity,
     measure,
+    not_finite,
     passkey_measurement,
     perplexity_measurement,
     position_measurement,
 )
 from skipwise.model.loading import load_config, load_model
-from skipwise.recipe import Arm, Evaluation
+from skipwise.recipe import Arm, Evaluation, Recipe
 from skipwise.results import Record, StepRecord, append_record, read_records
 from skipwise.run_folder import RunFolder
 
@@ -35,12 +40,14 @@ class EvaluationPlan:
         fingerprints: of the token stores that they come from, by text.
         measurements: by arm, in the order in which they are made.
         steps: of training, after which perplexity is measured too.
+        far: where the best of these steps is kept, what they are compared on: int [segments, target length].
     """
 
     texts: dict[str, EvaluationText]
     fingerprints: dict[str, str]
     measurements: dict[Arm, list[Measurement]]
     steps: list[int]
+    far: np.ndarray | None = None
 
     @property
     def documents(self) -> dict[str, list[str]]:
@@ -64,13 +71,15 @@ def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
     to ``tokens_per_document``.
 
     Raises:
-        DataError: nothing is held out, no document fills a window, or a length too short to ask for a passkey.
+        DataError: nothing is held out, no document fills a window, or the target where the best step is kept, or a
+            length too short to ask for a passkey.
         RecipeError: a stride that its window cannot take, or documents cut below a window.
     """
     rule = job.recipe.evaluation
     windows = evaluation_windows(rule, job.extension.rope.original_length, job.extension.target_length)
     texts: dict[str, EvaluationText] = {}
     fingerprints, segments = {}, {}
+    far = None
     for source, store, candidates in _evaluation_sources(job, console):
         fingerprints[f"evaluation text {source}"] = store.fingerprint
         texts[source] = longest_documents(
@@ -84,8 +93,24 @@ def plan_evaluation(job: Job, console: Console) -> EvaluationPlan:
         segments[source] = [
             spread_segments(store, candidates, length, rule.segments) for length in rule.segment_lengths or []
         ]
+        if rule.keep == "best" and far is None:  # of the first text alone, as what else is measured of a step
+            far = _far_segments(job, source, store, candidates)
     plans = {arm: _measurements(job, arm, texts, segments) for arm in rule.arms}
-    return EvaluationPlan(texts, fingerprints, plans, rule.steps or [])
+    return EvaluationPlan(texts, fingerprints, plans, measured_steps(job.recipe), far)
+
+
+def _far_segments(job: Job, source: str, store: TokenStore, candidates: np.ndarray) -> np.ndarray:
+    """What training steps are compared on: held-out segments of the target's length."""
+    target = job.extension.target_length
+    names, segments = spread_segments(store, candidates, target, job.recipe.evaluation.segments)
+    if not names:
+        longest = max(candidates, key=lambda document: store.lengths[document])
+        raise DataError(
+            f"evaluation.keep 'best' compares steps on documents of the target, {target:,} tokens; the longest of "
+            f"{source} to measure on, {store.names[longest]}, has {store.lengths[longest]:,}: give longer text by "
+            "evaluation.source, lower the target, or set evaluation.keep=last"
+        )
+    return segments
 
 
 def _evaluation_sources(job: Job, console: Console) -> Iterator[tuple[str, TokenStore, np.ndarray]]:
@@ -119,16 +144,25 @@ def evaluate_step(
 ) -> None:
     """Measure the model in training after ``step`` steps, where the recipe asks for it and no record is there.
 
+    Its weights are kept where the recipe keeps the best step's and it is that so far.
+
     On the first text alone: what is measured here is paid for while training waits.
     """
     source, text = next(iter(evaluation.texts.items()))
-    if step not in evaluation.steps or (step, source) in _stepped(read_records(run.results)):
+    if step not in evaluation.steps:
+        return
+    records = read_records(run.results)
+    if (step, source) in _stepped(records):
         return
     window = text.windows[-1]
     stride = _stride(job, window)
-    score = sliding_perplexity(
-        model, text.documents, window=window, stride=stride, precision=AUTOCAST[job.precision]
-    )
+    precision = AUTOCAST[job.precision]
+    score = sliding_perplexity(model, text.documents, window=window, stride=stride, precision=precision)
+    far = None
+    if evaluation.far is not None:
+        far = far_loss(model, evaluation.far, job.extension.rope.original_length, precision=precision)
+    if math.isnan(score.nll) or (far is not None and math.isnan(far)):
+        raise not_finite(f"step {step}")
     record = StepRecord(
         arm=_label(job, "trained"),
         step=step,
@@ -138,8 +172,14 @@ def evaluate_step(
         tokens=score.tokens,
         nll=score.nll,
         data=source,
+        far_loss=far,
     )
+    best = far is not None and kept.best_step(kept.far_losses([*records, record])) == step
+    if best:
+        kept.keep(model, run.checkpoints, step)
     append_record(run.results, record)
+    if best:
+        kept.drop_others(run.checkpoints, step)
 
 
 def _stepped(records: Sequence[Record]) -> set[tuple[int, str]]:
@@ -181,6 +221,12 @@ def _measurements(
                 )
             )
     return plan
+
+
+def measured_steps(recipe: Recipe) -> list[int]:
+    """The training steps that are measured: where the best is kept, the last too."""
+    steps = recipe.evaluation.steps or []
+    return steps if recipe.evaluation.keep == "last" else sorted({*steps, recipe.training.max_steps})
 
 
 def evaluation_windows(rule: Evaluation, original: int, target: int) -> list[int]:

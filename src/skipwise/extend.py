@@ -15,12 +15,12 @@ from typing import cast
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise import processes
-from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, plan_evaluation
+from skipwise import kept, processes
+from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, measured_steps, plan_evaluation
 from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
-from skipwise.errors import ModelError, SkipwiseError
-from skipwise.guards import checkpoint_bytes, disk_space, latest_complete
+from skipwise.errors import ModelError, RunError, SkipwiseError
+from skipwise.guards import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
 from skipwise.job import Job, describe, prepare
 from skipwise.measure import AUTOCAST
 from skipwise.model import lora
@@ -76,8 +76,11 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     processes.told_by_first((run.path, model is not None))
     if model is not None:
-        _save(job, _train(job, model, run, resume, evaluation), run)
-        del model
+        trained = _train(job, model, run, resume, evaluation)
+        if recipe.evaluation.keep == "best":
+            _take_best(job, trained, run, console)
+        _save(job, trained, run)
+        del model, trained
     _record_coverage(run, curves)
     evaluate(job, evaluation, run, console)
     records = read_records(run.results)
@@ -153,6 +156,8 @@ def _train(
 
     if first:
         run.record(probe=probe.as_dict())
+        if job.recipe.evaluation.keep == "best":
+            _require_kept(job, run)
     summary = train(
         model,
         job.dataset(),
@@ -182,6 +187,36 @@ def _whole(job: Job, run: RunFolder) -> PreTrainedModel:
         return load_model(str(checkpoint))
     model = load_model(job.recipe.model, job.extension, dtype=job.base_dtype)
     return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
+
+
+def _require_kept(job: Job, run: RunFolder) -> None:
+    """Require what the steps so far left, before hours of training go on.
+
+    Raises:
+        RunError: a step's record is gone, which a resume does not pass again, or the weights of the best one.
+    """
+    losses = kept.far_losses(read_records(run.results))
+    passed = max(map(step_of, complete_checkpoints(run.checkpoints)), default=0)
+    if lost := [step for step in measured_steps(job.recipe) if step <= passed and step not in losses]:
+        raise RunError(
+            f"{run.results} has no record of step {lost[0]:,}, and the best step is chosen by it; bring it back, or begin "
+            "a run with another --out"
+        )
+    if losses:
+        kept.require(run.checkpoints, kept.best_step(losses))
+
+
+def _take_best(job: Job, model: PreTrainedModel, run: RunFolder, console: Console) -> None:
+    """Give the trained model the weights of its best step, and say which that is."""
+    losses = kept.far_losses(read_records(run.results))
+    step, last = kept.best_step(losses), job.recipe.training.max_steps
+    kept.restore(model, run.checkpoints, step)
+    kept.drop_others(run.checkpoints, step)
+    run.record(kept={"step": step, "of": last, "far_loss": losses[step]})
+    console.print(
+        f"kept step {step:,} of {last:,}: mean loss {losses[step]:.4f} beyond "
+        f"{job.extension.rope.original_length:,} tokens, {losses[last]:.4f} after the last step"
+    )
 
 
 def _save(job: Job, model: PreTrainedModel, run: RunFolder) -> None:
@@ -257,9 +292,21 @@ def _write_card(job: Job, run: RunFolder, records: Sequence[Record]) -> None:
             "method": f"{job.recipe.positions.scheme}, trained on windows of {job.train_length:,} tokens",
             "interpolation": f"{extension.interpolation} x{extension.factor:g}",
             "text": f"{job.recipe.data.source} (fingerprint {job.store.fingerprint[:16]})",
+            **_kept_fact(job, run),
             "seed": str(job.recipe.seed),
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
         table=summary_markdown(list(records)),
         figure=run.figures / "perplexity.png",
     )
+
+
+def _kept_fact(job: Job, run: RunFolder) -> dict[str, str]:
+    """Which step was kept, and that it was chosen on a text that is measured on, as the card says it."""
+    if (step := run.read().get("kept")) is None:
+        return {}
+    text = (job.recipe.evaluation.source or [job.recipe.data.source])[0]
+    return {
+        "kept": f"step {step['step']:,} of {step['of']:,}, chosen by loss beyond "
+        f"{job.extension.rope.original_length:,} tokens on {text}, held out"
+    }

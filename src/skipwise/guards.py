@@ -90,25 +90,29 @@ def mark_complete(checkpoint: Path) -> None:
     Raises:
         TrainingError: a part that a resume needs was not written.
     """
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MARKER)
-    names = [path.relative_to(checkpoint).as_posix() for path in files]
-    if missing := _missing_parts(names):
+    if missing := _missing_parts(_names(checkpoint)):
         raise TrainingError(
             f"{checkpoint} was written without {missing[0]}, so training could not be resumed from it or ended; "
             "let Trainer save it (no training.save_only_model; of a model in shares: fsdp_state_dict_type "
             "FULL_STATE_DICT, or ZeRO-3's stage3_gather_16bit_weights_on_model_save); "
             f"{intact(checkpoint.parent)}"
         )
+    seal(checkpoint)
+
+
+def seal(folder: Path) -> None:
+    """Write the marker of ``folder``, whatever files it has, durably and last."""
+    names = _names(folder)
     with ThreadPoolExecutor() as pool:
-        entries = dict(zip(names, pool.map(_seal, files), strict=True))
-    temporary = checkpoint / f"{MARKER}.tmp"
+        entries = dict(zip(names, pool.map(_seal, (folder / name for name in names)), strict=True))
+    temporary = folder / f"{MARKER}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(entries, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, checkpoint / MARKER)
-    _sync_folder(checkpoint)
-    _sync_folder(checkpoint.parent)
+    os.replace(temporary, folder / MARKER)
+    _sync_folder(folder)
+    _sync_folder(folder.parent)
 
 
 def verify(checkpoint: Path) -> None:
@@ -120,22 +124,29 @@ def verify(checkpoint: Path) -> None:
     Raises:
         RunError: a file is missing or changed, or the marker is not one of ours.
     """
-    entries = _read_marker(checkpoint)
     way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
-    if missing := _missing_parts(entries):
+    if missing := _missing_parts(_read_marker(checkpoint)):
         raise RunError(
             f"{checkpoint / MARKER} does not list {missing[0]}, without which no resume is exact; {way_out}"
         )
+    require_sealed(checkpoint, way_out)
+
+
+def require_sealed(folder: Path, way_out: str) -> None:
+    """Require every file that the marker of ``folder`` lists, with the bytes it had when written.
+
+    Raises:
+        RunError: a file is missing or changed; ``way_out`` is what the user may do then.
+    """
+    entries = _read_marker(folder)
     for name in entries:
-        if not (checkpoint / name).is_file():
-            raise RunError(f"{checkpoint} has lost {name}, without which no resume is exact; {way_out}")
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} has lost {name}, without which no resume is exact; {way_out}")
     with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda name: _fingerprint(checkpoint / name), entries)
+        found = pool.map(lambda name: _fingerprint(folder / name), entries)
         for (name, entry), actual in zip(entries.items(), found, strict=True):
             if actual != entry:
-                raise RunError(
-                    f"{checkpoint / name} is not the file that training wrote (SHA-256); {way_out}"
-                )
+                raise RunError(f"{folder / name} is not the file that training wrote (SHA-256); {way_out}")
 
 
 def latest_complete(folder: Path) -> Path | None:
@@ -196,7 +207,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def intact(folder: Path) -> str:
     """Say which checkpoint a user can go back to: ``checkpoint 400 is intact``."""
     checkpoints = complete_checkpoints(folder)
-    return f"checkpoint {_step(checkpoints[-1])} is intact" if checkpoints else "there is no checkpoint yet"
+    return f"checkpoint {step_of(checkpoints[-1])} is intact" if checkpoints else "there is no checkpoint yet"
 
 
 def discard(checkpoint: Path) -> None:
@@ -252,6 +263,12 @@ def disk_space(
             raise
         shutil.rmtree(folder, ignore_errors=True)
         raise TrainingError(f"the disk ran full at {what} of {_size(needed)}; {way_out}") from error
+
+
+def _names(folder: Path) -> list[str]:
+    """Every file of ``folder`` but the marker, by its path inside."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MARKER)
+    return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
 def _missing_parts(names: Iterable[str]) -> list[str]:
@@ -312,16 +329,17 @@ def _checkpoints(folder: Path) -> list[Path]:
         for path in folder.glob("checkpoint-*")
         if path.name.split("-", 1)[1].isdecimal() and path.is_dir()
     ]
-    return sorted(found, key=_step)
+    return sorted(found, key=step_of)
 
 
-def _step(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
+    """The number of steps trained at ``checkpoint-N``."""
     return int(checkpoint.name.split("-", 1)[1])
 
 
 def _before(checkpoint: Path) -> str:
-    older = [path for path in complete_checkpoints(checkpoint.parent) if _step(path) < _step(checkpoint)]
-    return f"checkpoint {_step(older[-1])}" if older else "the start"
+    older = [path for path in complete_checkpoints(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+    return f"checkpoint {step_of(older[-1])}" if older else "the start"
 
 
 def _size(count: int) -> str:

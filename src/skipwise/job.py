@@ -121,7 +121,7 @@ def prepare(recipe: Recipe, console: Console) -> Job:
     if recipe.evaluation.steps and processes.launched() > 1 and processes.engine() != "ddp":
         raise RecipeError(
             f"evaluation.steps = {recipe.evaluation.steps} measures the model while it is trained, of which each process "
-            f"holds a share under {processes.engine()}; leave it out, or take --launch ddp"
+            f"holds a share under {processes.engine()}; leave it out, with evaluation.keep, or take --launch ddp"
         )
     if recipe.lora:
         _check_lora(recipe, recipe.lora)

@@ -79,7 +79,7 @@ def perplexity_measurement(
             on_progress=on_progress,
         )
         if math.isnan(score.nll):
-            raise _not_finite(arm)
+            raise not_finite(arm)
         yield PerplexityRecord(
             arm=arm,
             window=window,
@@ -140,7 +140,7 @@ def position_measurement(
             model, segments, edges, precision=AUTOCAST[precision], on_progress=on_progress
         )
         if np.isnan(score.nll).any():
-            raise _not_finite(arm)
+            raise not_finite(arm)
         yield PositionRecord(
             arm=arm,
             length=length,
@@ -189,7 +189,7 @@ def reading_measurement(
         for name, score in zip(documents, scores, strict=True):
             nll, hits = bucket_sums(score, edges)
             if np.isnan(nll).any():
-                raise _not_finite(arm)
+                raise not_finite(arm)
             yield ReadingRecord(
                 arm=arm,
                 data=data,
@@ -320,10 +320,11 @@ def _finite_logits(model: PreTrainedModel, label: str) -> Iterator[None]:
     finally:
         hook.remove()
     if any(broken):
-        raise _not_finite(label)
+        raise not_finite(label)
 
 
-def _not_finite(label: str) -> EvaluationError:
+def not_finite(label: str) -> EvaluationError:
+    """The error of a measurement that came to no number."""
     return EvaluationError(
         f"logits are not finite measuring {label}: its weights are damaged, or overflow in this precision; "
         "try precision float32, or train again"

@@ -204,6 +204,10 @@ class Evaluation(Section):
         None,
         description="training steps after which perplexity of the first text at the largest window is measured too",
     )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="whose weights are saved: the last step's, or of it and steps the one that reads far text best",
+    )
 
 
 class Recipe(Section):
@@ -236,6 +240,12 @@ class Recipe(Section):
             raise ValueError(
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
                 "a chunk has at least one token"
+            )
+        rule, last = self.evaluation, self.training.max_steps
+        if rule.keep == "best" and not any(step < last for step in rule.steps or []):
+            raise ValueError(
+                f"evaluation.keep 'best' compares the last step, {last:,}, with those of evaluation.steps, of which none "
+                f"is before it ({rule.steps}); give such steps, or set evaluation.keep=last"
             )
         return self
 

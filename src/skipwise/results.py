@@ -156,7 +156,11 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Sliding-window perplexity of one arm in the middle of its training, after ``step`` steps."""
+    """Sliding-window perplexity of one arm in the middle of its training, after ``step`` steps.
+
+    ``far_loss``, where a run keeps its best step, is the mean negative log-likelihood in nats of the tokens beyond the
+    original window, each with all of its segment before it (``evaluation.by_position.far_loss``).
+    """
 
     kind: ClassVar[str] = "perplexity-by-step"
     arm: str
@@ -167,6 +171,7 @@ class StepRecord:
     tokens: Count
     nll: Amount
     data: str
+    far_loss: Amount | None = None
 
 
 @dataclass(frozen=True)

@@ -160,10 +160,23 @@ def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """The settings that decide the trained model, by dotted key: not what is measured, nor where the cache lies."""
-    return _flatten(
+    """The settings that decide the model that is saved, by dotted key: not where the cache lies, nor what is measured.
+
+    But what is measured decides it where the best step is kept.
+    """
+    settings = _flatten(
         recipe.model_dump(mode="json", exclude={"evaluation": True, "data": {"cache", "workers", "stream"}})
     )
+    rule = recipe.evaluation
+    settings["evaluation.keep"] = rule.keep
+    if rule.keep == "best":
+        first = (rule.source or [recipe.data.source])[0]
+        settings |= {
+            "evaluation.steps": rule.steps,
+            "evaluation.source": first,
+            "evaluation.segments": rule.segments,
+        }
+    return settings
 
 
 def _same_recipe(saved: Recipe, wanted: Recipe, folder: Path) -> None:

@@ -44,7 +44,7 @@ _DECIDED = {
     "include_num_input_tokens_seen": "tokens are always counted",
     "auto_find_batch_size": "set training.per_device_train_batch_size",
     "eval_strategy": "the evaluation section measures after training",
-    "load_best_model_at_end": "the evaluation section measures after training",
+    "load_best_model_at_end": "set evaluation.keep=best and evaluation.steps",
     "push_to_hub": "nothing is published while it is trained; publish the run's model folder afterwards",
 }
 

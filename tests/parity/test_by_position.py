@@ -6,7 +6,7 @@ import torch
 
 from skipwise.errors import DataError
 from skipwise.evaluation import perplexity
-from skipwise.evaluation.by_position import position_buckets, score_by_position
+from skipwise.evaluation.by_position import far_loss, position_buckets, score_by_position
 from skipwise.evaluation.perplexity import sliding_perplexity
 from tests.tiny import llama
 
@@ -50,6 +50,14 @@ def test_a_prefix_does_not_depend_on_what_follows(model) -> None:
     rows = segments(2, 48)
     long = score_by_position(model, rows, [1, 16, 48]).nll[:, 0]
     np.testing.assert_allclose(long, score_by_position(model, rows[:, :16], [1, 16]).nll[:, 0], rtol=1e-5)
+
+
+def test_far_loss_is_the_mean_beyond_the_original_window(model) -> None:
+    rows = segments(3, 48)
+    with torch.inference_mode():
+        likelihoods = torch.log_softmax(model(torch.from_numpy(rows)).logits.double(), -1)
+    far = [-likelihoods[n, t - 1, rows[n, t]].item() for n in range(3) for t in range(16, 48)]
+    assert far_loss(model, rows, 16) == pytest.approx(np.mean(far), rel=1e-5)
 
 
 def test_buckets_double_from_a_quarter_of_the_original_length() -> None:

@@ -65,3 +65,11 @@ def test_windows_default_to_doublings_up_to_the_target() -> None:
     assert evaluation_windows(Evaluation(), 256, 2048) == [256, 512, 1024, 2048]
     assert evaluation_windows(Evaluation(), 256, 1000) == [256, 512, 1000]
     assert evaluation_windows(Evaluation(windows=[512, 256, 512]), 256, 2048) == [256, 512]
+
+
+def test_steps_of_a_model_in_shares_are_neither_measured_nor_kept(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("skipwise.processes.launched", lambda: 3)
+    monkeypatch.setattr("skipwise.job.training_arguments", lambda *args: None)  # would see one process
+    monkeypatch.setattr("skipwise.processes.engine", lambda: "zero3")
+    with pytest.raises(RecipeError, match=r"leave it out, with evaluation\.keep, or take"):
+        prepared(tmp_path, **{"evaluation.keep": "best", "evaluation.steps": [1]})

@@ -205,6 +205,12 @@ def test_set_that_is_not_yaml() -> None:
         ({"target": True}, ["target = True", "as 2048 or 2k"]),
         ({"train_length": -256}, ["train_length = -256", "positive"]),
         ({"evaluation.windows": ["1k", 0]}, ["evaluation.windows.1 = 0", "positive"]),
+        ({"evaluation.keep": "first"}, ["evaluation.keep = 'first'", "'last'", "'best'"]),
+        ({"evaluation.keep": "best"}, ["evaluation.steps", "(None)", "give such steps", "keep=last"]),
+        (
+            {"evaluation.keep": "best", "evaluation.steps": [9, 10], "training.max_steps": 9},
+            ["the last step, 9", "none is before it ([9, 10])"],
+        ),
         ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'", "valid number"]),
         ({"training.max_steps": 0}, ["training.max_steps = 0", "greater than 0"]),
         ({"interpolation": "yarm"}, ["interpolation = 'yarm'", "'yarn'", "'yarn-revised'"]),

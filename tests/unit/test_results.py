@@ -13,6 +13,7 @@ from skipwise.results import (
     CoverageRecord,
     PasskeyRecord,
     PerplexityRecord,
+    StepRecord,
     TrainingRecord,
     append_record,
     drop_torn_record,
@@ -23,8 +24,9 @@ from skipwise.results import (
 TRAINING = TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6)
 PERPLEXITY = PerplexityRecord("pose", 2048, 128, 8, 1000, 2000.0, "float32", 1.5, "stdlib, held out")
 PASSKEY = PasskeyRecord("original", 512, 0, [0.0, 1.0], [505, 507], [True, False], 0.5, ["12345", "99999"])
+STEP = StepRecord("pose", 10, 512, 128, 1, 10, 1.0, "x", 2.5)
 COVERAGE = CoverageRecord("2 chunks", 2048, 16384, [1, 2048], [1.0, 0.1428], [0.0, 0.0])
-EVERY_KIND = [TRAINING, PERPLEXITY, PASSKEY, COVERAGE]
+EVERY_KIND = [TRAINING, PERPLEXITY, PASSKEY, STEP, COVERAGE]
 
 
 @pytest.fixture
@@ -43,6 +45,14 @@ def test_a_line_is_an_object_with_schema_and_kind(path: Path) -> None:
     (line,) = path.read_text(encoding="utf-8").splitlines()
     written = json.loads(line)
     assert (written["schema"], written["kind"], written["window"]) == (SCHEMA, "perplexity", 2048)
+
+
+def test_a_step_written_before_far_loss_was_is_read(path: Path) -> None:
+    append_record(path, STEP)
+    written = json.loads(path.read_text(encoding="utf-8"))
+    del written["far_loss"]
+    path.write_text(json.dumps(written) + "\n", encoding="utf-8")
+    assert read_records(path) == [StepRecord("pose", 10, 512, 128, 1, 10, 1.0, "x", None)]
 
 
 def test_no_file_gives_no_records(path: Path) -> None:

@@ -20,6 +20,8 @@ def begun(folder: Path, **changes) -> RunFolder:
     ("key", "value", "decides"),
     [
         ("evaluation.windows", [256], False),
+        ("evaluation.steps", [1], False),
+        ("evaluation.segments", 5, False),
         ("data.cache", "x", False),
         ("data.workers", 2, False),
         ("data.source", "x", True),
@@ -35,6 +37,35 @@ def test_a_run_is_resumed_by_what_decides_its_model(tmp_path, key, value, decide
             open_run(recipe, tmp_path / "run", "name", resume=True)
     else:
         assert open_run(recipe, tmp_path / "run", "name", resume=True).path == tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "decides"),
+    [
+        ("evaluation.keep", "last", True),
+        ("evaluation.steps", [1, 2], True),
+        ("evaluation.segments", 5, True),
+        ("evaluation.source", ["b", "a"], True),
+        ("evaluation.source", ["a", "b"], False),
+        ("evaluation.windows", [256], False),
+    ],
+)
+def test_where_the_best_step_is_kept_what_chooses_it_decides_too(tmp_path, key, value, decides) -> None:
+    best = {"evaluation.keep": "best", "evaluation.steps": [1], "evaluation.source": ["a"]}
+    begun(tmp_path / "run", **best)
+    recipe = load_recipe(None, best | {key: value})
+    if decides:
+        with pytest.raises(RunError, match=f"was begun with {key} = "):
+            open_run(recipe, tmp_path / "run", "name", resume=True)
+    else:
+        assert open_run(recipe, tmp_path / "run", "name", resume=True)
+
+
+def test_a_run_that_keeps_the_last_step_is_not_resumed_to_the_best(tmp_path) -> None:
+    begun(tmp_path / "run")
+    best = load_recipe(None, {"evaluation.keep": "best", "evaluation.steps": [1]})
+    with pytest.raises(RunError, match=r"with evaluation\.keep = 'last', now it is 'best'"):
+        open_run(best, tmp_path / "run", "name", resume=True)
 
 
 def test_the_newest_run_of_the_recipe_is_resumed(tmp_path, monkeypatch) -> None:

@@ -89,3 +89,23 @@ def bucket_sums(scores: TokenScores, edges: list[int]) -> tuple[np.ndarray, np.n
     """
     begins = np.array(edges[:-1]) - 1  # the scores begin at target 1
     return np.add.reduceat(scores.nll, begins), np.add.reduceat(scores.hits.astype(np.int64), begins)
+
+
+def far_loss(
+    model: PreTrainedModel, segments: np.ndarray, original: int, *, precision: torch.dtype | None = None
+) -> float:
+    """Mean loss in nats of the tokens at ``original`` and beyond, each read with all of its segment before it.
+
+    Near text does not count: a model that only becomes better inside its window does not become better here.
+
+    Args:
+        model: a causal language model of transformers.
+        segments: token ids, int [segments, length], with length > ``original``.
+        original: the first position that counts, in tokens.
+        precision: as in ``score_by_position``.
+
+    Raises:
+        DataError: as ``score_by_position``.
+    """
+    score = score_by_position(model, segments, [1, original, segments.shape[1]], precision=precision)
+    return float(score.nll[:, 1].mean() / (segments.shape[1] - original))

@@ -73,8 +73,8 @@ def require_whole(folder: Path) -> None:
         names |= set(shards) or {"model.safetensors"}
     if lost := sorted(name for name in names if not (folder / name).exists()):
         raise RunError(
-            f"{folder} has lost {', '.join(lost)}: delete the folder, and --resume saves the model again from the "
-            "last checkpoint"
+            f"{folder} has lost {', '.join(lost)}: delete the folder, and --resume saves the model again from what "
+            "training left in checkpoints/"
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from skipwise.arms import evaluation_windows, stride_of
+from skipwise.arms import evaluation_windows, measured_steps, stride_of
 from skipwise.evaluation.perplexity import fed_tokens, inference
 from skipwise.measure import AUTOCAST
 from skipwise.model.loading import load_model
@@ -101,7 +101,10 @@ def _measuring(run: ArmRun, speed: Speed) -> float:
             total += rule.segments * length * _at(speed.read, length)
     stride = stride_of(rule, run.original, recipe.target or 0, windows[-1])
     far = fed_tokens(documents, windows[-1], stride) * _at(speed.read, windows[-1])
-    total += len(rule.steps or []) * far  # of the first text
+    steps = len(measured_steps(recipe))  # of the first text
+    total += steps * far
+    if rule.keep == "best":
+        total += steps * rule.segments * (recipe.target or 0) * _at(speed.read, recipe.target or 0)
     for length in (rule.passkey_lengths or windows) if rule.passkey_trials else []:
         total += _DECODED * rule.passkey_trials * length * _at(speed.read, length)
     return total

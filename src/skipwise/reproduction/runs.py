@@ -62,6 +62,8 @@ class ArmRun:
         settings = {
             name: value for name, value in deciding_settings(self.recipe).items() if value is not None
         }
+        if self.recipe.evaluation.keep == "last":  # says nothing either: older runs had no choice
+            del settings["evaluation.keep"]
         if self.base:  # its folder is named by what decides it; where the cache lies does not
             settings["model"] = Path(self.recipe.model).parent.name
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())

@@ -2,11 +2,12 @@
 
 import pytest
 
+from skipwise.recipe import load_recipe
 from skipwise.reproduction import paper
 from skipwise.reproduction.bases import BASES
 from skipwise.reproduction.estimate import tokens_of
 from skipwise.reproduction.exhibits import BASELINES, EXHIBITS
-from skipwise.reproduction.runs import plan_runs
+from skipwise.reproduction.runs import ArmRun, plan_runs
 from skipwise.reproduction.scales import SCALES
 
 
@@ -56,6 +57,17 @@ def test_a_setting_that_is_null_leaves_the_key_as_it_is(monkeypatch) -> None:
     assert one("main", "linear, 8x", "pose").key == before
     monkeypatch.setattr(module, "deciding_settings", lambda recipe: known(recipe) | {"new": 0})
     assert one("main", "linear, 8x", "pose").key != before
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"), [({}, "9cf395ff34b7"), ({"evaluation.steps": [1, 2]}, "f3b23c48e050")]
+)
+def test_the_keys_of_finished_runs_are_what_they_were_before_a_step_could_be_kept(changes, key) -> None:
+    def of(**more) -> str:
+        return ArmRun("", "", load_recipe("nano", changes | more), 256, (8, 256), base="llama").key
+
+    assert of() == of(**{"evaluation.keep": "last"}) == key
+    assert of(**{"evaluation.keep": "best", "evaluation.steps": [1, 2]}) != key
 
 
 def test_untrained_arms_are_shared_whatever_the_training(tmp_path) -> None:
