@@ -1,4 +1,4 @@
-"""Models + held-out documents -> records: what ``extend`` measures, and the commands of their own."""
+"""Models + held-out documents or benchmarks -> records: what ``extend`` measures, and the commands of their own."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +17,7 @@ from skipwise.data.passkey import passkey_prompt
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, RecipeError
+from skipwise.evaluation.benchmarks import Benchmarks, parse_tasks, require_installed
 from skipwise.evaluation.by_position import position_buckets, score_by_position
 from skipwise.evaluation.passkey import passkey_accuracy
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
@@ -24,13 +25,15 @@ from skipwise.evaluation.texts import longest_documents
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.model.loading import load_config, load_model, load_tokenizer
 from skipwise.recipe import nearest
-from skipwise.report.summary import summary_table
+from skipwise.report.summary import benchmark_table, summary_table
 from skipwise.results import (
+    BenchmarkRecord,
     PasskeyRecord,
     PerplexityRecord,
     PositionRecord,
     Record,
     append_record,
+    read_records,
     require_results,
 )
 from skipwise.training_arguments import choose_precision
@@ -310,6 +313,63 @@ def passkey_command(
     tokenizer = load_tokenizer(name)
     plan = [passkey_measurement(name, tokenizer, n, trials, seed, precision) for n in lengths]
     _measure_and_show(name, plan, device, out, console)
+
+
+def benchmark_command(
+    name: str,
+    tasks: str,
+    *,
+    data_dir: Path | None,
+    include_path: Path | None,
+    limit: int | None,
+    target: int | None,
+    batch_size: str,
+    precision: str,
+    out: Path | None,
+    console: Console,
+) -> None:
+    """``skipwise benchmark``: tasks of lm-evaluation-harness at the extended length, those not yet in ``out``.
+
+    Raises:
+        SkipwiseError: model, tasks or data cannot be used, or a request is longer than ``target``.
+    """
+    require_installed()
+    if batch_size != "auto" and not (batch_size.isdecimal() and int(batch_size)):
+        raise RecipeError(f"--batch-size {batch_size!r} must be auto or a number of requests from 1")
+    asked = parse_tasks(tasks)
+    device, precision = _prepare(precision, out)
+    config = load_config(name).get_text_config()
+    target = target or config.max_position_embeddings
+    tokenizer = load_tokenizer(name)
+    benchmarks = Benchmarks(asked, tokenizer, target=target, include_path=include_path, data_dir=data_dir)
+    run = (name, target, limit, precision)
+    earlier = [r for r in (read_records(out) if out else []) if isinstance(r, BenchmarkRecord)]
+    records = [r for r in earlier if (r.arm, r.target, r.limit, r.precision) == run]
+    done = {(record.task, record.fewshot) for record in records}
+    wanted = {(one.task, one.fewshot) for one in benchmarks.tasks}
+    records = [record for record in records if (record.task, record.fewshot) in wanted]
+    left = [one for one in benchmarks.tasks if (one.task, one.fewshot) not in done]
+    if done & wanted:
+        console.print(f"{len(done & wanted)} of {len(wanted)} tasks are in {out} already", soft_wrap=True)
+    if left:
+        from skipwise.evaluation.harness import Reader
+
+        reader = Reader(
+            load_model(name, device=device),
+            tokenizer,
+            max_length=target,
+            batch_size=batch_size if batch_size != "auto" or device.type == "cuda" else "1",
+            precision=AUTOCAST[precision],
+        )
+        if reader.endless:
+            console.print("no BOS or EOS token: token 0 stands before texts that have no context")
+    for one in left:
+        console.print(f"{one.task}, {one.fewshot}-shot, up to {target:,} tokens")
+        made = benchmarks.run(reader, one, arm=name, limit=limit, precision=precision)
+        records += made
+        if out is not None:
+            append_record(out, *made)
+    console.print(benchmark_table(records))
 
 
 def _measure_and_show(
