@@ -338,19 +338,21 @@ def benchmark_command(
         raise RecipeError(f"--batch-size {batch_size!r} must be auto or a number of requests from 1")
     asked = parse_tasks(tasks)
     device, precision = _prepare(precision, out)
-    config = load_config(name).get_text_config()
-    target = target or config.max_position_embeddings
+    target = target or load_config(name).get_text_config().max_position_embeddings
     tokenizer = load_tokenizer(name)
     benchmarks = Benchmarks(asked, tokenizer, target=target, include_path=include_path, data_dir=data_dir)
-    run = (name, target, limit, precision)
-    earlier = [r for r in (read_records(out) if out else []) if isinstance(r, BenchmarkRecord)]
-    records = [r for r in earlier if (r.arm, r.target, r.limit, r.precision) == run]
-    done = {(record.task, record.fewshot) for record in records}
-    wanted = {(one.task, one.fewshot) for one in benchmarks.tasks}
-    records = [record for record in records if (record.task, record.fewshot) in wanted]
-    left = [one for one in benchmarks.tasks if (one.task, one.fewshot) not in done]
-    if done & wanted:
-        console.print(f"{len(done & wanted)} of {len(wanted)} tasks are in {out} already", soft_wrap=True)
+    made: dict[tuple[str, int], list[BenchmarkRecord]] = {}
+    for record in read_records(out) if out else []:
+        if isinstance(record, BenchmarkRecord) and (
+            (record.arm, record.target, record.limit, record.precision) == (name, target, limit, precision)
+        ):
+            made.setdefault((record.task, record.fewshot), []).append(record)
+    left = [one for one in benchmarks.tasks if one.key not in made]
+    if len(left) < len(benchmarks.tasks):
+        console.print(
+            f"{len(benchmarks.tasks) - len(left)} of {len(benchmarks.tasks)} tasks are in {out} already",
+            soft_wrap=True,
+        )
     if left:
         from skipwise.evaluation.harness import Reader
 
@@ -358,18 +360,18 @@ def benchmark_command(
             load_model(name, device=device),
             tokenizer,
             max_length=target,
-            batch_size=batch_size if batch_size != "auto" or device.type == "cuda" else "1",
+            batch_size="1" if batch_size == "auto" and device.type == "cpu" else batch_size,
             precision=AUTOCAST[precision],
         )
         if reader.endless:
             console.print("no BOS or EOS token: token 0 stands before texts that have no context")
-    for one in left:
-        console.print(f"{one.task}, {one.fewshot}-shot, up to {target:,} tokens")
-        made = benchmarks.run(reader, one, arm=name, limit=limit, precision=precision)
-        records += made
-        if out is not None:
-            append_record(out, *made)
-    console.print(benchmark_table(records))
+        for one in left:
+            console.print(f"{one.task}, {one.fewshot}-shot, up to {target:,} tokens")
+            made[one.key] = benchmarks.run(reader, one, arm=name, limit=limit, precision=precision)
+            if out is not None:
+                append_record(out, *made[one.key])
+    shown = [r for one in benchmarks.tasks for r in made[one.key] if one.metric in (None, r.metric)]
+    console.print(benchmark_table(shown))
 
 
 def _measure_and_show(

@@ -37,10 +37,12 @@ class Asked:
     Attributes:
         name: the harness's, or of the user's own task.
         fewshot: examples before each question; None as the task says.
+        metric: the one that is reported; None for all.
     """
 
     name: str
     fewshot: int | None = None
+    metric: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,19 @@ class Benchmark:
     Attributes:
         task: its name.
         fewshot: examples before each question.
+        metric: the one that is reported; None for all.
         changes: to its settings, for its data to be found.
     """
 
     task: str
     fewshot: int
+    metric: str | None
     changes: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from other tasks, and from itself with other examples."""
+        return self.task, self.fewshot
 
 
 def require_installed() -> None:
@@ -82,7 +91,7 @@ def parse_tasks(text: str) -> list[Asked]:
                 raise RecipeError(
                     f"{word!r}: the tasks of paper have counts of their own; leave :{count} out"
                 )
-            asked += [Asked(task, fewshot) for task, (fewshot, _) in PAPER.items()]
+            asked += [Asked(task, fewshot, metric) for task, (fewshot, metric) in PAPER.items()]
         elif colon and not (count.isascii() and count.isdigit()):
             raise RecipeError(f"{word!r}: {count!r} is no number of few-shot examples; write {name}:5")
         else:
@@ -128,13 +137,14 @@ class Benchmarks:
         tokenizer.save_pretrained(self._folder.name)
         metadata = {"tokenizer": self._folder.name, "max_seq_lengths": ruler_lengths(target)}
         self._manager = harness.open_tasks([one.name for one in asked], include_path, metadata)
-        self.tasks: list[Benchmark] = []
+        found: dict[tuple[str, int], Benchmark] = {}
         for one in asked:
             for task in harness.leaves(self._manager, one.name):
                 config = harness.config_of(self._manager, task)
                 fewshot = _fewshot(task, one.fewshot, config.get("num_fewshot"))
-                self.tasks.append(Benchmark(task, fewshot, harness.data_of(task, config, data_dir)))
-        self.tasks = list({(each.task, each.fewshot): each for each in self.tasks}.values())
+                changes = harness.data_of(task, config, data_dir)
+                found[task, fewshot] = Benchmark(task, fewshot, one.metric, changes)
+        self.tasks = list(found.values())
 
     def run(
         self, reader: "Reader", benchmark: Benchmark, *, arm: str, limit: int | None, precision: str
@@ -146,31 +156,32 @@ class Benchmarks:
         """
         from skipwise.evaluation.harness import run_task
 
-        start = time.perf_counter()
+        start, task = time.perf_counter(), benchmark.task
         results = run_task(
             reader,
             self._manager,
-            benchmark.task,
+            task,
             fewshot=benchmark.fewshot,
             limit=limit,
             changes=benchmark.changes,
         )
+        seconds = round(time.perf_counter() - start, 3)
         return [
             BenchmarkRecord(
                 arm=arm,
-                task=benchmark.task,
+                task=task,
                 metric=metric,
                 fewshot=benchmark.fewshot,
                 target=reader.max_length,
                 limit=limit,
-                samples=results["n-samples"][benchmark.task]["effective"],
+                samples=results["n-samples"][task]["effective"],
                 value=value,
                 standard_error=error,
                 precision=precision,
-                seconds=round(time.perf_counter() - start, 3),
+                seconds=seconds,
                 harness=version("lm-eval"),
             )
-            for metric, value, error in _scores(results["results"][benchmark.task])
+            for metric, value, error in _scores(results["results"][task])
         ]
 
 

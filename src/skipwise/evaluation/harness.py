@@ -124,10 +124,10 @@ def open_tasks(names: Iterable[str], include_path: Path | None, metadata: dict[s
                 f"--include-path {include_path} is no folder; give one that holds task files (YAML)"
             )
         own = TaskManager(include_path=str(include_path), include_defaults=False, metadata=metadata)
-        if all(leaf in own.task_index for name in names for leaf in _leaves(own, name)):
+        if all(leaf in own.task_index for name in names for leaf in leaves(own, name)):
             return own
     manager = TaskManager(include_path=str(include_path) if include_path else None, metadata=metadata)
-    for leaf in (leaf for name in names for leaf in _leaves(manager, name)):
+    for leaf in (leaf for name in names for leaf in leaves(manager, name)):
         if leaf not in manager.task_index:
             raise RecipeError(
                 f"task {leaf!r} is unknown to the harness{nearest(leaf, manager.all_tasks)}; lm-eval ls tasks lists "
@@ -137,11 +137,11 @@ def open_tasks(names: Iterable[str], include_path: Path | None, metadata: dict[s
 
 
 def leaves(manager: TaskManager, name: str) -> list[str]:
-    """The tasks that ``name`` stands for: those of a group or tag, in order, or itself."""
-    return list(dict.fromkeys(_leaves(manager, name)))
+    """The tasks that ``name`` stands for: those of a group or tag, in order, or itself.
 
-
-def _leaves(manager: TaskManager, name: str) -> list[str]:
+    Raises:
+        RecipeError: a group gives its tasks settings of their own.
+    """
     entry = manager.task_index.get(name)
     kind = entry.kind.name if entry else "UNKNOWN"
     if entry is None or kind not in ("GROUP", "TAG"):
@@ -153,7 +153,7 @@ def _leaves(manager: TaskManager, name: str) -> list[str]:
             f"group {name} changes the settings of its tasks, which are run one by one here; name tasks, or write a "
             "file for each into a folder for --include-path"
         )
-    return [leaf for member in members for leaf in _leaves(manager, member)]
+    return [leaf for member in members for leaf in leaves(manager, member)]
 
 
 def config_of(manager: TaskManager, task: str) -> Mapping[str, Any]:
