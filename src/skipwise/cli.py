@@ -235,7 +235,8 @@ def passkey(
 def benchmark(
     model: Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")],
     tasks: Annotated[
-        str, typer.Option(help="paper, or tasks of lm-evaluation-harness, as ruler,arc_challenge:25 (few-shot)")
+        str,
+        typer.Option(help="paper, or tasks of lm-evaluation-harness, as ruler,arc_challenge:25 (few-shot)"),
     ] = "paper",
     data_dir: Annotated[
         Path | None, typer.Option(help="folder of data sets, as OWNER/NAME; default: the hub")
@@ -249,7 +250,8 @@ def benchmark(
         str, typer.Option(help="requests at a time; auto: what fits on a GPU, 1 on a CPU")
     ] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="append the records to this results.jsonl; tasks in it are not run again")
+        Path | None,
+        typer.Option(help="append the records to this results.jsonl; tasks in it are not run again"),
     ] = None,
     precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
 ) -> None:

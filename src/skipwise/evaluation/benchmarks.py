@@ -188,7 +188,9 @@ class Benchmarks:
 def _fewshot(task: str, asked: int | None, own: int | None) -> int:
     """How many examples a task is given; the harness would leave a task's own 0 as it is, and say nothing."""
     if own == 0 and asked:
-        raise RecipeError(f"{task} has a prompt of its own and takes no few-shot examples; leave :{asked} out")
+        raise RecipeError(
+            f"{task} has a prompt of its own and takes no few-shot examples; leave :{asked} out"
+        )
     return (own or 0) if asked is None else asked
 
 
@@ -201,5 +203,5 @@ def _scores(result: dict[str, Any]) -> Iterator[tuple[str, float, float | None]]
         if metric.isdigit() and value == -1:  # RULER's sign for a length that no prompt had
             continue
         error = result.get(f"{metric}_stderr,{kind}")
-        known = isinstance(error, int | float) and math.isfinite(error)
-        yield metric if kind == "none" else key, float(value), float(error) if known else None
+        finite = float(error) if isinstance(error, int | float) and math.isfinite(error) else None
+        yield metric if kind == "none" else key, float(value), finite

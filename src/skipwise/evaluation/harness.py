@@ -19,10 +19,21 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.recipe import nearest
 
-logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings tell what is done on purpose, or is an error here
+logging.getLogger("lm_eval").setLevel(
+    logging.ERROR
+)  # its warnings tell what is done on purpose, or is an error here
 
 _DATA_FILES = ("json", "parquet", "csv")
-_TASK_FAILURES = (OSError, ImportError, ValueError, LookupError, DatasetGenerationError, TemplateError)
+# What tasks, and the harness on unfit data, were seen to raise.
+_TASK_FAILURES = (
+    OSError,
+    ImportError,
+    ValueError,
+    TypeError,
+    LookupError,
+    DatasetGenerationError,
+    TemplateError,
+)
 
 
 class Reader(HFLM):

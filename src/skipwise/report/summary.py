@@ -211,9 +211,7 @@ def benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
         grid.add_column(head, justify="left" if i in (0, 2) else "right")
     for r in records:
         error = "–" if r.standard_error is None else f"{r.standard_error:.4f}"
-        grid.add_row(
-            Text(r.task), str(r.fewshot), Text(r.metric), f"{r.value:.4f}", error, f"{r.samples:,}"
-        )
+        grid.add_row(Text(r.task), str(r.fewshot), Text(r.metric), f"{r.value:.4f}", error, f"{r.samples:,}")
     return grid
 
 
