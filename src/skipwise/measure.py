@@ -338,7 +338,11 @@ def benchmark_command(
         raise RecipeError(f"--batch-size {batch_size!r} must be auto or a number of requests from 1")
     asked = parse_tasks(tasks)
     device, precision = _prepare(precision, out)
-    target = target or load_config(name).get_text_config().max_position_embeddings
+    target = target or getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
+    if target is None:
+        raise RecipeError(
+            f"the config of {name} says no length; give --target, the longest request in tokens"
+        )
     tokenizer = load_tokenizer(name)
     benchmarks = Benchmarks(asked, tokenizer, target=target, include_path=include_path, data_dir=data_dir)
     made: dict[tuple[str, int], list[BenchmarkRecord]] = {}

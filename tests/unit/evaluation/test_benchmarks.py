@@ -177,6 +177,16 @@ def test_code_of_a_data_set_is_never_asked_for(tasks: Path, tmp_path: Path) -> N
     assert changes(tasks, "plain", data)["dataset_kwargs"] == {}
 
 
+def test_a_tokenizer_is_handed_on_without_its_code(tasks: Path, tmp_path: Path) -> None:
+    write(tmp_path / "data" / "tiny", "train", "validation")
+    tokenizer = byte_tokenizer()
+    tokenizer.init_kwargs["auto_map"] = {"AutoTokenizer": ["code.Tokenizer", None]}
+    options = {"target": 64, "include_path": tasks, "data_dir": tmp_path / "data"}
+    plan = Benchmarks([Asked("plain")], tokenizer, **options)
+    config = json.loads((Path(plan._folder.name) / "tokenizer_config.json").read_text())
+    assert "auto_map" not in config
+
+
 def test_a_task_that_names_its_files_keeps_them(tasks: Path, tmp_path: Path) -> None:
     text = (tasks / "plain.yaml").read_text().replace("owner/tiny", "json")
     (tasks / "plain.yaml").write_text(text + "dataset_kwargs: {data_files: {validation: /there.jsonl}}\n")

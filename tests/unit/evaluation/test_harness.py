@@ -16,11 +16,11 @@ def instance(kind: str, *arguments: object) -> Instance:
     return Instance(request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("own", 0, 1))
 
 
-def reader(**changes: object) -> Reader:
+def reader(batch_size: str = "1", **changes: object) -> Reader:
     tokenizer = byte_tokenizer()
     for name, token in changes.items():
         setattr(tokenizer, name, token)
-    made = Reader(llama(LENGTH), tokenizer, max_length=LENGTH, batch_size="1", precision=None)
+    made = Reader(llama(LENGTH), tokenizer, max_length=LENGTH, batch_size=batch_size, precision=None)
     made.task = "own"
     return made
 
@@ -51,14 +51,13 @@ def test_an_answer_longer_than_everything_is_refused() -> None:
 
 
 def test_a_tokenizer_without_bos_and_eos_can_be_asked() -> None:
-    bare = reader(bos_token=None, eos_token=None)
+    bare = reader("2", bos_token=None, eos_token=None)
     assert bare.endless
-    assert bare.batch_size == 1
     asked = [instance("loglikelihood", "", "bcde"), *requests("loglikelihood", 20)]
     assert len(bare.loglikelihood(asked)) == 2
     assert bare.loglikelihood_rolling(requests("loglikelihood_rolling", 20))[0] < 0
-    (text,) = bare.generate_until(requests("generate_until", 20))
-    assert len(text) > 1  # nothing that is no EOS has stopped it
+    texts = bare.generate_until([*requests("generate_until", 20), *requests("generate_until", 24)])
+    assert all(len(text) > 1 for text in texts)  # no end was seen where there is none
 
 
 def test_logits_that_are_not_numbers_are_refused() -> None:
