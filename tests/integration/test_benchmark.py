@@ -132,8 +132,10 @@ def test_tasks_that_are_measured_are_not_run_again(tasks, tmp_path, monkeypatch,
     assert "brier_score" in printed.rpartition("questions")[2]  # the earlier one is in the table
     assert out.read_text().startswith(before)
     assert len(out.read_text().splitlines()) == len(before.splitlines()) + 1
-    run(monkeypatch, "benchmark", model, "--tasks", "tiny_choice:1", *words)  # not the same
-    assert len(out.read_text().splitlines()) == 2 * len(before.splitlines()) + 1
+    for different in (["--tasks", "tiny_choice:1"], ["--tasks", "tiny_choice", "--limit", "3"]):
+        before = out.read_text()
+        run(monkeypatch, "benchmark", model, *words, *different)
+        assert len(out.read_text().splitlines()) == len(before.splitlines()) + 3
 
 
 @pytest.mark.parametrize(
