@@ -324,6 +324,48 @@ def merge_command(
 
 
 @app.command()
+def benchmark(
+    model: Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")],
+    tasks: Annotated[
+        str,
+        typer.Option(help="paper, or tasks of lm-evaluation-harness, as ruler,arc_challenge:25 (few-shot)"),
+    ] = "paper",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="folder of data sets, as OWNER/NAME; default: the hub")
+    ] = None,
+    include_path: Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="questions a task; default: all")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="length that no request may exceed, as 32k; default: the model's")
+    ] = None,
+    batch_size: Annotated[
+        str, typer.Option(help="requests at a time; auto: what fits on a GPU, 1 on a CPU")
+    ] = "auto",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="append the records to this results.jsonl; tasks in it are not run again"),
+    ] = None,
+    precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
+) -> None:
+    """Run tasks of EleutherAI's lm-evaluation-harness at the extended length; what is too long is refused."""
+    console = _prepare_process()
+    from skipwise.parts import benchmark_command
+
+    benchmark_command(
+        model,
+        tasks,
+        data_dir=data_dir,
+        include_path=include_path,
+        limit=limit,
+        target=parse_length(target) if target else None,
+        batch_size=batch_size,
+        precision=precision,
+        out=out,
+        console=console,
+    )
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="run folders, of which several are compared; or an evaluation's")

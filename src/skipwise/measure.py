@@ -1,4 +1,4 @@
-"""Models + held-out documents -> records: what ``extend`` measures, and the commands of their own."""
+"""Models + held-out documents or prompts -> records, one by one, with a progress bar over all of them."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +23,7 @@ from skipwise.evaluation.retrieval import passkey_accuracy, retrieve
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipe import nearest
 from skipwise.results import (
+    BenchmarkRecord,
     PasskeyRecord,
     PerplexityRecord,
     PositionRecord,
@@ -60,6 +61,9 @@ def identity(record: Record) -> tuple[object, ...]:
         return (record.kind, record.arm, record.window, record.stride, *place)
     if isinstance(record, TrialRecord):
         return (record.kind, record.arm, record.length, record.task, record.seed, record.trial)
+    if isinstance(record, BenchmarkRecord):
+        asked = (record.task, record.metric, record.fewshot, record.target, record.limit, record.precision)
+        return (record.kind, record.arm, *asked)
     return (record.kind,)
 
 

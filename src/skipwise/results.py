@@ -211,6 +211,30 @@ class CostRecord:
     key: str = ""
 
 
+@dataclass(frozen=True)
+class BenchmarkRecord:
+    """What lm-evaluation-harness gives one metric of one task; ``harness`` is its version.
+
+    ``fewshot`` examples stood before each question; ``target`` is the length in tokens that a request could fill;
+    ``limit`` the questions asked for, None for all; ``samples`` those there were. ``standard_error`` is None where
+    the harness has none. ``seconds`` are those of the whole task.
+    """
+
+    kind: ClassVar[str] = "benchmark"
+    arm: str
+    task: str
+    metric: str
+    fewshot: Natural
+    target: Count
+    limit: Count | None
+    samples: Count
+    value: float
+    standard_error: Amount | None
+    precision: str
+    seconds: Amount
+    harness: str
+
+
 Record = (
     TrainingRecord
     | PerplexityRecord
@@ -221,6 +245,7 @@ Record = (
     | StepRecord
     | CoverageRecord
     | CostRecord
+    | BenchmarkRecord
 )
 _KINDS: dict[str, type] = {kind.kind: kind for kind in get_args(Record)}
 
@@ -228,17 +253,17 @@ _KINDS: dict[str, type] = {kind.kind: kind for kind in get_args(Record)}
 _HEAD = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
 
 
-def append_record(path: Path, record: Record) -> None:
-    """Append one record to the JSON Lines file ``path`` and flush it to the disk.
+def append_record(path: Path, *records: Record) -> None:
+    """Append a record, or several that belong together, to the JSON Lines file ``path``, and flush it to the disk.
 
     Raises:
         RunError: the file holds something else, or cannot be written.
     """
     drop_torn_record(path)
-    line = json.dumps({"schema": SCHEMA, "kind": record.kind, **asdict(record)})
+    lines = [json.dumps({"schema": SCHEMA, "kind": record.kind, **asdict(record)}) for record in records]
     try:
         with open(path, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write("".join(f"{line}\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from skipwise.errors import RunError
 from skipwise.results import (
     SCHEMA,
+    BenchmarkRecord,
     CoverageRecord,
     PasskeyRecord,
     PerplexityRecord,
@@ -26,7 +27,8 @@ PERPLEXITY = PerplexityRecord("pose", 2048, 128, 8, 1000, 2000.0, "float32", 1.5
 PASSKEY = PasskeyRecord("original", 512, 0, [0.0, 1.0], [505, 507], [True, False], 0.5, ["12345", "99999"])
 STEP = StepRecord("pose", 10, 512, 128, 1, 10, 1.0, "x", 2.5)
 COVERAGE = CoverageRecord("2 chunks", 2048, 16384, [1, 2048], [1.0, 0.1428], [0.0, 0.0])
-EVERY_KIND = [TRAINING, PERPLEXITY, PASSKEY, STEP, COVERAGE]
+BENCHMARK = BenchmarkRecord("pose", "boolq", "acc", 0, 256, None, 40, 0.5, None, "float32", 1.0, "0.4.13")
+EVERY_KIND = [TRAINING, PERPLEXITY, PASSKEY, STEP, COVERAGE, BENCHMARK]
 
 
 @pytest.fixture
@@ -38,6 +40,12 @@ def test_records_come_back_equal_and_in_order(path: Path) -> None:
     for record in EVERY_KIND:
         append_record(path, record)
     assert read_records(path) == EVERY_KIND
+
+
+def test_records_that_belong_together_are_appended_together(path: Path) -> None:
+    append_record(path, TRAINING)
+    append_record(path, BENCHMARK, PASSKEY)
+    assert read_records(path) == [TRAINING, BENCHMARK, PASSKEY]
 
 
 def test_a_line_is_an_object_with_schema_and_kind(path: Path) -> None:

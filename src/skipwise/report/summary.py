@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from skipwise.lengths import format_length
-from skipwise.results import PasskeyRecord, PerplexityRecord, Record
+from skipwise.results import BenchmarkRecord, PasskeyRecord, PerplexityRecord, Record
 
 BASELINES = ("original", "pi-only")
 ARM_NAMES = {
@@ -201,6 +201,17 @@ def _grid(table: ResultsTable, kinds: Sequence[tuple[str, list[int]]]) -> Table:
             for cell in (_perplexities if kind == "perplexity" else _accuracies)(row, lengths)
         ]
         grid.add_row(Text(row.label), *cells, style="bold" if row.trained else None)
+    return grid
+
+
+def benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
+    """Lay out benchmarks for the terminal, a row a metric; values as the harness gives them."""
+    grid = Table(box=None, pad_edge=False, header_style="dim")
+    for i, head in enumerate(("task", "shots", "metric", "value", "standard error", "questions")):
+        grid.add_column(head, justify="left" if i in (0, 2) else "right")
+    for r in records:
+        error = "–" if r.standard_error is None else f"{r.standard_error:.4f}"
+        grid.add_row(Text(r.task), str(r.fewshot), Text(r.metric), f"{r.value:.4f}", error, f"{r.samples:,}")
     return grid
 
 

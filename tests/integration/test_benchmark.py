@@ -1,0 +1,222 @@
+"""``skipwise benchmark`` by the real command, against the harness run by hand; no network."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import lm_eval
+import pytest
+import torch
+from lm_eval.tasks import TaskManager
+
+from skipwise.model.loading import resolve
+from skipwise.results import BenchmarkRecord, read_records
+from tests.integration.test_extend import refused, run
+from tests.tiny import checkpoint
+
+CHOICE = """
+task: tiny_choice
+dataset_path: {path}
+output_type: multiple_choice
+training_split: train
+validation_split: validation
+doc_to_text: "{{{{question}}}}\\nAnswer:"
+doc_to_target: label
+doc_to_choice: ["no", "yes, it is"]
+metric_list:
+  - {{metric: acc, aggregation: mean, higher_is_better: true}}
+  - {{metric: acc_norm, aggregation: mean, higher_is_better: true}}
+  - {{metric: brier_score, aggregation: brier_score, higher_is_better: false}}
+"""
+WORDS = """
+task: tiny_words
+dataset_path: {path}
+output_type: generate_until
+validation_split: validation
+doc_to_text: "{{{{question}}}}\\nAnswer:"
+doc_to_target: "{{{{word}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 6, do_sample: false}}
+filter_list:
+  - {{name: number, filter: [{{function: regex, regex_pattern: "(\\\\d+)"}}, {{function: take_first}}]}}
+metric_list:
+  - {{metric: exact_match, aggregation: mean, higher_is_better: true}}
+"""
+QUESTIONS = [
+    {"question": f"is {i} times {i + 1} the number {i * i}?", "label": i % 2, "word": word}
+    for i, word in enumerate(["1000000", "1", "3000", "7"])
+]
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without a network, with a cache of its own, and one thread for models this small."""
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """A folder of two tasks over ``owner/tiny``, whose data are in ``data`` beside it."""
+    for split in ("train", "validation"):
+        write(tmp_path / "data" / "owner" / "tiny" / f"{split}.jsonl", QUESTIONS)
+    return task_files(tmp_path / "tasks", "owner/tiny")
+
+
+def task_files(folder: Path, path: object) -> Path:
+    folder.mkdir()
+    for name, text in (("choice", CHOICE), ("words", WORDS)):
+        (folder / f"{name}.yaml").write_text(text.format(path=path))
+    return folder
+
+
+def by_hand(tmp_path: Path, task: str, fewshot: int) -> dict[str, float]:
+    files = tmp_path / "by-hand"
+    if not files.exists():
+        task_files(files, tmp_path / "data" / "owner" / "tiny")
+    results = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": resolve("nano"), "dtype": "float32", "device": "cpu"},
+        tasks=[task],
+        num_fewshot=fewshot,
+        task_manager=TaskManager(include_path=str(files), include_defaults=False),
+    )
+    assert results is not None
+    return {
+        key: float(value) for key, value in results["results"][task].items() if "," in key and value != "N/A"
+    }
+
+
+def test_numbers_are_those_of_the_harness_run_by_hand(tasks, tmp_path, monkeypatch, capsys) -> None:
+    out = tmp_path / "results.jsonl"
+    words = ["--include-path", tasks, "--data-dir", tmp_path / "data", "--out", out, "--precision", "float32"]
+    run(monkeypatch, "benchmark", "nano", "--tasks", "tiny_choice:1,tiny_words", *words)
+    records = [record for record in read_records(out) if isinstance(record, BenchmarkRecord)]
+    assert {record.fewshot for record in records if record.task == "tiny_choice"} == {1}
+    for task, fewshot in (("tiny_choice", 1), ("tiny_words", 0)):
+        theirs = by_hand(tmp_path, task, fewshot)
+        ours = [record for record in records if record.task == task]
+        assert len(ours) == sum("_stderr" not in key for key in theirs) > 0
+        for record in ours:
+            metric, _, kind = record.metric.partition(",")
+            assert record.value == theirs[f"{metric},{kind or 'none'}"]
+            assert record.standard_error == theirs.get(f"{metric}_stderr,{kind or 'none'}")
+            assert (record.arm, record.target, record.samples, record.limit) == ("nano", 256, 4, None)
+    values = {record.metric: record.value for record in records}
+    assert 0 < values["brier_score"] < 2  # a number that every log-probability moves
+    assert 0 < values["exact_match,number"] < 1  # and answers that the model wrote
+    assert "exact_match,number" in capsys.readouterr().out
+
+
+def test_tasks_that_are_measured_are_not_run_again(tasks, tmp_path, monkeypatch, capsys) -> None:
+    out = tmp_path / "results.jsonl"
+    model = checkpoint(tmp_path / "model", window=256)
+    words = ["--include-path", tasks, "--data-dir", tmp_path / "data", "--out", out, "--limit", "2"]
+    run(monkeypatch, "benchmark", model, "--tasks", "tiny_choice", *words)
+    before = out.read_text()
+    run(monkeypatch, "benchmark", model, "--tasks", "tiny_choice,tiny_words", *words)
+    printed = capsys.readouterr().out
+    assert "1 of 2 tasks are in" in printed
+    assert "brier_score" in printed.rpartition("questions")[2]  # the earlier one is in the table
+    assert out.read_text().startswith(before)
+    assert len(out.read_text().splitlines()) == len(before.splitlines()) + 1
+    for different in (["--tasks", "tiny_choice:1"], ["--tasks", "tiny_choice", "--limit", "3"]):
+        before = out.read_text()
+        run(monkeypatch, "benchmark", model, *words, *different)
+        assert len(out.read_text().splitlines()) == len(before.splitlines()) + 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "24"], "task tiny_choice: a request of 36 tokens"),
+        (["--batch-size", "0"], "--batch-size '0' must be auto or a number of requests from 1"),
+        (["--data-dir", "elsewhere"], "there is no folder elsewhere/owner/tiny or elsewhere/tiny"),
+        (["--include-path", "elsewhere"], "--include-path elsewhere is no folder"),
+    ],
+)
+def test_bad_input_is_explained(tasks, tmp_path, monkeypatch, capsys, words, message) -> None:
+    model = checkpoint(tmp_path / "model", window=256)
+    usual = ["--tasks", "tiny_choice", "--include-path", tasks, "--data-dir", tmp_path / "data"]
+    assert message in refused(monkeypatch, capsys, "benchmark", model, *usual, *words)
+
+
+def test_what_fails_in_the_harness_is_explained(tasks, tmp_path, monkeypatch, capsys) -> None:
+    write(tmp_path / "data" / "owner" / "tiny" / "validation.jsonl", [{"question": "what?", "word": "1"}])
+    usual = ["--include-path", tasks, "--data-dir", tmp_path / "data"]
+    model = checkpoint(tmp_path / "model", window=256)
+    message = refused(monkeypatch, capsys, "benchmark", model, "--tasks", "tiny_choice", *usual)
+    assert "task tiny_choice cannot be run by the harness" in message
+    words = ["--tasks", "tiny_choice", "--include-path", tasks]
+    message = refused(monkeypatch, capsys, "benchmark", model, *words)
+    assert "its data set owner/tiny cannot be read from the hub" in message
+    assert "--data-dir DIR with a copy of it at DIR/owner/tiny" in message
+
+
+def paper_data(folder: Path) -> Path:
+    """Data sets of the paper's six tasks as their repositories on the hub are laid out, made up."""
+    boolq = [{"passage": "Rain falls.", "question": "is it wet", "idx": i, "label": i % 2} for i in range(4)]
+    write(folder / "aps/super_glue/boolq/train-00000-of-00001.parquet", boolq)
+    write(folder / "aps/super_glue/boolq/validation-00000-of-00001.parquet", boolq)
+    (folder / "aps/super_glue/README.md").write_text(
+        "---\nconfigs:\n- config_name: boolq\n  data_files:\n  - {split: train, path: boolq/train-*}\n"
+        "  - {split: validation, path: boolq/validation-*}\n---\n"
+    )
+    piqa = [{"goal": f"boil {i} eggs", "sol1": "in water", "sol2": "in sand", "label": 0} for i in range(4)]
+    winogrande = [
+        {"sentence": "The cup is in the box as _ is big.", "option1": "it", "option2": "box", "answer": "2"}
+    ] * 4
+    endings = ["sits down.", "flies off.", "is blue.", "reads."]
+    hellaswag = [
+        {
+            "activity_label": "Rest",
+            "ctx_a": f"Man {i} is tired.",
+            "ctx_b": "he",
+            "endings": endings,
+            "label": "0",
+        }
+        for i in range(14)
+    ]
+    for split in ("train", "validation"):
+        write(folder / f"baber/piqa/{split}.jsonl", piqa)
+        write(folder / f"allenai/winogrande/winogrande_xl/{split}.jsonl", winogrande)
+        write(folder / f"Rowan/hellaswag/data/{split}-00000-of-00001.parquet", hellaswag)
+    answers = {"choices": ["Nothing.", "Gold.", "A rainbow."], "labels": [1, 0, 1]}
+    truthful = [{"question": "What is there?", "mc1_targets": answers, "mc2_targets": answers}] * 3
+    write(folder / "truthfulqa/truthful_qa/multiple_choice/validation-00000-of-00001.parquet", truthful)
+    choices = {"text": ["ice", "iron", "wood"], "label": ["A", "B", "C"]}
+    arc = [{"question": f"What melts {i}?", "choices": choices, "answerKey": "A"} for i in range(30)]
+    for split in ("train", "validation", "test"):
+        write(folder / f"allenai/ai2_arc/ARC-Challenge/{split}-00000-of-00001.parquet", arc)
+    return folder
+
+
+def test_the_papers_tasks_run_on_local_data(tmp_path, monkeypatch, capsys) -> None:
+    data, out = paper_data(tmp_path / "data"), tmp_path / "results.jsonl"
+    model = checkpoint(tmp_path / "model", window=2048)
+    words = ["--data-dir", data, "--limit", "2", "--out", out, "--precision", "float32"]
+    run(monkeypatch, "benchmark", model, *words)
+    rows = [line.split()[:3] for line in capsys.readouterr().out.rpartition("questions")[2].splitlines()]
+    assert [row for row in rows if row] == [
+        ["boolq", "0", "acc"],
+        ["piqa", "0", "acc"],
+        ["winogrande", "0", "acc"],
+        ["truthfulqa_mc2", "0", "acc"],
+        ["arc_challenge", "25", "acc_norm"],
+        ["hellaswag", "10", "acc_norm"],
+    ]
+    records = {(record.task, record.metric): record for record in read_records(out)}
+    assert {record.samples for record in records.values()} == {2}
+    assert 0 < records["truthfulqa_mc2", "acc"].value < 1
