@@ -220,6 +220,15 @@ def evaluate_command(
     tasks: Annotated[str, typer.Option(help="of passkey,keys,lines; or none")] = "passkey,keys,lines",
     trials: Annotated[int, typer.Option(help="prompts a task and length")] = 100,
     seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
+    benchmarks: Annotated[
+        str | None,
+        typer.Option(help="tasks of lm-evaluation-harness besides, as skipwise benchmark's; of bases too"),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="of the benchmarks' data sets, as OWNER/NAME; default: the hub")
+    ] = None,
+    include_path: Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")] = None,
     share: Annotated[
         str, typer.Option(help="2/3: of three machines the second; skipwise merge joins them")
     ] = "1/1",
@@ -229,6 +238,7 @@ def evaluate_command(
     """Measure how far models read, and what that cost inside the original window; the same command goes on."""
     console = _prepare_process()
     from skipwise.evaluate import ask, evaluate
+    from skipwise.exam import Exam
     from skipwise.measure import precision_of
     from skipwise.subjects import subjects
 
@@ -248,7 +258,8 @@ def evaluate_command(
         precision=precision_of(precision),
         console=console,
     )
-    evaluate(found, question, share=_share(share), out=out, console=console)
+    exam = Exam(benchmarks, data_dir, include_path, limit) if benchmarks else None
+    evaluate(found, question, share=_share(share), exam=exam, out=out, console=console)
 
 
 @app.command()
@@ -349,20 +360,11 @@ def benchmark(
 ) -> None:
     """Run tasks of EleutherAI's lm-evaluation-harness at the extended length; what is too long is refused."""
     console = _prepare_process()
+    from skipwise.exam import Exam
     from skipwise.parts import benchmark_command
 
-    benchmark_command(
-        model,
-        tasks,
-        data_dir=data_dir,
-        include_path=include_path,
-        limit=limit,
-        target=parse_length(target) if target else None,
-        batch_size=batch_size,
-        precision=precision,
-        out=out,
-        console=console,
-    )
+    exam = Exam(tasks, data_dir, include_path, limit, batch_size)
+    benchmark_command(model, exam, parse_length(target) if target else None, precision, out, console)
 
 
 @app.command()

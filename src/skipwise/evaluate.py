@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 
 from skipwise.arms import evaluation_windows, stride_of
@@ -20,18 +19,19 @@ from skipwise.errors import DataError, RecipeError, RunError, TooShortError
 from skipwise.evaluation.by_position import position_buckets
 from skipwise.evaluation.texts import EvaluationText, longest_documents
 from skipwise.evaluation.windows import sliding_windows
+from skipwise.exam import Exam
 from skipwise.intervals import wilson_interval
 from skipwise.measure import (
-    AUTOCAST,
     TASKS,
     Measurement,
     identity,
+    loaded,
     measure,
     reading_measurement,
     retrieval_measurement,
     tokenise,
 )
-from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.recipe import Data, Evaluation, nearest
 from skipwise.report.effective_length import FOUND
 from skipwise.report.evaluation import evaluation_terminal
@@ -131,17 +131,26 @@ def evaluate(
     question: Question,
     *,
     share: tuple[int, int],
+    exam: Exam | None,
     out: Path | None,
     console: Console,
 ) -> RunFolder:
     """Measure every model, or go on where a stopped evaluation ended, and write its report.
 
+    Args:
+        models: as of ``subjects``.
+        question: as of ``ask``.
+        share: which part of how many of the documents and trials is measured here; benchmarks are the first part's.
+        exam: benchmarks that every model and base sits besides.
+        out: the folder; None: evaluations/ and the first model's label.
+        console: told what happens.
+
     Raises:
         SkipwiseError: what the models, the text or the folder cannot do.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder = _folder(out, models, question)
-    known = {identity(record) for record in read_records(folder.results)}
+    records = read_records(folder.results)
+    known = {identity(record) for record in records}
     texts = _texts(models, question, console) if question.documents else {}
     plans = {
         model.label: [
@@ -157,12 +166,15 @@ def evaluate(
     if drop_torn_record(folder.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     console.print(f"folder: {folder.path}", soft_wrap=True)
+
+    def keep(*made: Record) -> None:
+        append_record(folder.results, *made)
+
     for model in models:
         if plan := plans[model.label]:
-            dtype = AUTOCAST[question.precision] if device.type == "cuda" else None
-            loaded = load_model(model.name, dtype=dtype or torch.float32, device=device).eval()
-            measure(loaded, plan, model.label, console, lambda record: append_record(folder.results, record))
-            del loaded
+            measure(loaded(model.name, question.precision), plan, model.label, console, keep)
+        if exam and share[0] == 1:
+            exam.sit(model.name, model.label, None, question.precision, records, keep, console)
     show(folder, console)
     return folder
 

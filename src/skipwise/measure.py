@@ -21,6 +21,7 @@ from skipwise.evaluation.by_position import bucket_sums, position_buckets, score
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import passkey_accuracy, retrieve
 from skipwise.evaluation.windows import sliding_windows
+from skipwise.model.loading import load_model
 from skipwise.recipe import nearest
 from skipwise.results import (
     BenchmarkRecord,
@@ -381,3 +382,10 @@ def precision_of(requested: str) -> str:
             f"precision {requested!r} is unknown{nearest(requested, valid)}; choose one of {', '.join(valid)}"
         )
     return choose_precision(requested, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def loaded(name: str, precision: str) -> PreTrainedModel:
+    """The model, ready to be measured: on a GPU held in the precision it computes in, else in float32 under autocast."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = AUTOCAST[precision] if device.type == "cuda" else None
+    return load_model(name, dtype=dtype or torch.float32, device=device).eval()

@@ -7,36 +7,33 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedModel
 
 from skipwise.data.tokens import check_vocabulary
 from skipwise.errors import RecipeError
-from skipwise.evaluation.benchmarks import Benchmarks, parse_tasks, require_installed
 from skipwise.evaluation.texts import longest_documents
 from skipwise.evaluation.windows import sliding_windows
+from skipwise.exam import Exam
 from skipwise.intervals import wilson_interval
 from skipwise.lengths import format_length
 from skipwise.measure import (
-    AUTOCAST,
     TASKS,
     Measurement,
     identity,
+    loaded,
     measure,
     precision_of,
     reading_measurement,
     retrieval_measurement,
     tokenise,
 )
-from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.recipe import nearest
 from skipwise.report.evaluation import bucket_difference, bucket_mean, perplexity_interval
 from skipwise.report.summary import benchmark_table, format_number, format_share
 from skipwise.results import (
-    BenchmarkRecord,
     ReadingRecord,
     Record,
     TrialRecord,
@@ -205,65 +202,20 @@ def passkey_command(
 
 
 def benchmark_command(
-    name: str,
-    tasks: str,
-    *,
-    data_dir: Path | None,
-    include_path: Path | None,
-    limit: int | None,
-    target: int | None,
-    batch_size: str,
-    precision: str,
-    out: Path | None,
-    console: Console,
+    name: str, exam: Exam, target: int | None, precision: str, out: Path | None, console: Console
 ) -> None:
     """``skipwise benchmark``: tasks of lm-evaluation-harness at the extended length, those not yet in ``out``.
 
     Raises:
         SkipwiseError: model, tasks or data cannot be used, or a request is longer than ``target``.
     """
-    require_installed()
-    if batch_size != "auto" and not (batch_size.isdecimal() and int(batch_size)):
-        raise RecipeError(f"--batch-size {batch_size!r} must be auto or a number of requests from 1")
-    asked = parse_tasks(tasks)
-    precision, device = precision_of(precision), _device()
-    target = target or getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
-    if target is None:
-        raise RecipeError(
-            f"the config of {name} says no length; give --target, the longest request in tokens"
-        )
-    tokenizer = load_tokenizer(name)
-    benchmarks = Benchmarks(asked, tokenizer, target=target, include_path=include_path, data_dir=data_dir)
-    made: dict[tuple[str, int], list[BenchmarkRecord]] = {}
-    for record in _known(out).values():
-        if isinstance(record, BenchmarkRecord) and (
-            (record.arm, record.target, record.limit, record.precision) == (name, target, limit, precision)
-        ):
-            made.setdefault((record.task, record.fewshot), []).append(record)
-    left = [one for one in benchmarks.tasks if one.key not in made]
-    if len(left) < len(benchmarks.tasks):
-        console.print(
-            f"{len(benchmarks.tasks) - len(left)} of {len(benchmarks.tasks)} tasks are in {out} already",
-            soft_wrap=True,
-        )
-    if left:
-        from skipwise.evaluation.harness import Reader
 
-        reader = Reader(
-            _loaded(name, precision),
-            tokenizer,
-            max_length=target,
-            batch_size="1" if batch_size == "auto" and device.type == "cpu" else batch_size,
-            precision=AUTOCAST[precision],
-        )
-        if reader.endless:
-            console.print("no BOS or EOS token: token 0 stands before texts that have no context")
-        for one in left:
-            console.print(f"{one.task}, {one.fewshot}-shot, up to {target:,} tokens")
-            made[one.key] = benchmarks.run(reader, one, arm=name, limit=limit, precision=precision)
-            if out is not None:
-                append_record(out, *made[one.key])
-    shown = [r for one in benchmarks.tasks for r in made[one.key] if one.metric in (None, r.metric)]
+    def keep(*records: Record) -> None:
+        if out is not None:
+            append_record(out, *records)
+
+    known = list(_known(out).values())
+    shown = exam.sit(name, name, target, precision_of(precision), known, keep, console)
     console.print(benchmark_table(shown))
 
 
@@ -291,19 +243,8 @@ def _measured(
             append_record(out, record)
 
     if plan:
-        measure(_loaded(name, precision), plan, name, console, keep)
+        measure(loaded(name, precision), plan, name, console, keep)
     return made
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _loaded(name: str, precision: str) -> PreTrainedModel:
-    """The model: on a GPU in the precision in which it is measured, elsewhere in float32 under autocast."""
-    device = _device()
-    dtype = AUTOCAST[precision] if device.type == "cuda" else None
-    return load_model(name, dtype=dtype or torch.float32, device=device).eval()
 
 
 def _table(how: Reading, records: list[ReadingRecord], windows: list[int]) -> Table:

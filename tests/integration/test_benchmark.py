@@ -220,3 +220,17 @@ def test_the_papers_tasks_run_on_local_data(tmp_path, monkeypatch, capsys) -> No
     records = {(record.task, record.metric): record for record in read_records(out)}
     assert {record.samples for record in records.values()} == {2}
     assert 0 < records["truthfulqa_mc2", "acc"].value < 1
+
+
+def test_an_evaluation_has_the_benchmarks_of_model_and_base(tasks, tmp_path, monkeypatch, capsys) -> None:
+    base = checkpoint(tmp_path / "base", window=128)
+    words = ["--lengths", "128", "--tasks", "none", "--documents", "0", "--precision", "float32"]
+    words += ["--benchmarks", "tiny_choice", "--data-dir", tmp_path / "data", "--include-path", tasks]
+    run(monkeypatch, "evaluate", "nano", "--base", base, *words, "--limit", "2", "--out", tmp_path / "e")
+    found = [r for r in read_records(tmp_path / "e" / "results.jsonl") if isinstance(r, BenchmarkRecord)]
+    assert {record.arm for record in found} == {"nano", "base (base)"}
+    page = (tmp_path / "e" / "report.html").read_text()
+    assert "tiny_choice, 0-shot, acc" in page
+    before = (tmp_path / "e" / "results.jsonl").read_text()
+    run(monkeypatch, "evaluate", "nano", "--base", base, *words, "--limit", "2", "--out", tmp_path / "e")
+    assert (tmp_path / "e" / "results.jsonl").read_text() == before

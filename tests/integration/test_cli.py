@@ -45,7 +45,7 @@ def test_perplexity_and_passkey_are_commands_of_their_own(monkeypatch, capsys, t
     run(monkeypatch, *passkeys)
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 2 + 2
     first = capsys.readouterr().out
-    monkeypatch.setattr("skipwise.parts.load_model", None)  # what is there is not measured again
+    monkeypatch.setattr("skipwise.parts.loaded", None)  # what is there is not measured again
     run(monkeypatch, "perplexity", model, "--data", text, *words)
     assert capsys.readouterr().out.split("95% interval")[1].strip() in first
     run(monkeypatch, *passkeys)

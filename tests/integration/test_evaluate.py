@@ -95,7 +95,7 @@ def test_a_killed_evaluation_goes_on_and_measures_only_what_is_missing(
     assert "the last record was cut off by a kill" in capsys.readouterr().out
     assert without_time(tmp_path / "cut") == whole
     assert (tmp_path / "cut" / "results.jsonl").read_bytes().startswith(b"".join(lines[:5]))
-    monkeypatch.setattr(evaluate_module, "load_model", None)  # nothing is missing: no model is loaded
+    monkeypatch.setattr(evaluate_module, "loaded", None)  # nothing is missing: no model is loaded
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--out", "cut")
 
 
@@ -143,8 +143,8 @@ def test_the_length_is_where_attention_ends_though_perplexity_stays(monkeypatch,
     asked = ["nano", "--original", "128", "--lengths", "128,256", "--tasks", "passkey", "--trials", "40"]
     asked += ["--data", text, "--precision", "float32"]
     run(monkeypatch, "evaluate", *asked, "--out", "whole")
-    load = evaluate_module.load_model
-    monkeypatch.setattr(evaluate_module, "load_model", lambda *a, **k: cut_attention(load(*a, **k), 128))
+    load = evaluate_module.loaded
+    monkeypatch.setattr(evaluate_module, "loaded", lambda *a, **k: cut_attention(load(*a, **k), 128))
     run(monkeypatch, "evaluate", *asked, "--out", "cut")
     whole, cut = (read_evaluation(tmp_path / name).models[0] for name in ("whole", "cut"))
     assert whole.effective.tokens == 256

@@ -17,7 +17,7 @@ from skipwise.intervals import Interval, mean_interval, wilson_interval
 from skipwise.lengths import format_length
 from skipwise.report.effective_length import EffectiveLength, effective_length
 from skipwise.report.summary import format_number, format_share
-from skipwise.results import ReadingRecord, Record, TrialRecord, read_records
+from skipwise.results import BenchmarkRecord, ReadingRecord, Record, TrialRecord, read_records
 
 PRICE = 0.03  # nats: 3% in perplexity
 TASK_NAMES = {"passkey": "passkey", "keys": "one key of four", "lines": "one line of a register"}
@@ -357,6 +357,16 @@ def tables(evaluation: Evaluation, *, brief: bool = False) -> list[tuple[str, li
             if task in m.found
         ]
         found.append((f"Found: {TASK_NAMES.get(task, task)}", ["prompt", *map(format_length, lengths)], rows))
+    labels = [str(facts["label"]) for facts in evaluation.question["models"]]
+    sat = [r for r in evaluation.records if isinstance(r, BenchmarkRecord) and r.arm in labels]
+    if sat:
+        head = ["task", *(label for label in labels if any(r.arm == label for r in sat))]
+        values = {(_task(r), r.arm): r for r in sat}
+        rows = [
+            [task, *(_score(values.get((task, label))) for label in head[1:])]
+            for task in dict.fromkeys(map(_task, sat))
+        ]
+        found.append(("Benchmarks (standard error)", head, rows))
     for model in models:
         if model.buckets:
             rows = [
@@ -388,6 +398,16 @@ def _share(found: tuple[int, int] | None, brief: bool) -> str:
     if brief:
         return format_share(found[0] / found[1])
     return f"{format_share(found[0] / found[1])} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def _task(record: BenchmarkRecord) -> str:
+    return f"{record.task}, {record.fewshot}-shot, {record.metric}"
+
+
+def _score(record: BenchmarkRecord | None) -> str:
+    if record is None:
+        return "–"
+    return f"{record.value:.4f}" + (f" ({record.standard_error:.4f})" if record.standard_error else "")
 
 
 def _exp(nats: float) -> float:

@@ -1,0 +1,170 @@
+"""How much faster Skipwise's evaluation is than the straightforward way, side by side in one process, at equal results.
+
+    python benchmarks/evaluation_speed.py [MODEL] [--precision bf16]
+
+Sliding windows against whole-window logits, a window at a time, labels masked; the truncated curve of 16 lengths against 16
+passes; passkeys against generating without a cache; and the peak memory of one document of 64k tokens, in a process of its
+own. Each pair is timed in turn, three rounds, and the median of each side is taken; the results must agree.
+"""
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from skipwise.data.passkey import answer_ids, passkey_prompt
+from skipwise.evaluation.by_position import bucket_sums
+from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
+from skipwise.evaluation.retrieval import is_hit, retrieve
+from skipwise.measure import AUTOCAST, precision_of
+from skipwise.model.loading import load_model, load_tokenizer
+
+ROUNDS = 3
+
+
+def both(theirs: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float, object, object]:
+    """Median seconds and the result of each side, timed in turn."""
+    times: tuple[list[float], list[float]] = ([], [])
+    results: list[object] = [None, None]
+    for _ in range(ROUNDS):
+        for side, run in enumerate((theirs, ours)):
+            began = time.perf_counter()
+            results[side] = run()
+            times[side].append(time.perf_counter() - began)
+    return statistics.median(times[0]), statistics.median(times[1]), results[0], results[1]
+
+
+def close(theirs: object, ours: object, tolerance: float) -> None:
+    """Stop where the two sides do not agree."""
+    if not np.allclose(np.asarray(theirs), np.asarray(ours), rtol=tolerance, atol=0):
+        sys.exit(f"the results differ: {theirs} and {ours}")
+
+
+def show(what: str, theirs: float, ours: float) -> None:
+    """Print one line of the table."""
+    print(f"| {what} | {theirs:.2f} s | {ours:.2f} s | {theirs / ours:.1f} |", flush=True)
+
+
+class Straightforward:
+    """The scripts that evaluations are usually copied from."""
+
+    def __init__(self, model, tokenizer, precision) -> None:
+        self.model, self.tokenizer, self.precision = model, tokenizer, precision
+
+    def forward(self, **inputs):
+        """One pass, without gradients, in the same precision as ours."""
+        enabled = self.precision is not None
+        device = self.model.device.type
+        with torch.inference_mode(), torch.autocast(device, self.precision, enabled=enabled):
+            return self.model(**inputs)
+
+    def sliding(self, document: np.ndarray, window: int, stride: int) -> float:
+        """Mean loss: a window at a time, the loss of its new tokens by masked labels."""
+        nll, scored, behind = 0.0, 0, 0
+        ids = torch.from_numpy(document)[None]
+        for begin in range(0, len(document), stride):
+            end = min(begin + window, len(document))
+            rows = ids[:, begin:end]
+            labels = rows.clone()
+            labels[:, : behind - begin] = -100
+            tokens = int((labels[:, 1:] != -100).sum())
+            nll += self.forward(input_ids=rows, labels=labels, use_cache=False).loss.item() * tokens
+            scored, behind = scored + tokens, end
+            if end == len(document):
+                return nll / scored
+        raise AssertionError
+
+    def generated(self, prompt: list[int], tokens: int) -> str:
+        """Greedy, the whole text read again for every token."""
+        ids = torch.tensor([prompt])
+        end = self.tokenizer.eos_token_id
+        for _ in range(tokens):
+            logits = self.forward(input_ids=ids, use_cache=False).logits[:, -1]
+            if int(logits.argmax()) == end:
+                break
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+        return str(self.tokenizer.decode(ids[0, len(prompt) :])).strip()
+
+
+def main() -> None:
+    """Measure, and print a Markdown table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?", default="nano")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    precision = AUTOCAST[precision_of(chosen.precision)]
+    model = load_model(chosen.model).eval()
+    if chosen.peak:
+        document = np.random.default_rng(0).integers(0, 4096, 65536)
+        list(sliding_scores(model, [document], window=65536, stride=65536, precision=precision))
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        return
+    tokenizer = load_tokenizer(chosen.model)
+    script = Straightforward(model, tokenizer, precision)
+    draw = np.random.default_rng(0)
+    print(
+        f"{chosen.model}, {precision or torch.float32}, {torch.get_num_threads()} threads, {ROUNDS} rounds\n"
+    )
+    print("| what | straightforward | skipwise | times |\n|---|---|---|---|")
+    for window in (1024, 2048, 4096, 8192):
+        document = draw.integers(0, model.config.vocab_size, window + 12 * 128)
+
+        def ours(document=document, window=window) -> float:
+            score = sliding_perplexity(model, [document], window=window, stride=128, precision=precision)
+            return score.nll / score.tokens
+
+        def theirs(document=document, window=window) -> float:
+            return script.sliding(document, window, 128)
+
+        slow, fast, a, b = both(theirs, ours)
+        close(a, b, 1e-4 if precision else 1e-5)
+        show(f"sliding windows of {window:,}, stride 128", slow, fast)
+    document = draw.integers(0, model.config.vocab_size, 16 * 1024)
+    lengths = [1024 * n for n in range(1, 17)]
+
+    def curve() -> list[float]:
+        [scores] = sliding_scores(
+            model, [document], window=len(document), stride=len(document), precision=precision
+        )
+        sums, _ = bucket_sums(scores, [1, *lengths])
+        return list(np.cumsum(sums) / (np.array(lengths) - 1))
+
+    def passes() -> list[float]:
+        return [script.sliding(document[:n], n, n) for n in lengths]
+
+    slow, fast, a, b = both(passes, curve)
+    close(a, b, 1e-4 if precision else 1e-5)
+    show("perplexity of the first 1k, 2k, ... 16k tokens", slow, fast)
+    prompts = [
+        passkey_prompt(tokenizer, 4096, np.random.default_rng([0, 4096, i])) for i in range(chosen.trials)
+    ]
+
+    def asked() -> list[str]:
+        answers = sorted(retrieve(model, tokenizer, prompts, precision=precision), key=lambda a: a.number)
+        return [a.text for a in answers]
+
+    def generated() -> list[str]:
+        most = [len(answer_ids(tokenizer, p.answer)) + 1 for p in prompts]
+        return [script.generated(p.ids, n) for p, n in zip(prompts, most, strict=True)]
+
+    slow, fast, a, b = both(generated, asked)
+    apart = sum(x != y for x, y in zip(a, b, strict=True))
+    if precision is None and apart:
+        sys.exit(f"{apart} answers differ")
+    found = sum(is_hit(text, prompt.answer) for text, prompt in zip(b, prompts, strict=True))
+    show(f"{chosen.trials} passkeys at 4,096 tokens ({found} found, {apart} answers differ)", slow, fast)
+    command = [sys.executable, __file__, chosen.model, "--precision", chosen.precision, "--peak"]
+    peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+    print(f"\npeak memory of a process that reads one document of 65,536 tokens: {peak:.2f} GiB")
+
+
+if __name__ == "__main__":
+    main()
