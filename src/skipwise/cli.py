@@ -493,7 +493,7 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         print(
             f"skipwise: the disk cannot be written{where}: {error.strerror}; what was written is kept. Make room, and "
-            "go on with --resume",
+            "go on: extend with --resume, other commands as they are",
             file=sys.stderr,
         )
         raise SystemExit(1) from None
@@ -502,6 +502,7 @@ def main() -> None:
             ways_on = {
                 "extend": "; the same command with --resume goes on, if its run folder was begun",
                 "reproduce": "; the same command goes on, and what is done is not done again",
+                "evaluate": "; the same command goes on, and what is measured is not measured again",
             }
             print(f"\nskipwise: stopped{ways_on.get(sys.argv[1], '')}", file=sys.stderr)
         raise

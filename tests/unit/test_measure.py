@@ -10,6 +10,7 @@ from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import DataError, EvaluationError, RecipeError
+from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.texts import longest_documents, spread_segments
 from skipwise.measure import (
     Measurement,
@@ -17,6 +18,8 @@ from skipwise.measure import (
     measure,
     passkey_measurement,
     perplexity_measurement,
+    reading_measurement,
+    retrieval_measurement,
 )
 from skipwise.results import PasskeyRecord, PerplexityRecord
 from tests.tiny import byte_tokenizer, llama
@@ -195,3 +198,33 @@ def test_segments_are_spread_over_documents_before_any_gives_a_second() -> None:
     assert spread_segments(store, np.array([2]), 30, 9)[0] == ["d2"]  # exactly as long
     names, rows = spread_segments(store, np.array([0]), 20, 5)
     assert (names, rows.shape) == ([], (0, 20))
+
+
+def test_every_ten_trials_cover_the_prompt_evenly_and_are_drawn_by_number() -> None:
+    model, made = llama(2048), []
+    plan = [retrieval_measurement("m", byte_tokenizer(), "passkey", 900, [3, 14, 25, 8], 1, "float32")]
+    measure(model, plan, "m", Console(file=io.StringIO()), made.append)
+    assert sorted(record.trial for record in made) == [3, 8, 14, 25]
+    for record in made:
+        assert record.trial % 10 / 10 - 0.03 <= record.depth <= (record.trial % 10 + 1) / 10 + 0.03
+        assert identity(record) == ("trial", "m", 900, "passkey", 1, record.trial)
+    again: list = []
+    plan = [retrieval_measurement("m", byte_tokenizer(), "passkey", 900, [25], 1, "float32")]
+    measure(model, plan, "m", Console(file=io.StringIO()), again.append)
+    [same] = [record for record in made if record.trial == 25]
+    assert (again[0].depth, again[0].prompt_tokens, again[0].answer) == (
+        same.depth,
+        same.prompt_tokens,
+        same.answer,
+    )
+
+
+def test_a_reading_is_recorded_document_by_document_as_it_is_made() -> None:
+    made: list = []
+    documents = {"a": DOCUMENT, "b": DOCUMENT[::-1].copy()}
+    plan = [reading_measurement("m", documents, 32, 16, [1, 30, 90], "float32", "x")]
+    measure(llama(512), plan, "m", Console(file=io.StringIO()), made.append)
+    assert [record.document for record in made] == ["a", "b"]
+    for record, document in zip(made, documents.values(), strict=True):
+        whole = sliding_perplexity(llama(512), [document], window=32, stride=16)
+        assert sum(record.nll) == pytest.approx(whole.nll, rel=1e-5)
