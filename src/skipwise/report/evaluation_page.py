@@ -114,7 +114,7 @@ def _figures(evaluation: Evaluation, folder: Path) -> Iterator[tuple[Figure, str
             "prompt (tokens)",
             found,
             "Five digits hidden in the prompt; all must be right. Band: 95% interval.",
-            (0, 104),
+            (0, 112),
         )
         for m in models:
             if task in m.depths:
