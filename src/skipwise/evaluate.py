@@ -116,7 +116,7 @@ def ask(
             style="yellow",
         )
     for model in models:
-        if model.base and chosen[-1] > model.target:
+        if not model.control and chosen[-1] > model.target:
             console.print(
                 f"{model.label} was made for {model.target:,} tokens: what lies beyond is expected to fail, and shows how",
                 style="yellow",
