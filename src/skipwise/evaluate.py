@@ -27,6 +27,7 @@ from skipwise.measure import (
     identity,
     loaded,
     measure,
+    reading_key,
     reading_measurement,
     retrieval_measurement,
     tokenise,
@@ -105,6 +106,8 @@ def ask(
             raise RecipeError(
                 f"task {task!r} is unknown{nearest(task, TASKS)}; choose of {', '.join(TASKS)}, or none"
             )
+    if lengths and target:
+        raise RecipeError("--lengths says the farthest already, and --target another: give one of them")
     original, farthest = min(m.original for m in models), target or max(m.target for m in models)
     chosen = sorted(set(lengths)) if lengths else evaluation_windows(Evaluation(), original, farthest)
     for window in chosen:
@@ -122,7 +125,15 @@ def ask(
                 style="yellow",
             )
     return Question(
-        data, tuple(chosen), stride, documents, tuple(tasks), trials, seed, precision, _held_out(models, data)
+        data,
+        tuple(chosen),
+        stride,
+        documents,
+        tuple(tasks),
+        trials,
+        seed,
+        precision,
+        _held_out(models, data, console),
     )
 
 
@@ -152,17 +163,20 @@ def evaluate(
     records = read_records(folder.results)
     known = {identity(record) for record in records}
     texts = _texts(models, question, console) if question.documents else {}
-    plans = {
-        model.label: [
-            *_readings(model, models, question, texts, share, known),
-            *_retrievals(model, question, share, known, console),
-        ]
-        for model in models
-    }
+
+    def plan_of(
+        model: Subject, share: tuple[int, int], known: set[tuple[object, ...]], console: Console
+    ) -> list[Measurement]:
+        readings = _readings(model, models, question, texts, share, known)
+        return [*readings, *_retrievals(model, question, share, known, console)]
+
+    plans = {model.label: plan_of(model, share, known, console) for model in models}
+    quiet = Console(quiet=True)
+    whole = sum(m.count for model in models for m in plan_of(model, (1, 1), set(), quiet))
     folder.begin(None)
     prints = {f"text of {label}": _print(text) for label, text in texts.items()}
     folder.require_same(**prints)
-    folder.record(evaluation=_asked(models, question), fingerprints=prints)
+    folder.record(evaluation=_asked(models, question), fingerprints=prints, records=whole)
     if drop_torn_record(folder.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     console.print(f"folder: {folder.path}", soft_wrap=True)
@@ -195,11 +209,11 @@ def merge(parts: Sequence[Path], out: Path, console: Console) -> RunFolder:
     folders = [RunFolder(part) for part in parts]
     facts = [folder.read() for folder in folders]
     for folder, its in zip(folders, facts, strict=True):
-        if "evaluation" not in its:
+        if "models" not in (its.get("evaluation") or {}):
             raise RunError(
                 f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote"
             )
-        for key in ("evaluation", "fingerprints"):
+        for key in ("evaluation", "fingerprints", "records"):
             if its.get(key) != facts[0].get(key):
                 raise RunError(
                     f"{folder.path} and {folders[0].path} differ in {_first_difference(its.get(key), facts[0].get(key))}; "
@@ -217,7 +231,7 @@ def merge(parts: Sequence[Path], out: Path, console: Console) -> RunFolder:
     if whole.path.exists() and (not whole.path.is_dir() or any(whole.path.iterdir())):
         raise RunError(f"{out} exists; give another --out, in which nothing is")
     whole.begin(None)
-    whole.record(evaluation=facts[0]["evaluation"], fingerprints=facts[0].get("fingerprints", {}))
+    whole.record(**{key: facts[0].get(key) for key in ("evaluation", "fingerprints", "records")})
     for record in records.values():
         append_record(whole.results, record)
     console.print(f"{len(records):,} records of {len(parts)} parts: {whole.path}", soft_wrap=True)
@@ -264,15 +278,23 @@ def _asked(models: Sequence[Subject], question: Question) -> dict[str, Any]:
     return {**question.as_dict(), "models": [model.as_dict() for model in models]}
 
 
-def _held_out(models: Sequence[Subject], data: str) -> float | None:
+def _held_out(models: Sequence[Subject], data: str, console: Console) -> float | None:
     """The share of ``data`` that no model was trained on, where that is by name; None where all may be read."""
+    shares = [Data().held_out] if data == "stdlib" else []
     for model in models:
-        run = Path(model.name).resolve().parent
-        if Path(model.name).name == "model" and (run / "recipe.yaml").exists():
-            trained = recipe_of(run).data
-            if trained.source == data:
-                return trained.held_out
-    return Data().held_out if data == "stdlib" else None
+        folder = Path(model.name).resolve()
+        if folder.name == "model" and (folder.parent / "recipe.yaml").exists():
+            trained = recipe_of(folder.parent).data
+            ours, theirs = Path(data).resolve(), Path(trained.source).resolve()
+            if trained.source == data or (ours == theirs and ours.exists()):
+                shares.append(trained.held_out)
+            elif ours.exists() and (ours in theirs.parents or theirs in ours.parents):
+                console.print(
+                    f"{model.label} was trained on {trained.source}, of which {data} is a part or a whole: what was held out is "
+                    "not known by these names, and numbers may flatter it",
+                    style="yellow",
+                )
+    return min(shares, default=None)  # whatever is held out at a share is at every larger one
 
 
 def _texts(models: Sequence[Subject], question: Question, console: Console) -> dict[str, EvaluationText]:
@@ -298,6 +320,11 @@ def _texts(models: Sequence[Subject], question: Question, console: Console) -> d
         text = replace(text, documents=[document[: text.windows[-1]] for document in text.documents])
         told.print(_chosen(store, among, text))
         texts[model.label] = text
+    if len({_print(texts[model.label]) for model in models if not model.control}) > 1:
+        console.print(
+            "the models read different tokens (tokenizers or lengths): their perplexities are not comparable",
+            style="yellow",
+        )
     for model in models:
         if model.base and _print(texts[model.label]) != _print(texts[model.base]):
             raise DataError(
@@ -344,21 +371,31 @@ def _readings(
     text = texts[model.label]
     longest, original = text.windows[-1], min(m.original for m in models)
     bases = {m.original for m in models if m.base == model.label}
-    given = {model.original} | bases if model.control else {*text.windows, model.original}
+    own = {model.original} | bases if model.control else {*text.windows, model.original} | bases
+    given = {min(window, longest) for window in own}
     edges = sorted(
-        {*position_buckets(longest, original), *text.windows}
+        {edge for m in models for edge in position_buckets(longest, m.original)}
+        | set(text.windows)
         | {longest * k // _PREFIXES for k in range(1, _PREFIXES + 1)} - {0, 1}
     )
-    for window in sorted(w for w in given if w <= longest):
+    for window in sorted(given):
         stride = stride_of(Evaluation(stride=question.stride), original, longest, window)
         documents = {}
         for number, (name, tokens) in enumerate(zip(text.names, text.documents, strict=True)):
-            key = ("reading", model.label, window, stride, question.data, name, tuple(edges))
+            place = (question.data, name, tuple(edges), question.precision)
+            key = ("reading", model.label, window, stride, *place, reading_key(model.weights, tokens))
             if number % share[1] == share[0] - 1 and key not in known:
                 documents[name] = np.asarray(tokens)
         if documents:
             yield reading_measurement(
-                model.label, documents, window, stride, edges, question.precision, question.data
+                model.label,
+                documents,
+                window,
+                stride,
+                edges,
+                question.precision,
+                question.data,
+                model.weights,
             )
 
 
@@ -372,18 +409,25 @@ def _retrievals(
     """Every task and length of a model, the trials of this share that it has not answered; of a base none."""
     if model.control:
         return
-    tokenizer = load_tokenizer(model.name)
+    tokenizer, weighed = load_tokenizer(model.name), (question.precision, model.weights[:16])
     for task in question.tasks:
         for length in question.lengths:
             trials = [
                 trial
                 for trial in range(question.trials)
                 if trial % share[1] == share[0] - 1
-                and ("trial", model.label, length, task, question.seed, trial) not in known
+                and ("trial", model.label, length, task, question.seed, trial, *weighed) not in known
             ]
             try:
                 measurement = retrieval_measurement(
-                    model.label, tokenizer, task, length, trials, question.seed, question.precision
+                    model.label,
+                    tokenizer,
+                    task,
+                    length,
+                    trials,
+                    question.seed,
+                    question.precision,
+                    model.weights,
                 )
             except TooShortError as error:
                 console.print(

@@ -26,6 +26,8 @@ class Interval:
         return Interval(self.mean * factor, self.low * factor, self.high * factor)
 
     def __str__(self) -> str:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return f"{self.mean:+.3f} [one document]"
         return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
 

@@ -1,5 +1,6 @@
 """Models + held-out documents or prompts -> records, one by one, with a progress bar over all of them."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,12 @@ from skipwise.data.harder_retrieval import keys_prompt, lines_prompt
 from skipwise.data.passkey import Prompt, passkey_prompt
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
-from skipwise.errors import EvaluationError, RecipeError
+from skipwise.errors import EvaluationError, ModelError, RecipeError
 from skipwise.evaluation.by_position import bucket_sums, position_buckets, score_by_position
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import passkey_accuracy, retrieve
 from skipwise.evaluation.windows import sliding_windows
-from skipwise.model.loading import load_model
+from skipwise.model.loading import load_config, load_model
 from skipwise.recipe import nearest
 from skipwise.results import (
     BenchmarkRecord,
@@ -31,21 +32,22 @@ from skipwise.results import (
     ReadingRecord,
     Record,
     TrialRecord,
+    tenth_of,
 )
 from skipwise.training_arguments import choose_precision
 
 TASKS = {"passkey": passkey_prompt, "keys": keys_prompt, "lines": lines_prompt}
-DEPTHS = 10  # parts of a prompt over which trials are spread
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16, "float32": None}
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Records to be made, one or more: of the first its identity, the tokens they read, and how they are made."""
+    """Records to be made, ``count`` of them: of the first its identity, the tokens they read, and how they are made."""
 
     identity: tuple[object, ...]
     tokens: int
     run: Callable[[PreTrainedModel, Callable[[int], None]], Iterator[Record]]
+    count: int = 1
 
 
 def identity(record: Record) -> tuple[object, ...]:
@@ -59,9 +61,10 @@ def identity(record: Record) -> tuple[object, ...]:
         return (record.kind, record.arm, record.length, record.data, len(record.documents))
     if isinstance(record, ReadingRecord):
         place = (record.data, record.document, tuple(record.edges))
-        return (record.kind, record.arm, record.window, record.stride, *place)
+        return (record.kind, record.arm, record.window, record.stride, *place, record.precision, record.key)
     if isinstance(record, TrialRecord):
-        return (record.kind, record.arm, record.length, record.task, record.seed, record.trial)
+        trial = (record.task, record.seed, record.trial, record.precision, record.key)
+        return (record.kind, record.arm, record.length, *trial)
     if isinstance(record, BenchmarkRecord):
         asked = (record.task, record.metric, record.fewshot, record.target, record.limit, record.precision)
         return (record.kind, record.arm, *asked)
@@ -169,6 +172,7 @@ def reading_measurement(
     edges: list[int],
     precision: str,
     data: str,
+    weights: str,
 ) -> Measurement:
     """A record a document, by name, read in windows of ``window``; each as soon as it is read.
 
@@ -180,6 +184,7 @@ def reading_measurement(
         edges: of the buckets of positions, rising from 1.
         precision: bf16, fp16 or float32.
         data: the text's name.
+        weights: the model's fingerprint.
     """
 
     def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Iterator[Record]:
@@ -191,7 +196,7 @@ def reading_measurement(
             precision=AUTOCAST[precision],
             on_progress=on_progress,
         )
-        for name, score in zip(documents, scores, strict=True):
+        for (name, tokens), score in zip(documents.items(), scores, strict=True):
             nll, hits = bucket_sums(score, edges)
             if np.isnan(nll).any():
                 raise not_finite(arm)
@@ -206,9 +211,17 @@ def reading_measurement(
                 hits=hits.tolist(),
                 precision=precision,
                 seconds=round(score.seconds, 3),
+                key=reading_key(weights, tokens),
             )
 
-    return Measurement((ReadingRecord.kind, arm, window), fed_tokens(documents.values(), window, stride), run)
+    fed = fed_tokens(documents.values(), window, stride)
+    return Measurement((ReadingRecord.kind, arm, window), fed, run, len(documents))
+
+
+def reading_key(weights: str, tokens: np.ndarray) -> str:
+    """What a reading depends on beside its settings: the weights' fingerprint and the document's tokens."""
+    digest = hashlib.sha256(weights.encode() + np.asarray(tokens, dtype=np.int64).tobytes())
+    return digest.hexdigest()[:16]
 
 
 def retrieval_measurement(
@@ -219,11 +232,12 @@ def retrieval_measurement(
     trials: Sequence[int],
     seed: int,
     precision: str,
+    weights: str,
 ) -> Measurement:
     """A record a prompt of a task, as soon as it is answered.
 
-    Trial i is drawn from ``np.random.default_rng([seed, length, i])``; its depth lies in tenth ``i % 10`` of the prompt, so
-    that every ten trials cover it evenly.
+    Trial i is drawn from ``np.random.default_rng([seed, length, i])``; its depth lies in tenth ``tenth_of(i)`` of the
+    prompt, so that every ten trials cover it evenly.
 
     Raises:
         DataError: the length is too short for a prompt, or the tokenizer does not suit; said before any work.
@@ -233,7 +247,7 @@ def retrieval_measurement(
 
     def prompt(trial: int) -> Prompt:
         rng = np.random.default_rng([seed, length, trial])
-        return draw(tokenizer, length, rng, (trial % DEPTHS + rng.random()) / DEPTHS)
+        return draw(tokenizer, length, rng, (tenth_of(trial) + rng.random()) / 10)
 
     def run(model: PreTrainedModel, on_progress: Callable[[int], None]) -> Iterator[Record]:
         prompts = [prompt(trial) for trial in trials]
@@ -252,10 +266,11 @@ def retrieval_measurement(
                     answer=answer.text,
                     precision=precision,
                     seconds=round(answer.seconds, 3),
+                    key=weights[:16],
                 )
                 on_progress(length)
 
-    return Measurement((TrialRecord.kind, arm, length), len(trials) * length, run)
+    return Measurement((TrialRecord.kind, arm, length), len(trials) * length, run, len(trials))
 
 
 def measure(
@@ -385,7 +400,17 @@ def precision_of(requested: str) -> str:
 
 
 def loaded(name: str, precision: str) -> PreTrainedModel:
-    """The model, ready to be measured: on a GPU held in the precision it computes in, else in float32 under autocast."""
+    """The model, ready to be measured: on a GPU held in the precision it computes in, else in float32 under autocast.
+
+    Raises:
+        ModelError: it cannot be loaded, or what it answers depends on what it read before.
+    """
+    rope = getattr(load_config(name).get_text_config(), "rope_parameters", None) or {}
+    if rope.get("rope_type") == "dynamic":
+        raise ModelError(
+            f"model {name!r} has rope_type dynamic, whose frequencies are those of the longest text read so far: what it "
+            "answers depends on the order of questions. Write another into its config (rope_parameters), as yarn"
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = AUTOCAST[precision] if device.type == "cuda" else None
     return load_model(name, dtype=dtype or torch.float32, device=device).eval()

@@ -25,11 +25,12 @@ from skipwise.measure import (
     loaded,
     measure,
     precision_of,
+    reading_key,
     reading_measurement,
     retrieval_measurement,
     tokenise,
 )
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.loading import load_config, load_tokenizer, weights_fingerprint
 from skipwise.recipe import nearest
 from skipwise.report.evaluation import bucket_difference, bucket_mean, perplexity_interval
 from skipwise.report.summary import benchmark_table, format_number, format_share
@@ -129,6 +130,7 @@ def perplexity_command(
     )
     longest = text.windows[-1]
     limit = 2 * longest if how.mode == "sliding" else longest
+    weights = weights_fingerprint(name)
     documents = {n: np.asarray(d[:limit]) for n, d in zip(text.names, text.documents, strict=True)}
     shown = ", ".join(text.names[:3]) + (" ..." if len(text.names) > 3 else "")
     console.print(f"{len(documents)} documents: {shown}")
@@ -139,7 +141,17 @@ def perplexity_command(
         missing = {}
         for document, tokens in documents.items():
             edges = _edges(how, text.windows, len(tokens))
-            key = (ReadingRecord.kind, name, window, stride, data, document, tuple(edges))
+            key = (
+                ReadingRecord.kind,
+                name,
+                window,
+                stride,
+                data,
+                document,
+                tuple(edges),
+                precision,
+                reading_key(weights, tokens),
+            )
             if key in known:
                 records.append(known[key])
             else:
@@ -149,7 +161,7 @@ def perplexity_command(
         ):  # of one length, of the same buckets
             same = {document: tokens for document, tokens in missing.items() if len(tokens) == length}
             edges = _edges(how, text.windows, length)
-            plan.append(reading_measurement(name, same, window, stride, edges, precision, data))
+            plan.append(reading_measurement(name, same, window, stride, edges, precision, data, weights))
     records += _measured(name, plan, precision, out, console)
     console.print(_table(how, [r for r in records if isinstance(r, ReadingRecord)], text.windows))
 
@@ -177,13 +189,16 @@ def passkey_command(
     precision = precision_of(precision)
     known = _known(out)
     load_config(name)  # a model that is not there is said to be missing, not to lack a tokenizer
-    tokenizer = load_tokenizer(name)
+    tokenizer, weights = load_tokenizer(name), weights_fingerprint(name)
     plan, records = [], []
     for length in sorted(set(lengths)):
-        asked = {(TrialRecord.kind, name, length, task, seed, trial): trial for trial in range(trials)}
+        asked = {
+            (TrialRecord.kind, name, length, task, seed, trial, precision, weights[:16]): trial
+            for trial in range(trials)
+        }
         records += [known[key] for key in asked if key in known]
         missing = [trial for key, trial in asked.items() if key not in known]
-        measurement = retrieval_measurement(name, tokenizer, task, length, missing, seed, precision)
+        measurement = retrieval_measurement(name, tokenizer, task, length, missing, seed, precision, weights)
         if missing:
             plan.append(measurement)
     records += _measured(name, plan, precision, out, console)

@@ -114,6 +114,11 @@ class PositionRecord:
     seconds: Amount
 
 
+def tenth_of(trial: int) -> int:
+    """The tenth of a prompt for trial 0, 1, 2, ...: 0, 3, 6, 9, 2, 5, 8, 1, 4, 7, and again."""
+    return 3 * trial % 10
+
+
 @dataclass(frozen=True)
 class ReadingRecord:
     """How well one model predicts one document, read in windows of ``window`` by ``stride`` tokens.
@@ -134,11 +139,15 @@ class ReadingRecord:
     hits: list[Natural]
     precision: str
     seconds: Amount
+    key: str = ""
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One prompt of a retrieval task: where its number was hidden (0 = it stands first), and whether it was found."""
+    """One prompt of a retrieval task: where its number was hidden (0 = it stands first), and whether it was found.
+
+    ``key`` is of the weights; that of a reading, of weights and document.
+    """
 
     kind: ClassVar[str] = "trial"
     arm: str
@@ -152,6 +161,12 @@ class TrialRecord:
     answer: str
     precision: str
     seconds: Amount
+    key: str = ""
+
+    @property
+    def tenth(self) -> int:
+        """Which tenth of the prompt the number is hidden in: every ten trials cover all, and fewer are spread."""
+        return tenth_of(self.trial)
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ def subjects(names: list[str], base: str | None, original: int | None) -> list[S
         ModelError: a model cannot be read.
         RecipeError: one is named twice.
     """
+    names = [name.rstrip("/") or name for name in names]
     if len(set(names)) < len(names):
         raise RecipeError(f"models {', '.join(names)}: one is named twice; name each once")
     behind = {name: _base_of(name) if base is None else base for name in names}
@@ -71,6 +72,8 @@ def _subject(
 ) -> Subject:
     target, label = _length(name), labels[name]
     window = original or run_facts(name).get("original_length") or original_length(load_config(name))
+    if original and original > target:
+        raise RecipeError(f"original {original:,} must not exceed the {target:,} tokens of {name}; lower it")
     if base:
         window = min(window, _length(base))
     return Subject(
@@ -98,18 +101,17 @@ def _base_of(name: str) -> str | None:
     """The model that a run of ours extended, if it is still there."""
     base = run_facts(name).get("name")
     try:
-        load_config(str(base))
+        return base if base and load_config(base) else None
     except ModelError:
         return None
-    return str(base)
 
 
 def run_facts(name: str) -> dict[str, Any]:
     """What ``skipwise extend`` wrote of a model beside it: base, lengths; empty where it is not there."""
     try:
-        facts = json.loads((Path(name).resolve().parent / "run.json").read_text(encoding="utf-8"))
-        model = facts["model"]
-        return dict(model) if Path(name).name == "model" else {}
+        folder = Path(name).resolve()
+        model = json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))["model"]
+        return dict(model) if folder.name == "model" else {}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
@@ -121,9 +123,5 @@ def _labels(names: list[str]) -> list[str]:
 
 def _short(name: str) -> str:
     """The run's name of a run's model, else the last part."""
-    path = Path(name.rstrip("/") or name)
-    if path.name == "model" and path.parent.name:
-        return path.parent.name
-    if path.name in ("", ".", ".."):
-        return path.resolve().name or name
-    return path.name
+    path = Path(name).resolve() if Path(name).exists() else Path(name)
+    return path.parent.name if path.name == "model" and path.parent.name else path.name

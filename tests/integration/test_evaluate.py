@@ -10,6 +10,7 @@ import pytest
 
 from skipwise import evaluate as evaluate_module
 from skipwise.data.documents import is_held_out
+from skipwise.model.loading import weights_fingerprint
 from skipwise.report.evaluation import read_evaluation
 from skipwise.results import ReadingRecord, TrialRecord, read_records
 from tests.integration.test_extend import refused, run
@@ -55,7 +56,7 @@ def without_time(folder: Path) -> set:
 def test_one_command_measures_all_and_reports_it(models, monkeypatch, capsys, tmp_path) -> None:
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED)
     printed = capsys.readouterr().out
-    assert "mine: Fails at the shortest length tested" in printed
+    assert "mine: Fails at 400 tokens" in printed
     assert "Paid inside the original window, against base (base)" in printed
     assert "passkey at 64 tokens is left out of mine: length 64 is too short" in printed
     folder = tmp_path / "evaluations" / "mine"
@@ -66,7 +67,7 @@ def test_one_command_measures_all_and_reports_it(models, monkeypatch, capsys, tm
     trials = [r for r in records(folder) if isinstance(r, TrialRecord)]
     assert [(r.length, r.trial) for r in trials].sort() == [(400, n) for n in range(3)].sort()
     page = (folder / "report.html").read_text()
-    assert "Fails at the shortest length tested" in page
+    assert "Fails at" in page
     assert "gain by far text" in page
     with open(folder / "numbers.csv", encoding="utf-8") as file:
         numbers = list(csv.DictReader(file))
@@ -230,3 +231,79 @@ def test_a_name_cannot_write_into_the_page(models, monkeypatch, capsys, tmp_path
     shutil.copytree(tmp_path / "base", evil)
     run(monkeypatch, "evaluate", evil, "--base", "none", "--data", "text", *ASKED, "--out", "x")
     assert "<script>" not in (tmp_path / "x" / "report.html").read_text()
+
+
+def test_what_is_unfinished_is_said_and_gets_no_headline(models, monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--share", "1/2", "--out", "x")
+    printed = " ".join(capsys.readouterr().out.split())
+    made, all_of_it = len(records(tmp_path / "x")), 3 * 4 + 3
+    assert f"Unfinished: {made} of {all_of_it} records" in printed
+    page = (tmp_path / "x" / "report.html").read_text()
+    assert "<h1>Unfinished</h1>" in page
+    run(monkeypatch, "merge", "x", "--out", "y")
+    assert "Unfinished" in capsys.readouterr().out
+    run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--out", "x")
+    assert "Unfinished" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("data", ["text", "./text", "text/", "{}"])
+def test_held_out_is_known_however_the_text_is_named(models, monkeypatch, capsys, tmp_path, data) -> None:
+    (tmp_path / models.parent / "recipe.yaml").write_text(
+        "model: base\ndata:\n  source: text\n  held_out: 0.4\n"
+    )
+    data = data.format(tmp_path / "text")
+    run(monkeypatch, "evaluate", models, "--data", data, *ASKED, "--tasks", "none", "--out", "x")
+    assert 0 < len({r.document for r in records(tmp_path / "x")}) < 4
+    part = [models, "--data", "text/document-5.txt", *ASKED, "--tasks", "none", "--out", "y"]
+    run(monkeypatch, "evaluate", *part)
+    assert "numbers may flatter it" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_report_elsewhere_leaves_the_files_there_alone(models, monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--out", "x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "numbers.csv").write_text("precious")
+    assert "numbers.csv exists and is not ours" in refused(
+        monkeypatch, capsys, "report", "x", "--out", "mine"
+    )
+    assert (tmp_path / "mine" / "numbers.csv").read_text() == "precious"
+    run(monkeypatch, "report", "x", "--out", "new")
+    run(monkeypatch, "report", "x", "--out", "new")
+    message = refused(monkeypatch, capsys, "report", "x", "new", "--out", "z")
+    assert "is an evaluation and not a run" in message
+
+
+def test_a_part_is_measured_again_when_text_or_precision_changed(
+    models, monkeypatch, capsys, tmp_path
+) -> None:
+    words = ["perplexity", models, "--data", "text", "--windows", "64", "--stride", "32", "--documents", "2"]
+    words += ["--out", "r.jsonl", "--precision"]
+    count = lambda: len(read_records(tmp_path / "r.jsonl"))  # noqa: E731
+    run(monkeypatch, *words, "float32")
+    run(monkeypatch, *words, "float32")
+    assert count() == 2
+    run(monkeypatch, *words, "bf16")
+    assert count() == 4
+    (tmp_path / "text" / "document-5.txt").write_text("another text of the same name " * 30)
+    run(monkeypatch, *words, "float32")
+    assert count() == 5
+    checkpoint(tmp_path / models, window=512, initializer_range=0.3)
+    weights_fingerprint.cache_clear()
+    run(monkeypatch, *words, "float32")
+    assert count() == 7
+
+
+def test_a_model_that_answers_by_what_it_read_before_is_refused(
+    models, monkeypatch, capsys, tmp_path
+) -> None:
+    dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    checkpoint(tmp_path / "dynamic", window=64, rope_parameters=dynamic)
+    message = refused(monkeypatch, capsys, "evaluate", "dynamic", "--data", "text", *ASKED)
+    assert "rope_type dynamic" in message
+
+
+def test_a_damaged_run_json_is_said(models, monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--out", "x")
+    (tmp_path / "x" / "run.json").write_text('{"evaluation": {"models": 3}}')
+    assert "holds no evaluation that can be read" in refused(monkeypatch, capsys, "report", "x")
+    assert "give one of them" in refused(monkeypatch, capsys, "evaluate", models, "--target", "1k", *ASKED)

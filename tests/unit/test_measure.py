@@ -21,7 +21,7 @@ from skipwise.measure import (
     reading_measurement,
     retrieval_measurement,
 )
-from skipwise.results import PasskeyRecord, PerplexityRecord
+from skipwise.results import PasskeyRecord, PerplexityRecord, tenth_of
 from tests.tiny import byte_tokenizer, llama
 
 DOCUMENT = torch.arange(90).numpy() % 250
@@ -202,14 +202,16 @@ def test_segments_are_spread_over_documents_before_any_gives_a_second() -> None:
 
 def test_every_ten_trials_cover_the_prompt_evenly_and_are_drawn_by_number() -> None:
     model, made = llama(2048), []
-    plan = [retrieval_measurement("m", byte_tokenizer(), "passkey", 900, [3, 14, 25, 8], 1, "float32")]
+    plan = [retrieval_measurement("m", byte_tokenizer(), "passkey", 900, [3, 14, 25, 8], 1, "float32", "w")]
     measure(model, plan, "m", Console(file=io.StringIO()), made.append)
     assert sorted(record.trial for record in made) == [3, 8, 14, 25]
     for record in made:
-        assert record.trial % 10 / 10 - 0.03 <= record.depth <= (record.trial % 10 + 1) / 10 + 0.03
-        assert identity(record) == ("trial", "m", 900, "passkey", 1, record.trial)
+        assert record.tenth / 10 - 0.03 <= record.depth <= (record.tenth + 1) / 10 + 0.03
+        assert identity(record) == ("trial", "m", 900, "passkey", 1, record.trial, "float32", "w")
+    assert sorted(tenth_of(trial) for trial in range(10)) == list(range(10))
+    assert [tenth_of(trial) for trial in range(4)] == [0, 3, 6, 9]  # a few trials are spread too
     again: list = []
-    plan = [retrieval_measurement("m", byte_tokenizer(), "passkey", 900, [25], 1, "float32")]
+    plan = [retrieval_measurement("m", byte_tokenizer(), "passkey", 900, [25], 1, "float32", "w")]
     measure(model, plan, "m", Console(file=io.StringIO()), again.append)
     [same] = [record for record in made if record.trial == 25]
     assert (again[0].depth, again[0].prompt_tokens, again[0].answer) == (
@@ -222,7 +224,7 @@ def test_every_ten_trials_cover_the_prompt_evenly_and_are_drawn_by_number() -> N
 def test_a_reading_is_recorded_document_by_document_as_it_is_made() -> None:
     made: list = []
     documents = {"a": DOCUMENT, "b": DOCUMENT[::-1].copy()}
-    plan = [reading_measurement("m", documents, 32, 16, [1, 30, 90], "float32", "x")]
+    plan = [reading_measurement("m", documents, 32, 16, [1, 30, 90], "float32", "x", "w")]
     measure(llama(512), plan, "m", Console(file=io.StringIO()), made.append)
     assert [record.document for record in made] == ["a", "b"]
     for record, document in zip(made, documents.values(), strict=True):

@@ -119,7 +119,7 @@ def retrieve(
     """Answer each prompt, greedily: in the order of their ids, not of their numbers.
 
     Nothing is shared where a layer keeps only the last tokens (sliding attention), for then what was read before cannot
-    be gone back to.
+    be gone back to, nor where frequencies may switch with the length (longrope).
 
     Args:
         model: a causal language model of transformers.
@@ -154,6 +154,10 @@ class _Reading:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._ids: list[int] = []
+        rope = getattr(model.config, "rope_parameters", None) or {}
+        self._switches = (
+            rope.get("rope_type") == "longrope"
+        )  # other frequencies for short texts than for long ones
         self._cache = self._empty()
 
     def continued(self, prompt: list[int], most: int, end: int | None) -> list[int]:
@@ -177,7 +181,7 @@ class _Reading:
 
     def _go_back(self, tokens: int) -> None:
         """Forget all but the first ``tokens``; all, where the cache cannot go back."""
-        if any(self._cache.is_sliding):
+        if any(self._cache.is_sliding) or self._switches:
             tokens = 0
         if not tokens:
             self._cache = self._empty()

@@ -41,12 +41,18 @@ def effective_length(
         f"found by the lower end of the 95% interval, and the loss at its positions is at most {EXCESS:.3f} nats (5% in "
         f"perplexity) above that of {control}, on the same tokens."
     )
+    missing = [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]
+    if missing:
+        return EffectiveLength(0, rule, f"Not judged: {' and '.join(missing)} not measured.")
     lengths, reached = sorted({*found, *excess}), 0
     for length in lengths:
         failures = []
         if length in found:
             hits, asked = found[length]
             low, _ = wilson_interval(hits, asked)
+            if hits == asked and low < FOUND:
+                why = f"Not judged at {length:,} tokens: all of {asked} passkeys are too few to show {FOUND:.0%}; ask for more."
+                return EffectiveLength(reached, rule, why)
             if low < FOUND:
                 failures.append(f"{hits} of {asked} passkeys, which may be {low:.0%}, under {FOUND:.0%}")
         if length in excess and not excess[length].mean <= EXCESS:
@@ -55,9 +61,6 @@ def effective_length(
             return EffectiveLength(reached, rule, f"At {length:,} tokens it fails: {'; '.join(failures)}.")
         if length in found and length in excess:
             reached = length
-    missing = [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]
-    if missing:
-        return EffectiveLength(0, rule, f"Not judged: {' and '.join(missing)} not measured.")
     untested = [n for n in lengths if n > reached]
     return EffectiveLength(
         reached,

@@ -103,7 +103,7 @@ class Evaluated:
         if self.effective.shortfall.startswith("Not judged"):
             return "Not judged"
         if not tokens:
-            return "Fails at the shortest length tested"
+            return self.effective.shortfall.split(" it fails")[0].replace("At ", "Fails at ")
         if tokens <= original:
             return f"Reads {tokens:,} tokens, no more than its original {original:,}"
         return f"Reads {tokens:,} tokens, {tokens / original:.3g} times its original {original:,}"
@@ -127,6 +127,24 @@ class Evaluation:
     documents: int
     records: list[Record]
 
+    @property
+    def unfinished(self) -> str:
+        """How much is measured, where that is not all; a share, or stopped."""
+        asked = self.info.get("records")
+        made = len({_what(r) for r in self.records if isinstance(r, ReadingRecord | TrialRecord)})
+        if not isinstance(asked, int) or made >= asked:
+            return ""
+        return (
+            f"Unfinished: {made:,} of {asked:,} records. What stands here is of a part, and prompts are not answered in the "
+            "order of their depths; the same command goes on, shares are put together by skipwise merge."
+        )
+
+
+def _what(record: ReadingRecord | TrialRecord) -> tuple[object, ...]:
+    if isinstance(record, TrialRecord):
+        return record.arm, record.task, record.length, record.trial
+    return record.arm, record.window, record.document
+
 
 def read_evaluation(folder: Path) -> Evaluation:
     """Read what ``skipwise evaluate`` wrote.
@@ -137,8 +155,8 @@ def read_evaluation(folder: Path) -> Evaluation:
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         question = info["evaluation"]
-        models = question["models"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        models = [dict(model) for model in question["models"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{folder} holds no evaluation that can be read ({error!r})") from None
     records = read_records(folder / "results.jsonl")
     if not records:
@@ -156,7 +174,7 @@ def is_evaluation(folder: Path) -> bool:
     try:
         info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         return "models" in info.get("evaluation", {})
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return False
 
 
@@ -171,6 +189,8 @@ def _evaluated(
     behind = str(facts["base"]) or str(facts["label"])
     base_window = next((int(m["original"]) for m in models if m["label"] == behind), original)
     window = original if original in _by_window(readings, behind) else base_window
+    if own:  # where no length reaches the original one, the base was read as far as the lengths go
+        window = min(window, max(own))
     control = _by_window(readings, behind).get(window, [])
     longest = own.get(max(own), []) if own else []
     whole = [
@@ -178,8 +198,8 @@ def _evaluated(
     ]  # in one window: all of the document before each token
     found, depths = _trials(trials, str(facts["label"]))
     lengths = sorted({w for w in own} | {n for task in found.values() for n in task})
-    buckets = _buckets(whole, own.get(original, []), control, original)
     own_control = behind == facts["label"]
+    buckets = _buckets(whole, own.get(original, []), [] if own_control else control, original)
     words = f"{'the model itself' if own_control else behind} in windows of its original {window:,} tokens"
     return Evaluated(
         facts,
@@ -216,7 +236,7 @@ def _trials(
         hits, asked = found.setdefault(record.task, {}).get(record.length, (0, 0))
         found[record.task][record.length] = hits + record.hit, asked + 1
         parts = depths.setdefault(record.task, {}).setdefault(record.length, [[] for _ in range(10)])
-        parts[record.trial % 10].append(record.hit)
+        parts[record.tenth].append(record.hit)
     return found, depths
 
 
@@ -278,7 +298,7 @@ def _buckets(
     for begin, end in pairwise([1, *(e for e in edges[1:-1] if e in doubled), edges[-1]]):
         sums = [_within(r, begin, end) for r in whole]
         loss = mean_interval([s for s, _ in sums], [t for _, t in sums], [r.document for r in whole])
-        gain = bucket_difference(short, whole, begin, end)
+        gain = bucket_difference(short, whole, begin, end) if begin >= original else None
         buckets.append(Bucket(begin, end, loss, gain, bucket_difference(whole, control, begin, end)))
     return buckets
 
@@ -318,6 +338,8 @@ def evaluation_terminal(folder: Path) -> RenderableType:
     """What the page says, for the terminal."""
     evaluation = read_evaluation(folder)
     parts: list[RenderableType] = []
+    if evaluation.unfinished:
+        parts.append(Text(evaluation.unfinished, style="yellow"))
     for model in evaluation.models:
         parts.append(Text(f"{model.label}: {model.headline}", style="bold"))
         if model.effective.shortfall:
@@ -326,7 +348,7 @@ def evaluation_terminal(folder: Path) -> RenderableType:
             parts.append(Text(price_words(model.price, str(model.facts["base"]))))
             if model.price and model.price.warning:
                 parts.append(Text(model.price.warning, style="yellow"))
-    parts.append(Text(evaluation.models[0].effective.rule, style="dim"))
+    parts += [Text(rule, style="dim") for rule in dict.fromkeys(m.effective.rule for m in evaluation.models)]
     for title, head, rows in tables(evaluation, brief=True):
         grid = Table(box=None, pad_edge=False, header_style="dim")
         for number, column in enumerate(head):

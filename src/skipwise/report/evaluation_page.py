@@ -6,6 +6,7 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from skipwise.errors import RunError
 from skipwise.intervals import Interval, wilson_interval
 from skipwise.report.evaluation import (
     TASK_NAMES,
@@ -17,8 +18,6 @@ from skipwise.report.evaluation import (
 )
 from skipwise.report.page import facts_of, page_template, require_own, written
 from skipwise.report.plots import Figure, curve_figure, depth_figure
-
-_SLUG = "-".join
 
 
 def write_evaluation(folder: Path, out: Path | None = None) -> Path:
@@ -38,21 +37,24 @@ def write_evaluation(folder: Path, out: Path | None = None) -> Path:
     place = folder if out is None else out
     page = place if place.suffix.lower() in (".html", ".htm") else place / "report.html"
     require_own(page)
+    if out is not None and not page.exists():
+        for name in ("numbers.csv", "figures"):
+            if (page.parent / name).exists():
+                raise RunError(f"{page.parent / name} exists and is not ours; give another --out")
     with written(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         figures = list(_figures(evaluation, page.parent / "figures"))
         with open(page.parent / "numbers.csv", "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(_numbers(evaluation))
-    many = len(evaluation.models) > 1
     text = page_template("evaluation.html.j2").render(
         name=folder.resolve().name,
         models=evaluation.models,
         prices=[
             price_words(m.price, str(m.facts["base"])) if m.perplexity else "" for m in evaluation.models
         ],
-        rule=evaluation.models[0].effective.rule,
+        unfinished=evaluation.unfinished,
         rules=list(dict.fromkeys(m.effective.rule for m in evaluation.models)),
-        title=f"{len(evaluation.models)} models compared" if many else evaluation.models[0].headline,
+        title=_title(evaluation),
         conditions=_conditions(evaluation),
         tables=tables(evaluation),
         figures=[(figure, Markup(figure.svg), caption) for figure, caption in figures],
@@ -62,6 +64,14 @@ def write_evaluation(folder: Path, out: Path | None = None) -> Path:
     with written(page):
         page.write_text(text, encoding="utf-8")
     return page
+
+
+def _title(evaluation: Evaluation) -> str:
+    if evaluation.unfinished:
+        return "Unfinished"
+    if len(evaluation.models) > 1:
+        return f"{len(evaluation.models)} models compared"
+    return evaluation.models[0].headline
 
 
 def _conditions(evaluation: Evaluation) -> str:
@@ -82,6 +92,9 @@ def _conditions(evaluation: Evaluation) -> str:
             f"Retrieval: {asked['trials']} prompts a length, depths spread over tenths of the prompt, greedy, all five "
             f"digits; seed {asked['seed']}. Intervals: 95%, Wilson."
         )
+    prints = evaluation.info.get("fingerprints", {})
+    if len({prints.get(f"text of {m.label}") for m in evaluation.models}) > 1:
+        parts.append("The models read different tokens: their perplexities are not comparable.")
     parts.append(f"Precision: {asked['precision']}.")
     return " ".join(parts)
 
@@ -116,9 +129,9 @@ def _figures(evaluation: Evaluation, folder: Path) -> Iterator[tuple[Figure, str
             "Five digits hidden in the prompt; all must be right. Band: 95% interval.",
             (0, 112),
         )
-        for m in models:
+        for number, m in enumerate(models, 1):
             if task in m.depths:
-                name = _SLUG(["depth", task, *([_plain(m.label)] if len(models) > 1 else [])])
+                name = f"depth-{task}" + (f"-{number}" if len(models) > 1 else "")
                 title = (
                     f"{words.capitalize()}, {m.label}: by depth"
                     if len(models) > 1
@@ -145,7 +158,7 @@ def _figures(evaluation: Evaluation, folder: Path) -> Iterator[tuple[Figure, str
             for m in models
         },
         "How much better a token is predicted with all of its document before it than in a window of the original length. "
-        "Above zero: far text is used. Each point is of the tokens up to it from half as far.",
+        "Above zero: far text is used. Each point is of the tokens between the point before and it.",
     )
     yield from curves(
         "excess",
@@ -169,11 +182,6 @@ def _figures(evaluation: Evaluation, folder: Path) -> Iterator[tuple[Figure, str
 def _share(hits: int, asked: int) -> Interval:
     low, high = wilson_interval(hits, asked)
     return Interval(100 * hits / asked, 100 * low, 100 * high)
-
-
-def _plain(label: str) -> str:
-    """A label as part of a file's name."""
-    return "".join(c if c.isalnum() else "-" for c in label)
 
 
 def _numbers(evaluation: Evaluation) -> Iterator[list[object]]:

@@ -15,6 +15,7 @@ from skipwise.errors import RunError
 from skipwise.intervals import wilson_interval
 from skipwise.lengths import format_length
 from skipwise.report.captions import captions
+from skipwise.report.evaluation import is_evaluation
 from skipwise.report.plots import ARM_COLOURS, OTHER_COLOUR, draw_figures
 from skipwise.report.summary import (
     ResultsTable,
@@ -151,6 +152,11 @@ def _names(folders: list[Path]) -> list[str]:
 def _read_run(folder: Path, name: str) -> Run:
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give a run's folder, as runs/NAME")
+    if is_evaluation(folder):
+        raise RunError(
+            f"{folder} is an evaluation and not a run: skipwise report takes one evaluation alone, and skipwise evaluate A B "
+            "measures several models side by side"
+        )
     records = read_records(folder / "results.jsonl")
     if not records:
         raise RunError(f"{folder} holds no results (results.jsonl); finish the run with --resume first")
