@@ -41,9 +41,9 @@ def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", families.NAMES)
-@pytest.mark.parametrize("mask", [2**27, 200])
-def test_decoding_behind_what_was_read_before(name, mask, monkeypatch) -> None:
-    monkeypatch.setattr(retrieval, "_MASK", mask)
+@pytest.mark.parametrize("at_once", [1024, 4])
+def test_decoding_behind_what_was_read_before(name, at_once, monkeypatch) -> None:
+    monkeypatch.setattr(retrieval, "_AT_ONCE", at_once)
     model = families.model(name).eval()
     draw = np.random.default_rng(0)
     spine = draw.integers(1, 97, 50).tolist()
@@ -52,18 +52,24 @@ def test_decoding_behind_what_was_read_before(name, mask, monkeypatch) -> None:
         spine[:30],
     ]
     read = retrieval._Reading(model)
-    for prompt in prompts:
-        with torch.inference_mode():
-            written = read.continued(prompt, 4, None)
+    for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])
         for _ in range(4):
             ids = torch.cat([ids, whole_logits(model, ids)[:, -1:].argmax(-1)], 1)
-        assert written == ids[0, len(prompt) :].tolist()
+        written = ids[0, len(prompt) :].tolist()
+        for agreed in range(4):  # what is expected agrees so far, and no further
+            expected = [id if i < agreed else (id + 1) % 97 for i, id in enumerate(written[:3])]
+            with torch.inference_mode():
+                assert read.continued(prompt, expected, None) == written, (number, agreed)
 
 
 def test_an_end_stops_decoding() -> None:
     model = families.model("llama").eval()
     prompt = list(range(1, 30))
     with torch.inference_mode():
-        first, second, *_ = retrieval._Reading(model).continued(prompt, 4, None)
-        assert retrieval._Reading(model).continued(prompt, 4, second) == ([first] if first != second else [])
+        written = retrieval._Reading(model).continued(prompt, [1, 2, 3], None)
+        for place, end in enumerate(written):
+            if end in written[:place]:
+                continue
+            for expected in ([1, 2, 3], written[:3]):
+                assert retrieval._Reading(model).continued(prompt, expected, end) == written[:place]

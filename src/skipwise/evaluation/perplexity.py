@@ -150,7 +150,7 @@ def inference(model: PreTrainedModel, precision: torch.dtype | None) -> Iterator
     model.eval()
     autocast = torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
     try:
-        with torch.inference_mode(), autocast:
+        with torch.no_grad(), autocast:  # under inference_mode autocast would cast the weights at every pass
             yield
     finally:
         model.train(was_training)

@@ -17,8 +17,9 @@ from skipwise.data.passkey import Prompt, answer_ids, passkey_prompt
 from skipwise.errors import RecipeError
 from skipwise.evaluation.perplexity import inference, require_vocabulary
 
-# Read behind a cache, tokens need a mask of those read by those behind and read: so many numbers at a time.
-_MASK = 2**27
+# Behind a cache so many tokens are read at a time: each needs a mask over all before it, and kernels that take a mask
+# compute what it hides, so that in one piece twice the work is done.
+_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,9 @@ def retrieve(
     read = _Reading(model)
     for number in sorted(range(len(prompts)), key=lambda i: prompts[i].ids):
         began, prompt = time.perf_counter(), prompts[number]
-        # One token more than the answer shows whether the number goes on.
-        most = len(answer_ids(tokenizer, prompt.answer)) + 1
+        expected = answer_ids(tokenizer, prompt.answer)
         with inference(model, precision):
-            ids = read.continued(prompt.ids, most, tokenizer.eos_token_id)
+            ids = read.continued(prompt.ids, expected, tokenizer.eos_token_id)
         text = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
         yield Answer(number, text, is_hit(text, prompt.answer), time.perf_counter() - began)
 
@@ -160,16 +160,25 @@ class _Reading:
         )  # other frequencies for short texts than for long ones
         self._cache = self._empty()
 
-    def continued(self, prompt: list[int], most: int, end: int | None) -> list[int]:
-        """The ids that follow ``prompt``, each the likeliest, up to ``most`` or the one before ``end``."""
+    def continued(self, prompt: list[int], expected: list[int], end: int | None) -> list[int]:
+        """The ids that follow ``prompt``, each the likeliest, up to one more than expected or to the one before ``end``.
+
+        What is expected is read along: as far as it is what the model would have written, all of it is known from that one
+        pass (as a draft is verified in speculative decoding; Leviathan et al., 2023), and only from there on is it written
+        one by one. One id more than expected shows whether the number goes on.
+        """
         self._go_back(self._common(prompt))
-        likeliest = self._read(prompt[len(self._ids) :])
-        written: list[int] = []
-        while likeliest != end:
-            written.append(likeliest)
-            if len(written) == most:
+        likeliest = self._read((prompt + expected)[len(self._ids) :], len(expected) + 1)
+        agreed = next((i for i, id in enumerate(expected) if likeliest[i] != id), len(expected))
+        written = likeliest[: agreed + 1]
+        if end in written:
+            return written[: written.index(end)]
+        while len(written) <= len(expected):
+            self._go_back(len(prompt) + len(written) - 1)
+            [following] = self._read((prompt + written)[len(self._ids) :], 1)
+            if following == end:
                 break
-            likeliest = self._read([likeliest])
+            written.append(following)
         return written
 
     def _common(self, prompt: list[int]) -> int:
@@ -189,12 +198,13 @@ class _Reading:
             self._cache.crop(tokens - len(self._ids))
         del self._ids[tokens:]
 
-    def _read(self, ids: list[int]) -> int:
-        """Read on; the likeliest id to follow."""
-        while True:
+    def _read(self, ids: list[int], wanted: int) -> list[int]:
+        """Read on; after each of the last ``wanted`` ids the likeliest to follow."""
+        likeliest: list[int] = []
+        while ids:
             behind = len(self._ids)
             # What is read from the beginning needs no mask.
-            size = len(ids) if not behind else max(1, _MASK // (behind + len(ids)))
+            size = _AT_ONCE if behind else len(ids)
             some, ids = ids[:size], ids[size:]
             self._ids += some
             row = torch.tensor([some], device=self._model.device)
@@ -204,10 +214,10 @@ class _Reading:
                 position_ids=torch.arange(behind, len(self._ids), device=row.device)[None],
                 past_key_values=self._cache,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=min(wanted, len(some)),
             ).logits
-            if not ids:
-                return int(logits[0, -1].argmax())
+            likeliest += logits[0].argmax(-1).tolist()
+        return likeliest[-wanted:]
 
     def _empty(self) -> DynamicCache:
         return DynamicCache(config=self._model.config)
