@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import shorten
 
 from markupsafe import Markup
 
@@ -132,11 +133,8 @@ def _figures(evaluation: Evaluation, folder: Path) -> Iterator[tuple[Figure, str
         for number, m in enumerate(models, 1):
             if task in m.depths:
                 name = f"depth-{task}" + (f"-{number}" if len(models) > 1 else "")
-                title = (
-                    f"{words.capitalize()}, {m.label}: by depth"
-                    if len(models) > 1
-                    else f"{words.capitalize()}: by depth"
-                )
+                of = f", {shorten(m.label, 24, placeholder='…')}" if len(models) > 1 else ""
+                title = f"{words.capitalize()}{of}: by depth"
                 yield (
                     depth_figure(folder, name, title, m.label, m.depths[task]),
                     "0% is the prompt's beginning, farthest from the question. Pale cells are where the number is missed.",
