@@ -44,7 +44,8 @@ def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
 @pytest.mark.parametrize("at_once", [1024, 4])
 def test_decoding_behind_what_was_read_before(name, at_once, monkeypatch) -> None:
     monkeypatch.setattr(retrieval, "_AT_ONCE", at_once)
-    model = families.model(name, tie_word_embeddings=False).eval()  # tied, a random model repeats its last token
+    # With tied embeddings a random model repeats its last token, whatever stands before.
+    model = families.model(name, tie_word_embeddings=False).eval()
     draw = np.random.default_rng(0)
     spine = draw.integers(1, 97, 50).tolist()
     prompts = [spine[:n] + draw.integers(1, 97, 55 - n).tolist() for n in (3, 20, 41, 50)] + [
