@@ -65,7 +65,7 @@ def test_one_command_measures_all_and_reports_it(models, monkeypatch, capsys, tm
     assert len({r.document for r in readings}) == 4
     assert all(r.edges[0] == 1 and r.edges[-1] == 400 and 64 in r.edges for r in readings)
     trials = [r for r in records(folder) if isinstance(r, TrialRecord)]
-    assert [(r.length, r.trial) for r in trials].sort() == [(400, n) for n in range(3)].sort()
+    assert sorted((r.length, r.trial) for r in trials) == [(400, n) for n in range(3)]
     page = (folder / "report.html").read_text()
     assert "Fails at" in page
     assert "gain by far text" in page

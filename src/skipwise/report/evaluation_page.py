@@ -151,10 +151,7 @@ def _figures(evaluation: Evaluation, folder: Path) -> Iterator[tuple[Figure, str
         "gain",
         "Gain by far text (nats) by position",
         "position (tokens)",
-        {
-            m.label: {b.end: b.gain for b in m.buckets if b.gain and b.end > m.facts["original"]}
-            for m in models
-        },
+        {m.label: {b.end: b.gain for b in m.buckets if b.gain} for m in models},
         "How much better a token is predicted with all of its document before it than in a window of the original length. "
         "Above zero: far text is used. Each point is of the tokens between the point before and it.",
     )
