@@ -1,0 +1,217 @@
+"""Commands around an extension: what will it take, do it, look at the plan of its positions, convert a checkpoint."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skipwise.cli.options import (
+    Changes,
+    ExistingRope,
+    Lora,
+    RecipeName,
+    StartingModel,
+    Target,
+    given_options,
+    read_gigabytes,
+)
+from skipwise.cli.terminal import new_console, prepare_process
+from skipwise.errors import RecipeError
+from skipwise.lengths import parse_length
+
+
+def extend(
+    model: StartingModel = None,
+    target: Target = None,
+    interpolation: Annotated[str | None, typer.Option(help="none, linear, ntk, yarn or yarn-revised")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="text to train on: file, folder, data set name, stdlib")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="run folder; default: runs/ and a name")] = None,
+    recipe: RecipeName = None,
+    existing_rope: ExistingRope = None,
+    seed: Annotated[int | None, typer.Option(help="of examples and training")] = None,
+    lora: Lora = False,
+    set_: Changes = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was stopped")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; train nothing")] = False,
+    launch: Annotated[
+        str | None, typer.Option(help="train in several processes: ddp, fsdp, zero3 or zero3-offload")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="how many, with --launch; default: one a GPU")] = None,
+) -> None:
+    """Extend a model to a longer context, measure it beside its controls, and write a report."""
+    console = prepare_process()
+    if launch is None and processes is not None:
+        raise RecipeError(
+            f"--processes {processes} says how many processes --launch starts: give --launch ddp, fsdp, zero3 or "
+            "zero3-offload, or leave it out"
+        )
+    if launch is not None:
+        from skipwise.launch import launch as start
+        from skipwise.launch import processes_of
+
+        processes = processes_of(launch, processes)
+        if not dry_run:
+            start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
+            return
+    from skipwise.arms import plan_evaluation
+    from skipwise.extend import extend
+    from skipwise.job import describe, describe_examples, prepare
+    from skipwise.recipe import parse_changes
+    from skipwise.training_arguments import accumulation
+
+    options: dict[str, Any] = {
+        "model": model,
+        "target": target,
+        "interpolation": interpolation,
+        "data.source": data,
+        "existing_rope": existing_rope,
+        "seed": seed,
+    }
+    changes = {key: value for key, value in options.items() if value is not None}
+    changes.update(parse_changes(set_ or []))
+    source: Path | str | None = "nano" if recipe is None and model in (None, "nano") else recipe
+    if resume and out is not None and model is None and recipe is None:
+        from skipwise.run_folder import recipe_of
+
+        recipe_of(out)  # a folder that holds no run is refused
+        source = out / "recipe.yaml"
+    settings = _recipe(source, changes, lora)
+    if dry_run:
+        accumulation(settings.training, processes or 1)
+        job = prepare(settings, console)
+        plan_evaluation(job, console)  # refuses what could not be measured
+        describe(job, console)
+        describe_examples(job, console)
+        return
+    extend(settings, out=out, resume=resume, console=console)
+
+
+def plan(
+    model: StartingModel = None,
+    target: Target = None,
+    gpus: Annotated[int, typer.Option(help="how many GPUs share the work")] = 1,
+    gpu_memory: Annotated[str, typer.Option(help="memory of each, as 80GB")] = "80GB",
+    tflops: Annotated[
+        float, typer.Option(help="bf16 TFLOP/s of each: 312 is an A100's, 989 an H100's or H200's")
+    ] = 312.0,
+    utilisation: Annotated[float, typer.Option(help="the share of them that training reaches")] = 0.4,
+    recipe: RecipeName = None,
+    existing_rope: ExistingRope = None,
+    lora: Lora = False,
+    set_: Changes = None,
+) -> None:
+    """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
+    console = prepare_process()
+    from skipwise.plan import Machine, plan_command
+    from skipwise.recipe import parse_changes
+
+    options: dict[str, Any] = {"model": model, "target": target, "existing_rope": existing_rope}
+    changes = {key: value for key, value in options.items() if value is not None}
+    changes.update(parse_changes(set_ or []))
+    source = "nano" if recipe is None and model in (None, "nano") else recipe
+    plan_command(
+        _recipe(source, changes, lora),
+        Machine(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation),
+        console,
+    )
+
+
+def coverage(
+    context: typer.Context,
+    original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
+    target: Annotated[str, typer.Option(help="target length")] = "16k",
+    chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
+    scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
+    lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
+    skips: Annotated[
+        str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")
+    ] = "uniform",
+    samples: Annotated[
+        int | None, typer.Option(help="draw so many examples in place of a closed form")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of those examples")] = 0,
+    figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
+) -> None:
+    """Show how likely one example trains each relative distance."""
+    if scheme != "pose" and (given := given_options(context, "--chunks", "--lengths", "--skips")):
+        raise RecipeError(f"{given[0]} is a setting of pose, and {scheme} has none; leave it out")
+    from rich.table import Table
+
+    from skipwise.coverage import coverage as compute
+    from skipwise.coverage import coverage_record
+
+    if figure is not None:
+        from skipwise.report.plots import coverage_figure, require_figure_ending
+
+        require_figure_ending(figure)
+    result = compute(
+        parse_length(original),
+        parse_length(target),
+        chunks,
+        scheme=scheme,  # type: ignore[arg-type]
+        lengths=lengths,  # type: ignore[arg-type]
+        skips=skips,  # type: ignore[arg-type]
+        samples=samples,
+        seed=seed,
+    )
+    monte_carlo = result.samples > 0
+    table = Table(title=f"coverage, {original} -> {target}, {scheme}, {chunks} chunks")
+    for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
+        table.add_column(column, justify="right")
+    for distance in _shown_distances(parse_length(original), parse_length(target)):
+        row = [f"{distance:,}", f"{result.probability[distance - 1]:.4f}"]
+        if monte_carlo:
+            row.append(f"{result.standard_error[distance - 1]:.4f}")
+        table.add_row(*row)
+    console = new_console()
+    console.print(table)
+    console.print("Monte Carlo" if monte_carlo else "closed form")
+    if figure is not None:
+        label = f"{chunks} chunks" if scheme == "pose" else scheme
+        coverage_figure([coverage_record(result, label)], figure)
+        console.print(f"figure: {figure}", soft_wrap=True)
+
+
+def convert(
+    checkpoint: Annotated[str, typer.Argument(help="a folder, or a name on the model hub")],
+    out: Annotated[Path, typer.Argument(help="the folder to write; it must not exist")],
+    original: Annotated[
+        str | None, typer.Option(help="original length of a checkpoint extended by PoSE's authors")
+    ] = None,
+) -> None:
+    """Write GPT-J, Baichuan2-7B, or a checkpoint of PoSE's authors as a stock class with the same logits."""
+    console = prepare_process()
+    from skipwise.model.convert import convert
+
+    convert(checkpoint, out, original_length=parse_length(original) if original else None, console=console)
+    console.print(f"model: {out}", soft_wrap=True)
+
+
+def _recipe(source: Path | str | None, changes: dict[str, Any], lora: bool) -> Any:
+    """The recipe, with LoRA as its defaults say where ``--lora`` asks for it and the recipe does not."""
+    from skipwise.recipe import load_recipe
+
+    if lora and changes.get("lora", {}) is None:
+        raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
+    settings = load_recipe(source, changes)
+    return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
+
+
+def _without(words: list[str], *options: str) -> list[str]:
+    """The command line without some options and their values, as ``--launch ddp`` or ``--launch=ddp``."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word not in options and not word.startswith(tuple(f"{o}=" for o in options)):
+            kept.append(word)
+        skip = not skip and word in options
+    return kept
+
+
+def _shown_distances(original: int, target: int) -> list[int]:
+    """Distances at which the curve bends, and some between."""
+    marks = {1, original // 2, original - 1, original, target - original, target - original + 1, target - 1}
+    marks |= {target * k // 8 for k in range(1, 8)}
+    return sorted(d for d in marks if 1 <= d < target)

@@ -1,0 +1,71 @@
+"""Options that several commands have, and how their values are read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipwise.errors import RecipeError
+from skipwise.lengths import parse_length
+
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
+]
+DataFolder = Annotated[
+    Path | None, typer.Option(help="of the benchmarks' data sets, as OWNER/NAME; default: the hub")
+]
+ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
+Lora = Annotated[
+    bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")
+]
+Model = Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")]
+Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
+Questions = Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")]
+RecipeName = Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")]
+Records = Annotated[
+    Path | None, typer.Option(help="append the records to this results.jsonl, and go on with it")
+]
+StartingModel = Annotated[
+    str | None, typer.Argument(help="nano (embedded, the default), a folder, or a name on the model hub")
+]
+Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
+TaskFiles = Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")]
+
+
+def read_lengths(text: str) -> list[int]:
+    """Read ``2k,4k``."""
+    parts = [part.strip() for part in text.split(",")]
+    if any(part.startswith("0") for part in parts):
+        raise RecipeError(
+            f"{text!r} is no list of lengths: write them without separators, as 2048,4096 or 2k,4k"
+        )
+    return [parse_length(part) for part in parts]
+
+
+def read_share(text: str) -> tuple[int, int]:
+    """Read ``2/3``."""
+    part, slash, parts = text.partition("/")
+    if slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
+        return int(part), int(parts)
+    raise RecipeError(f"share {text!r} must be PART/PARTS, as 2/3: the second of three")
+
+
+def read_gigabytes(text: str) -> float:
+    """Read ``80GB``, ``80G`` or ``80`` as bytes."""
+    number = text.strip().upper().removesuffix("B").removesuffix("G")
+    try:
+        return float(number) * 1e9
+    except ValueError:
+        raise RecipeError(f"--gpu-memory {text!r} must be a number of gigabytes, as 80GB") from None
+
+
+def given_options(context: typer.Context, *only: str) -> list[str]:
+    """Options that stand on the command line; of ``only`` these, where there are any."""
+    return [
+        option.opts[0]
+        for option in context.command.params
+        if option.opts[0].startswith("--")
+        and (not only or option.opts[0] in only)
+        and (source := context.get_parameter_source(option.name or ""))
+        and source.name == "COMMANDLINE"
+    ]

@@ -1,0 +1,62 @@
+"""What a command does with its process: the environment before torch starts, the console, the messages at the end."""
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from skipwise.errors import SkipwiseError
+
+
+def prepare_process() -> Any:
+    """Set what must be set before torch starts, and return the console."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from skipwise.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return new_console()
+
+
+def new_console() -> Any:
+    """A console that prints names and paths as they are."""
+    from rich.console import Console
+
+    quiet = os.environ.get("RANK", "0") != "0"  # of several processes one prints
+    return Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """In this context a user's mistake ends in its message and exit status 1, without a traceback."""
+    try:
+        yield
+    except SkipwiseError as error:
+        if os.environ.get("RANK", "0") == "0":  # of several processes one says it
+            print(f"skipwise: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        where = f" ({error.filename})" if error.filename else ""
+        print(
+            f"skipwise: the disk cannot be written{where}: {error.strerror}; what was written is kept. Make room, and "
+            "go on: extend with --resume, other commands as they are",
+            file=sys.stderr,
+        )
+        raise SystemExit(1) from None
+    except SystemExit as end:
+        if end.code == 130:  # typer's, of Ctrl-C
+            ways_on = {
+                "extend": "; the same command with --resume goes on, if its run folder was begun",
+                "reproduce": "; the same command goes on, and what is done is not done again",
+                "evaluate": "; the same command goes on, and what is measured is not measured again",
+            }
+            print(f"\nskipwise: stopped{ways_on.get(sys.argv[1], '')}", file=sys.stderr)
+        raise
