@@ -15,6 +15,7 @@ from rich.console import Console
 
 from skipwise import evaluate as evaluation
 from skipwise.measure import precision_of
+from skipwise.recipe import Data
 from skipwise.report.evaluation import read_evaluation
 from skipwise.subjects import subjects
 
@@ -45,7 +46,7 @@ def main() -> None:
     whole, console = evaluation.loaded, Console()
     question = evaluation.ask(
         found,
-        chosen.data,
+        Data(source=chosen.data),
         lengths=None,
         target=None,
         stride=None,

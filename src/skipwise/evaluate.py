@@ -50,6 +50,7 @@ class Question:
 
     Attributes:
         data: the text's source.
+        reading: the field, split and subset that are read of it.
         lengths: in tokens, rising: windows of perplexity, and lengths of prompts.
         stride: of the windows; None: half the original length, for far targets a sixteenth of them.
         documents: how many at the most, the longest first; 0 leaves reading out.
@@ -61,6 +62,7 @@ class Question:
     """
 
     data: str
+    reading: dict[str, Any]
     lengths: tuple[int, ...]
     stride: int | None
     documents: int
@@ -79,7 +81,7 @@ class Question:
 
 def ask(
     models: Sequence[Subject],
-    data: str,
+    text: Data,
     *,
     lengths: Sequence[int] | None,
     target: int | None,
@@ -125,7 +127,8 @@ def ask(
                 style="yellow",
             )
     return Question(
-        data,
+        text.source,
+        text.reading,
         tuple(chosen),
         stride,
         documents,
@@ -133,7 +136,7 @@ def ask(
         trials,
         seed,
         precision,
-        _held_out(models, data, console),
+        _held_out(models, text, console),
     )
 
 
@@ -278,8 +281,9 @@ def _asked(models: Sequence[Subject], question: Question) -> dict[str, Any]:
     return {**question.as_dict(), "models": [model.as_dict() for model in models]}
 
 
-def _held_out(models: Sequence[Subject], data: str, console: Console) -> float | None:
-    """The share of ``data`` that no model was trained on, where that is by name; None where all may be read."""
+def _held_out(models: Sequence[Subject], text: Data, console: Console) -> float | None:
+    """The share of ``text`` that no model was trained on, where that is by name; None where all may be read."""
+    data = text.source
     shares = [Data().held_out] if data == "stdlib" else []
     for model in models:
         folder = Path(model.name).resolve()
@@ -287,6 +291,8 @@ def _held_out(models: Sequence[Subject], data: str, console: Console) -> float |
             trained = recipe_of(folder.parent).data
             ours, theirs = Path(data).resolve(), Path(trained.source).resolve()
             if trained.source == data or (ours == theirs and ours.exists()):
+                if trained.split != text.split:  # another part of a data set
+                    continue
                 shares.append(trained.held_out)
             elif ours.exists() and (ours in theirs.parents or theirs in ours.parents):
                 console.print(
@@ -306,7 +312,7 @@ def _texts(models: Sequence[Subject], question: Question, console: Console) -> d
     texts: dict[str, EvaluationText] = {}
     for number, model in enumerate(models):
         tokenizer = load_tokenizer(model.name)
-        store = tokenise(question.data, tokenizer, console)
+        store = tokenise(question.data, tokenizer, console, **question.reading)
         check_vocabulary(store, load_config(model.name).get_text_config().vocab_size)
         among = (
             np.arange(len(store)) if question.held_out is None else split_by_name(store, question.held_out)[1]

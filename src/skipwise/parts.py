@@ -31,7 +31,7 @@ from skipwise.measure import (
     tokenise,
 )
 from skipwise.model.loading import load_config, load_tokenizer, weights_fingerprint
-from skipwise.recipe import nearest
+from skipwise.recipe import Data, nearest
 from skipwise.report.evaluation import bucket_difference, bucket_mean, perplexity_interval
 from skipwise.report.summary import benchmark_table, format_number, format_share
 from skipwise.results import (
@@ -112,9 +112,9 @@ def reading(
 
 
 def perplexity_command(
-    name: str, data: str, how: Reading, precision: str, out: Path | None, console: Console
+    name: str, source: Data, how: Reading, precision: str, out: Path | None, console: Console
 ) -> None:
-    """Read the longest documents of ``data``; what ``out`` holds already is not read again.
+    """Read the longest documents of ``source``; what ``out`` holds already is not read again.
 
     Raises:
         SkipwiseError: model, text or lengths cannot be used.
@@ -123,7 +123,7 @@ def perplexity_command(
     known = _known(out)
     config = load_config(name)
     tokenizer = load_tokenizer(name)
-    store = tokenise(data, tokenizer, console)
+    store = tokenise(source.source, tokenizer, console, **source.reading)
     check_vocabulary(store, config.get_text_config().vocab_size)
     text = longest_documents(
         store, np.arange(len(store)), windows=how.windows, most=how.documents, limit=None, console=console
@@ -146,7 +146,7 @@ def perplexity_command(
                 name,
                 window,
                 stride,
-                data,
+                source.source,
                 document,
                 tuple(edges),
                 precision,
@@ -161,7 +161,9 @@ def perplexity_command(
         ):  # of one length, of the same buckets
             same = {document: tokens for document, tokens in missing.items() if len(tokens) == length}
             edges = _edges(how, text.windows, length)
-            plan.append(reading_measurement(name, same, window, stride, edges, precision, data, weights))
+            plan.append(
+                reading_measurement(name, same, window, stride, edges, precision, source.source, weights)
+            )
     records += _measured(name, plan, precision, out, console)
     console.print(_table(how, [r for r in records if isinstance(r, ReadingRecord)], text.windows))
 

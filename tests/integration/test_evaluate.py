@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 
@@ -165,6 +166,25 @@ def test_of_the_text_trained_on_only_what_was_held_out_is_read(models, monkeypat
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--tasks", "none", "--out", "x")
     assert {r.document for r in records(tmp_path / "x")} == held
     assert f"of 6 documents the {len(held)} held out by name may be read" in capsys.readouterr().out
+
+
+def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, tmp_path) -> None:
+    texts = [path.read_text() for path in sorted((tmp_path / "text").iterdir())]
+    rows = datasets.Dataset.from_list([{"body": text} for text in texts])
+    datasets.DatasetDict(train=rows, test=rows.select([1, 4])).save_to_disk(str(tmp_path / "rows"))
+    (tmp_path / models.parent / "recipe.yaml").write_text(
+        f"data: {{source: {tmp_path / 'rows'}, held_out: 0.4}}\n"
+    )
+    words = ["--data", tmp_path / "rows", "--tasks", "none", "--text-field", "body"]
+    run(monkeypatch, "evaluate", models, *ASKED, *words, "--split", "test", "--out", "x")
+    assert {record.document for record in records(tmp_path / "x")} == {"rows:1", "rows:2"}
+    words += ["--out", "y"]
+    message = refused(monkeypatch, capsys, "evaluate", models, *ASKED, *words, "--split", "tset")
+    assert "no split 'tset' (did you mean test?); choose of train, test: " in message
+    message = refused(monkeypatch, capsys, "perplexity", models, *words[:2], "--documents", "1")
+    assert "no field 'text'; the fields there: 'body'" in message
+    words = [*words[:2], *words[4:6], "--split", "test", "--windows", "64", "--stride", "32"]
+    run(monkeypatch, "perplexity", models, *words)
 
 
 def test_what_cannot_be_asked_is_said(models, monkeypatch, capsys, tmp_path) -> None:

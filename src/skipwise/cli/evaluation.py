@@ -7,10 +7,13 @@ import typer
 
 from skipwise.cli.options import (
     DataFolder,
+    Field,
     Model,
     Precision,
     Questions,
     Records,
+    Split,
+    Subset,
     TaskFiles,
     read_lengths,
     read_share,
@@ -24,6 +27,9 @@ def evaluate(
         list[str], typer.Argument(help="nano, folders, or names on the model hub; several are compared")
     ],
     data: Annotated[str, typer.Option(help="text to read: file, folder, data set name, stdlib")] = "stdlib",
+    text_field: Field = "text",
+    split: Split = "train",
+    subset: Subset = None,
     target: Annotated[
         str | None, typer.Option(help="the farthest length; default: what the config says")
     ] = None,
@@ -62,6 +68,7 @@ def evaluate(
     from skipwise.evaluate import ask, evaluate
     from skipwise.exam import Exam
     from skipwise.measure import precision_of
+    from skipwise.recipe import Data
     from skipwise.subjects import subjects
 
     found = subjects(
@@ -69,7 +76,7 @@ def evaluate(
     )
     question = ask(
         found,
-        data,
+        Data(source=data, text_field=text_field, split=split, subset=subset),
         lengths=read_lengths(lengths) if lengths is not None else None,
         target=parse_length(target) if target is not None else None,
         stride=parse_length(stride) if stride is not None else None,
@@ -89,6 +96,9 @@ def perplexity(
     data: Annotated[
         str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")
     ] = "stdlib",
+    text_field: Field = "text",
+    split: Split = "train",
+    subset: Subset = None,
     windows: Annotated[str | None, typer.Option(help="lengths, as 2k,4k,8k; default: 256,512,1k,2k")] = None,
     stride: Annotated[str | None, typer.Option(help="tokens that a window moves on; default: 128")] = None,
     documents: Annotated[
@@ -108,6 +118,7 @@ def perplexity(
     """Measure perplexity; every token is scored once."""
     console = prepare_process()
     from skipwise.parts import perplexity_command, reading
+    from skipwise.recipe import Data
 
     how = reading(
         settings,
@@ -116,7 +127,8 @@ def perplexity(
         stride=parse_length(stride) if stride is not None else None,
         documents=documents,
     )
-    perplexity_command(model, data, how, precision, out, console)
+    text = Data(source=data, text_field=text_field, split=split, subset=subset)
+    perplexity_command(model, text, how, precision, out, console)
 
 
 def passkey(

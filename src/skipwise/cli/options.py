@@ -15,6 +15,9 @@ DataFolder = Annotated[
     Path | None, typer.Option(help="of the benchmarks' data sets, as OWNER/NAME; default: the hub")
 ]
 ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
+Field = Annotated[
+    str, typer.Option("--text-field", help="of JSON Lines, Parquet or a data set: what holds the text")
+]
 Lora = Annotated[
     bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")
 ]
@@ -29,6 +32,8 @@ StartingModel = Annotated[
     str | None, typer.Argument(help="nano (embedded, the default), a folder, or a name on the model hub")
 ]
 Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
+Split = Annotated[str, typer.Option(help="of a Hugging Face data set")]
+Subset = Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")]
 TaskFiles = Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")]
 
 

@@ -102,7 +102,7 @@ def text_of(record: Any, field: str, where: str) -> str:
     if not isinstance(text, str):
         raise DataError(
             f"{where}: field {field!r} is {_kind(text)}, not text; "
-            "name the one that holds the text by data.text_field"
+            "name the one that holds the text: data.text_field of a recipe, --text-field of evaluate"
         )
     try:
         text.encode()
@@ -120,7 +120,7 @@ def require_field(fields: Sequence[str], field: str, where: str) -> None:
         there = ", ".join(repr(name) for name in fields) or "none"
         raise DataError(
             f"{where}: no field {field!r}; the fields there: {there}. "
-            "Name the one that holds the text by data.text_field"
+            "Name the one that holds the text: data.text_field of a recipe, --text-field of evaluate"
         )
 
 

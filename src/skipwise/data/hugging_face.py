@@ -101,7 +101,7 @@ def open_saved(folder: Path, text_field: str, split: str) -> Corpus:
         if split not in dataset:
             raise DataError(
                 f"{folder}: no split {split!r}{nearest(split, dataset)}; "
-                f"set data.split to one of {', '.join(dataset)}"
+                f"choose of {', '.join(dataset)}: data.split of a recipe, --split of evaluate"
             )
         dataset = dataset[split]
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
@@ -122,7 +122,7 @@ def open_hub(source: str, text_field: str, split: str, subset: str | None, strea
     siblings = os.listdir(path.parent) if path.parent.is_dir() else []
     missing = f"{source!r} is neither a file nor a folder here{nearest(path.name, siblings)}"
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) or reader_of(path) is not None:
-        raise DataError(f"{missing}; data.source must be one, a Hugging Face data set, or stdlib")
+        raise DataError(f"{missing}; the text must be one, a Hugging Face data set, or stdlib")
     import datasets
 
     try:
@@ -139,7 +139,7 @@ def open_hub(source: str, text_field: str, split: str, subset: str | None, strea
         part = f" and subset {subset!r}" if subset else ""
         raise DataError(
             f"{missing}, and the Hugging Face hub gave no data set of that name with split {split!r}{part} "
-            f"({type(error).__name__}: {first_line(error)}). Check name, data.split, data.subset and network; "
+            f"({type(error).__name__}: {first_line(error)}). Check name, split, subset and network; "
             "or save it where there is one by `Dataset.save_to_disk` and give its folder"
         ) from error
     return RowCorpus(source, source, dataset, lambda: str(dataset._fingerprint), text_field)

@@ -169,7 +169,10 @@ class TestHuggingFace:
 
     def test_unknown_split(self, saved):
         message = error_of(saved / "many", split="trian")
-        assert "no split 'trian' (did you mean train?); set data.split to one of train, validation" in message
+        assert (
+            "no split 'trian' (did you mean train?); choose of train, validation: data.split of a recipe"
+            in message
+        )
 
     def test_missing_field(self, saved):
         message = error_of(saved / "one", text_field="body")
@@ -253,7 +256,7 @@ class TestRefusals:
         path = write(tmp_path / "c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n')
         assert error_of(path) == (
             f"{path}, line 4: no field 'text'; the fields there: 'body', 'id'. "
-            "Name the one that holds the text by data.text_field"
+            "Name the one that holds the text: data.text_field of a recipe, --text-field of evaluate"
         )
         table = pyarrow.table({"body": ["x"]})
         parquet.write_table(table, tmp_path / "c.parquet")
