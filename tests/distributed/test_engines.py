@@ -4,6 +4,7 @@ DDP runs anywhere. ZeRO-3 over gloo needs the deepspeed package and a C++ compil
 ``make test-distributed``. FSDP needs GPUs; here its absence must be an error, since accelerate would train unsharded.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -121,6 +122,20 @@ def test_a_run_that_was_stopped_goes_on_in_as_many_processes(files, alone, tmp_p
     done = extend(files, out, "--resume")
     assert done.returncode == 1
     assert "was written by 2 processes and cannot be resumed exactly by 1" in done.stderr
+
+
+def test_the_best_step_is_kept_as_by_one_process(files, tmp_path) -> None:
+    rises = {"training.max_steps": 6, "training.learning_rate": 0.3, "training.warmup_steps": 3}
+    measured = {"evaluation.steps": "[2, 4]", "evaluation.keep": "best", "evaluation.segments": 2}
+    for name, words in (("one", []), ("two", ["--launch", "ddp", "--processes", "2"])):
+        done = extend(files, tmp_path / name, *words, **rises, **measured)
+        assert done.returncode == 0, done.stdout + done.stderr
+    ours, theirs = (json.loads((tmp_path / name / "run.json").read_text())["kept"] for name in ("two", "one"))
+    assert ours["step"] == theirs["step"] < 6
+    assert ours["far_loss"] == pytest.approx(theirs["far_loss"], rel=1e-4)
+    two, one = (load_model(str(tmp_path / name / "model")).state_dict() for name in ("two", "one"))
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-3)
 
 
 def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path) -> None:

@@ -144,7 +144,8 @@ def coverage(
     from skipwise.coverage import coverage_record
 
     if figure is not None:
-        from skipwise.report.plots import coverage_figure, require_figure_ending
+        from skipwise.report.canvas import require_figure_ending
+        from skipwise.report.plots import coverage_figure
 
         require_figure_ending(figure)
     result = compute(

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from skipwise.errors import RunError
 from skipwise.intervals import Interval, wilson_interval
+from skipwise.report.canvas import Figure
 from skipwise.report.evaluation import (
     TASK_NAMES,
     Evaluated,
@@ -18,7 +19,7 @@ from skipwise.report.evaluation import (
     tables,
 )
 from skipwise.report.page import facts_of, page_template, require_own, written
-from skipwise.report.plots import Figure, curve_figure, depth_figure
+from skipwise.report.plots import curve_figure, depth_figure
 
 
 def write_evaluation(folder: Path, out: Path | None = None) -> Path:

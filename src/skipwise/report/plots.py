@@ -1,23 +1,16 @@
-"""Records -> figures, each as SVG, PNG and CSV. The only file that imports matplotlib.
+"""Records -> figures: what each shows, and in which colours; ``canvas.py`` makes files of them."""
 
-The SVG takes its text colour from the page (``currentColor``) and keeps text as text, so that one file reads
-on light and dark; the same records give the same bytes.
-"""
-
-import csv
-import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skipwise.errors import RecipeError, RunError
 from skipwise.intervals import wilson_interval
 from skipwise.lengths import format_length
+from skipwise.report.canvas import Figure, Plot, length_axis, log_axis, mark_original, named, write, write_one
 from skipwise.report.summary import (
     BASELINES,
     Row,
@@ -25,7 +18,6 @@ from skipwise.report.summary import (
     format_share,
     results_table,
 )
-from skipwise.report.svg import FAINT, INK, for_any_page, standalone
 from skipwise.results import CoverageRecord, PasskeyRecord, Record, TrainingRecord
 
 if TYPE_CHECKING:
@@ -63,51 +55,8 @@ COVERAGE_COLOURS = {
     "RandPos": "#a162d6",
     "CREAM": "#0f97a8",
 }
-_PNG_INK, _PNG_FAINT = "#2b3138", "#e2e5e9"
 DEPTH_BINS = 5
 _ANNOTATION: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "alpha": 0.85}
-_STYLE: dict[str, Any] = {
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.linewidth": 0.8,
-    "ytick.left": False,
-    "xtick.major.size": 3.5,
-    "lines.markersize": 5.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "legend.handlelength": 1.8,
-    "legend.columnspacing": 1.4,
-    "text.parse_math": False,
-    "svg.fonttype": "none",
-}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure that was written, as ``NAME.svg``, ``.png`` and ``.csv``; ``svg`` is to be put into a page."""
-
-    name: str
-    title: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure to be drawn: its data as a table, and the function that draws it on ``(axes, ink)``."""
-
-    name: str
-    title: str
-    columns: list[str]
-    data: list[list[Any]]
-    draw: Callable[["Axes", str], None]
 
 
 def draw_figures(
@@ -128,8 +77,7 @@ def draw_figures(
         _loss_plot(runs),
         _coverage_plot(runs),
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    return [_write(plot, folder) for plot in plots if plot]
+    return [write(plot, folder) for plot in plots if plot]
 
 
 def _perplexity_plot(rows: list[Row], original_length: int | None) -> Plot | None:
@@ -145,11 +93,11 @@ def _perplexity_plot(rows: list[Row], original_length: int | None) -> Plot | Non
             curve = {
                 w: r.perplexity for w, r in sorted(row.perplexity.items()) if math.isfinite(r.perplexity)
             }
-            axes.plot(list(curve), list(curve.values()), label=_named(row.label), **style)
-        _length_axis(axes, windows, "window (tokens)")
+            axes.plot(list(curve), list(curve.values()), label=named(row.label), **style)
+        length_axis(axes, windows, "window (tokens)")
         if log:
-            _log_axis(axes, min(values), max(values))
-        _mark_original(axes, original_length, ink)
+            log_axis(axes, min(values), max(values))
+        mark_original(axes, original_length, ink)
 
     columns = ["arm", "window", "stride", "documents", "tokens_scored", "nll_nats", "perplexity"]
     data = [
@@ -178,7 +126,7 @@ def _passkey_plot(rows: list[Row], lengths: list[int]) -> Plot | None:
             places = [lengths.index(bar[0]) + (i - (len(rows) - 1) / 2) * width for bar in bars]
             share, low, high = (np.array([100 * bar[k] for bar in bars]) for k in (3, 4, 5))
             fade = 1.0 if style["linestyle"] == "-" else 0.55
-            axes.bar(places, share, width * 0.88, color=style["color"], alpha=fade, label=_named(row.label))
+            axes.bar(places, share, width * 0.88, color=style["color"], alpha=fade, label=named(row.label))
             spans = [np.clip(share - low, 0, None), np.clip(high - share, 0, None)]
             axes.errorbar(places, share, spans, fmt="none", ecolor=ink, elinewidth=0.8, alpha=0.5)
             for x, bar, top in zip(places, bars, high, strict=True):
@@ -215,8 +163,7 @@ def depth_figure(
         label: the model's, for the data.
         cells: hits by length in tokens, and by equal parts of the prompt, the first part first.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    return _write(_heat_map(name, title, label, cells, ARM_COLOURS["pose"]), folder)
+    return write(_heat_map(name, title, label, cells, ARM_COLOURS["pose"]), folder)
 
 
 def _heat_map(
@@ -230,13 +177,9 @@ def _heat_map(
     ]
 
     def draw(axes: "Axes", ink: str) -> None:
-        from matplotlib.patches import Rectangle
-
         for _, n, top, _, trials, hits in data:
             x, y, share = lengths.index(n), top * parts, hits / trials if trials else 0.0
-            axes.add_patch(
-                Rectangle((x + 0.03, y + 0.04), 0.94, 0.92, color=colour, alpha=0.05 + 0.7 * share, lw=0)
-            )
+            axes.bar(x + 0.5, 0.92, 0.94, y + 0.04, color=colour, alpha=0.05 + 0.7 * share, lw=0)
             text = format_share(share) if trials else "–"
             axes.text(x + 0.5, y + 0.52, text, ha="center", va="center", fontsize=9 if parts <= 5 else 7.5)
         axes.set_xlim(0, len(lengths))
@@ -272,7 +215,7 @@ def _loss_plot(runs: Mapping[str, Sequence[Record]]) -> Plot | None:
             x = [r.tokens if by_tokens else r.step for r in log]
             line = {"color": style["color"], "linestyle": style["linestyle"]}
             axes.plot(x, [r.loss for r in log], lw=0.9, alpha=0.35, **line)
-            axes.plot(x, _smooth([r.loss for r in log]), lw=1.8, label=_named(row.label), **line)
+            axes.plot(x, _smooth([r.loss for r in log]), lw=1.8, label=named(row.label), **line)
         axes.set_xlabel("tokens trained on" if by_tokens else "optimizer step")
         axes.xaxis.set_major_formatter(lambda value, _: _short_count(value))
         axes.set_xlim(left=0)
@@ -298,7 +241,7 @@ def _coverage_plot(runs: Mapping[str, Sequence[Record]]) -> Plot | None:
         for r in curves:
             colour = COVERAGE_COLOURS.get(r.label, OTHER_COLOUR)
             p, error = np.array(r.probability), 1.96 * np.array(r.standard_error)
-            axes.plot(r.distances, p, lw=1.8, color=colour, label=_named(r.label))
+            axes.plot(r.distances, p, lw=1.8, color=colour, label=named(r.label))
             if error.any():
                 axes.fill_between(r.distances, p - error, p + error, color=colour, alpha=0.2, lw=0)
         ticks = [longest * i // 4 for i in range(5)]
@@ -323,15 +266,9 @@ def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
         RecipeError: the path has another ending.
         RunError: it cannot be written.
     """
-    require_figure_ending(path)
     plot = _coverage_plot({"": records})
     assert plot is not None, "no curve to draw"
-    drawn = _png(plot) if path.suffix == ".png" else standalone(_svg(plot)).encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn)
-    except OSError as error:
-        raise RunError(f"figure {path} cannot be written: {error}; give another path") from None
+    write_one(plot, path)
 
 
 def curve_figure(
@@ -366,21 +303,21 @@ def curve_figure(
             marker = _MARKERS.get(label, list(_MARKERS.values())[turn % len(_MARKERS)])
             width = 1.5 if label in BASELINES else 2.2
             points = {x: y for x, y in sorted(curve.items()) if math.isfinite(y)}
-            shown = _named(arm_name(label))
+            shown = named(arm_name(label))
             axes.plot(list(points), list(points.values()), label=shown, color=colour, marker=marker, lw=width)
             spanned = sorted(spans.get(label, {}).items()) if spans else ()
             ends = {x: e for x, e in spanned if all(map(math.isfinite, e))}
             if ends:
                 low_ends, high_ends = zip(*ends.values(), strict=True)
                 axes.fill_between(list(ends), low_ends, high_ends, color=colour, alpha=0.15, lw=0)
-        _length_axis(axes, places, axis)
+        length_axis(axes, places, axis)
         if limits:
             axes.set_ylim(*limits)
         elif low > 0 and high / low > 3:
-            _log_axis(axes, low, high)
+            log_axis(axes, low, high)
         if low < 0 or (spans and not limits and axes.get_ylim()[0] < 0):
             axes.axhline(0, color=ink, lw=0.8, alpha=0.5, zorder=1)
-        _mark_original(axes, original_length, ink)
+        mark_original(axes, original_length, ink)
 
     columns = ["label", axis, title, *(["low_95", "high_95"] if spans else [])]
     data = [
@@ -388,22 +325,11 @@ def curve_figure(
         for label, curve in curves.items()
         for x, y in sorted(curve.items())
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    return _write(Plot(name, title, columns, data, draw), folder)
+    return write(Plot(name, title, columns, data, draw), folder)
 
 
 def _ends(spans: Mapping[str, Mapping[int, tuple[float, float]]], label: str, x: int) -> tuple[float, float]:
     return spans.get(label, {}).get(x, (math.nan, math.nan))
-
-
-def require_figure_ending(path: Path) -> None:
-    """Require a path whose ending says how to draw.
-
-    Raises:
-        RecipeError: it is neither .svg nor .png.
-    """
-    if path.suffix not in (".svg", ".png"):
-        raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
 
 
 def hits_by_depth(record: PasskeyRecord, bins: int = DEPTH_BINS) -> list[list[bool]]:
@@ -431,40 +357,6 @@ def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return styles
 
 
-def _length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
-    axes.set_xscale("log", base=2)
-    powers = [n for n in lengths if n & (n - 1) == 0] if len(lengths) > 9 else []
-    shown = powers or lengths[:: math.ceil(len(lengths) / 9)]
-    axes.set_xticks(shown, [format_length(n) for n in shown])
-    axes.minorticks_off()
-    axes.set_xlabel(title)
-
-
-def _log_axis(axes: "Axes", low: float, high: float) -> None:
-    """Ticks at 1, 2, 5 times powers of ten (over three decades, the powers alone)."""
-    axes.set_yscale("log")
-    steps = (1, 2, 5) if high / low < 1000 else (1,)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [m * 10.0**k for k in powers for m in steps if low / 1.3 <= m * 10.0**k <= high * 1.3]
-    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    axes.minorticks_off()
-
-
-def _mark_original(axes: "Axes", length: int | None, ink: str) -> None:
-    if length is None:
-        return
-    axes.axvline(length, color=ink, lw=0.9, ls=(0, (3, 3)), alpha=0.6, zorder=1)
-    axes.annotate(
-        f"original length {format_length(length)}", (length, 1), (5, -2), xycoords=("data", "axes fraction"),
-        textcoords="offset points", va="top", fontsize=8.5, alpha=0.75,
-    )  # fmt: skip
-
-
-def _named(label: str) -> str:
-    """The label as Matplotlib shows it: it hides what begins with an underscore."""
-    return f"\u200b{label}" if label.startswith("_") else label
-
-
 def _smooth(values: list[float]) -> list[float]:
     """Exponential moving average over about a fifteenth of the curve, without bias at its start."""
     keep = 1 - 1 / max(1.0, len(values) / 15)
@@ -481,55 +373,3 @@ def _short_count(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{suffix}"
     return f"{value:.3g}"
-
-
-def _write(plot: Plot, folder: Path) -> Figure:
-    with open(folder / f"{plot.name}.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([plot.columns, *plot.data])
-    (folder / f"{plot.name}.png").write_bytes(_png(plot))
-    svg = _svg(plot)
-    (folder / f"{plot.name}.svg").write_text(standalone(svg), encoding="utf-8")
-    return Figure(plot.name, plot.title, svg)
-
-
-def _png(plot: Plot) -> bytes:
-    return _render(plot, "png", _PNG_INK, _PNG_FAINT)
-
-
-def _svg(plot: Plot) -> str:
-    return for_any_page(_render(plot, "svg", INK, FAINT).decode(), plot.title)
-
-
-def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> bytes:
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    style: Any = {**_STYLE, **_inks(ink, faint), "svg.hashsalt": plot.name}
-    with matplotlib.rc_context(style):
-        figure = Canvas(figsize=(4.8, 3.35), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        plot.draw(axes, ink)
-        axes.set_title(plot.title, loc="left", pad=12)
-        handles, labels = axes.get_legend_handles_labels()
-        if len(handles) > 1:
-            columns = 4 if max(map(len, labels)) <= 12 else 2 if max(map(len, labels)) <= 28 else 1
-            figure.set_figheight(3.35 + 0.2 * (math.ceil(len(labels) / columns) - 1))
-            figure.legend(handles, labels, loc="outside lower left", ncols=columns)
-        buffer = io.BytesIO()
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        figure.savefig(buffer, format=kind, dpi=200, transparent=kind == "svg", metadata=metadata)
-    return buffer.getvalue()
-
-
-def _inks(ink: str, faint: str) -> dict[str, Any]:
-    names = (
-        "text.color",
-        "axes.labelcolor",
-        "axes.titlecolor",
-        "xtick.color",
-        "ytick.color",
-        "axes.edgecolor",
-    )
-    return {**dict.fromkeys(names, ink), "grid.color": faint}

@@ -1,0 +1,180 @@
+"""A plot with its data -> SVG, PNG and CSV. The only file that imports matplotlib.
+
+The SVG takes its text colour from the page (``currentColor``) and keeps text as text, so that one file reads
+on light and dark; the same records give the same bytes.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from skipwise.errors import RecipeError, RunError
+from skipwise.lengths import format_length
+from skipwise.report.svg import FAINT, INK, for_any_page, standalone
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PNG_INK, _PNG_FAINT = "#2b3138", "#e2e5e9"
+_STYLE: dict[str, Any] = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.8,
+    "ytick.left": False,
+    "xtick.major.size": 3.5,
+    "lines.markersize": 5.5,
+    "legend.frameon": False,
+    "legend.fontsize": 9.5,
+    "legend.handlelength": 1.8,
+    "legend.columnspacing": 1.4,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that was written, as ``NAME.svg``, ``.png`` and ``.csv``; ``svg`` is to be put into a page."""
+
+    name: str
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure to be drawn: its data as a table, and the function that draws it on ``(axes, ink)``."""
+
+    name: str
+    title: str
+    columns: list[str]
+    data: list[list[Any]]
+    draw: Callable[["Axes", str], None]
+
+
+def write(plot: Plot, folder: Path) -> Figure:
+    """Draw a plot as ``NAME.svg``, ``.png`` and ``.csv``, replacing what lies there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / f"{plot.name}.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([plot.columns, *plot.data])
+    (folder / f"{plot.name}.png").write_bytes(_png(plot))
+    svg = _svg(plot)
+    (folder / f"{plot.name}.svg").write_text(standalone(svg), encoding="utf-8")
+    return Figure(plot.name, plot.title, svg)
+
+
+def write_one(plot: Plot, path: Path) -> None:
+    """Draw a plot into one file, ``.svg`` or ``.png``.
+
+    Raises:
+        RecipeError: the path has another ending.
+        RunError: it cannot be written.
+    """
+    require_figure_ending(path)
+    drawn = _png(plot) if path.suffix == ".png" else standalone(_svg(plot)).encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(drawn)
+    except OSError as error:
+        raise RunError(f"figure {path} cannot be written: {error}; give another path") from None
+
+
+def require_figure_ending(path: Path) -> None:
+    """Require a path whose ending says how to draw.
+
+    Raises:
+        RecipeError: it is neither .svg nor .png.
+    """
+    if path.suffix not in (".svg", ".png"):
+        raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
+
+
+def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
+    """A logarithmic x axis of lengths in tokens, with nine ticks at the most."""
+    axes.set_xscale("log", base=2)
+    powers = [n for n in lengths if n & (n - 1) == 0] if len(lengths) > 9 else []
+    shown = powers or lengths[:: math.ceil(len(lengths) / 9)]
+    axes.set_xticks(shown, [format_length(n) for n in shown])
+    axes.minorticks_off()
+    axes.set_xlabel(title)
+
+
+def log_axis(axes: "Axes", low: float, high: float) -> None:
+    """Ticks at 1, 2, 5 times powers of ten (over three decades, the powers alone)."""
+    axes.set_yscale("log")
+    steps = (1, 2, 5) if high / low < 1000 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [m * 10.0**k for k in powers for m in steps if low / 1.3 <= m * 10.0**k <= high * 1.3]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.minorticks_off()
+
+
+def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
+    """A dashed line at the original length."""
+    if length is None:
+        return
+    axes.axvline(length, color=ink, lw=0.9, ls=(0, (3, 3)), alpha=0.6, zorder=1)
+    axes.annotate(
+        f"original length {format_length(length)}", (length, 1), (5, -2), xycoords=("data", "axes fraction"),
+        textcoords="offset points", va="top", fontsize=8.5, alpha=0.75,
+    )  # fmt: skip
+
+
+def named(label: str) -> str:
+    """The label as Matplotlib shows it: it hides what begins with an underscore."""
+    return f"\u200b{label}" if label.startswith("_") else label
+
+
+def _png(plot: Plot) -> bytes:
+    return _render(plot, "png", _PNG_INK, _PNG_FAINT)
+
+
+def _svg(plot: Plot) -> str:
+    return for_any_page(_render(plot, "svg", INK, FAINT).decode(), plot.title)
+
+
+def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> bytes:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+
+    style: Any = {**_STYLE, **_inks(ink, faint), "svg.hashsalt": plot.name}
+    with matplotlib.rc_context(style):
+        figure = Canvas(figsize=(4.8, 3.35), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        plot.draw(axes, ink)
+        axes.set_title(plot.title, loc="left", pad=12)
+        handles, labels = axes.get_legend_handles_labels()
+        if len(handles) > 1:
+            columns = 4 if max(map(len, labels)) <= 12 else 2 if max(map(len, labels)) <= 28 else 1
+            figure.set_figheight(3.35 + 0.2 * (math.ceil(len(labels) / columns) - 1))
+            figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+        buffer = io.BytesIO()
+        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+        figure.savefig(buffer, format=kind, dpi=200, transparent=kind == "svg", metadata=metadata)
+    return buffer.getvalue()
+
+
+def _inks(ink: str, faint: str) -> dict[str, Any]:
+    names = (
+        "text.color",
+        "axes.labelcolor",
+        "axes.titlecolor",
+        "xtick.color",
+        "ytick.color",
+        "axes.edgecolor",
+    )
+    return {**dict.fromkeys(names, ink), "grid.color": faint}
