@@ -8,7 +8,6 @@ own. Each pair is timed in turn, three rounds, and the median of each side is ta
 """
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import is_hit, retrieve
 from skipwise.measure import AUTOCAST, precision_of
 from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.reproduction.costs import most_held
 
 ROUNDS = 3
 
@@ -105,7 +105,7 @@ def main() -> None:
     if chosen.peak:
         document = np.random.default_rng(0).integers(0, 4096, 65536)
         list(sliding_scores(model, [document], window=65536, stride=65536, precision=precision))
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+        print(most_held() / 2**30)
         return
     tokenizer = load_tokenizer(chosen.model)
     script = Straightforward(model, tokenizer, precision)

@@ -67,7 +67,7 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> int:
     examples = [{**example, "attention_mask": torch.ones(window, dtype=torch.long).numpy()}]
     examples *= recipe.training.max_steps * recipe.training.batch_size
     with tempfile.TemporaryDirectory() as folder:
-        before = _peak()
+        before = most_held()
         train(
             model,
             examples,
@@ -78,12 +78,7 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> int:
             resume=False,
             progress=False,
         )  # type: ignore[arg-type]
-    return torch.cuda.max_memory_allocated() if gpu else weights + _peak() - before
-
-
-def _peak() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return torch.cuda.max_memory_allocated() if gpu else weights + most_held() - before
 
 
 def main() -> None:

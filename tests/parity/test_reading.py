@@ -18,7 +18,7 @@ def whole_logits(model, ids):
 @pytest.mark.parametrize("name", families.NAMES)
 @pytest.mark.parametrize("at_once", [3 * 97, 2**25])
 def test_slices_are_the_whole(name, at_once, monkeypatch) -> None:
-    monkeypatch.setattr(logits_module, "_AT_ONCE", at_once)
+    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", at_once)
     model = families.model(name).eval()
     ids = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -32,7 +32,7 @@ def test_slices_are_the_whole(name, at_once, monkeypatch) -> None:
 
 
 def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
-    monkeypatch.setattr(logits_module, "_AT_ONCE", 97)
+    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 97)
     model, runs = families.model("llama").eval(), []
     model.base_model.layers[0].register_forward_hook(lambda *_: runs.append(1))
     with torch.no_grad():

@@ -42,7 +42,7 @@ def extend(
     processes: Annotated[int | None, typer.Option(help="how many, with --launch; default: one a GPU")] = None,
 ) -> None:
     """Extend a model to a longer context, measure it beside its controls, and write a report."""
-    console = prepare_process()
+    console = prepare_process(trains=True)
     if launch is None and processes is not None:
         raise RecipeError(
             f"--processes {processes} says how many processes --launch starts: give --launch ddp, fsdp, zero3 or "

@@ -43,7 +43,7 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run the paper's comparisons, in miniature or at full size; each arm is trained once and shared."""
-    console = prepare_process()
+    console = prepare_process(trains=True)
     from skipwise.recipe import nearest, parse_changes
     from skipwise.reproduction.reproduce import list_exhibits, reproduce
     from skipwise.reproduction.scales import SCALES

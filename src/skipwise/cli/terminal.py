@@ -10,13 +10,14 @@ from typing import Any
 from skipwise.errors import SkipwiseError
 
 
-def prepare_process() -> Any:
-    """Set what must be set before torch starts, and return the console."""
+def prepare_process(*, trains: bool = False) -> Any:
+    """Set what must be set before torch starts, and return the console; memory that is freed is kept for training only."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from skipwise.allocator import keep_freed_memory
+    if trains:
+        from skipwise.allocator import keep_freed_memory
 
-    keep_freed_memory()
+        keep_freed_memory()
     from transformers.utils import logging
 
     logging.set_verbosity_error()

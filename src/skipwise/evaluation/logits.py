@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-_AT_ONCE = 2**24  # logits, in numbers: 64 MiB in float32
+# Logits at a time, in numbers: on a CPU few, so that they stay in its caches; else 64 MiB in float32.
+_AT_ONCE = {"cpu": 2**21}
+_ELSEWHERE = 2**24
 
 
 def logits_at(
@@ -30,7 +32,8 @@ def logits_at(
         "position_ids": positions.expand_as(ids),
         "use_cache": False,
     }
-    size = max(1, _AT_ONCE // (len(ids) * model.config.get_text_config().vocab_size))
+    most = _AT_ONCE.get(ids.device.type, _ELSEWHERE)
+    size = max(1, most // (len(ids) * model.config.get_text_config().vocab_size))
     slices = [places[first : first + size] for first in range(0, len(places), size)]
     with _layers_run_once(model, inputs) if len(slices) > 1 else nullcontext():
         for some in slices:

@@ -205,11 +205,16 @@ def _batch_scores(
     """Loss and hit of the targets of windows of one shape: float64 and bool [windows, scored]."""
     rows = np.stack([np.asarray(document[plan.begin : plan.end], dtype=np.int64) for document, plan in batch])
     ids, context = torch.from_numpy(rows).to(model.device), batch[0][1].context
-    losses, hits = [], []
+    # One piece of memory for all slices: a small tensor kept from each would lie between the large ones of the next, and on a
+    # CPU the heap would grow by a slice of logits every time.
+    losses = torch.empty(len(ids), ids.shape[1] - context, device=ids.device)
+    hits = torch.empty_like(losses, dtype=torch.bool)
+    done = 0
     # Target t is predicted at t - 1.
     for logits, wanted in logits_at(model, ids, range(context - 1, ids.shape[1] - 1)):
-        flat = logits.flatten(0, 1)
-        loss = cross_entropy(flat.float(), wanted.flatten(), reduction="none").view(wanted.shape)
-        losses.append(loss)
-        hits.append(logits.argmax(-1) == wanted)
-    return torch.cat(losses, 1).double().cpu().numpy(), torch.cat(hits, 1).cpu().numpy()
+        some = slice(done, done + wanted.shape[1])
+        done = some.stop
+        loss = cross_entropy(logits.flatten(0, 1).float(), wanted.flatten(), reduction="none")
+        losses[:, some] = loss.view(wanted.shape)
+        hits[:, some] = logits.argmax(-1) == wanted
+    return losses.double().cpu().numpy(), hits.cpu().numpy()

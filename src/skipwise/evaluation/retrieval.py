@@ -2,7 +2,7 @@
 
 Prompts are answered one at a time by greedy decoding over a key-value cache. They are taken in the order of their token
 ids, so that neighbours have the most in common, and what a prompt shares with the one before it is not read again: of
-passkeys hidden at depths spread over the prompt, the filler before each key, half of all tokens.
+passkeys hidden at depths spread over the prompt, the filler before each key that lies in the second half.
 """
 
 import time
@@ -18,7 +18,8 @@ from skipwise.errors import RecipeError
 from skipwise.evaluation.perplexity import inference, require_vocabulary
 
 # Behind a cache so many tokens are read at a time: each needs a mask over all before it, and kernels that take a mask
-# compute what it hides, so that in one piece twice the work is done.
+# compute what it hides, so that in one piece twice the work is done. For the same reason a prompt that has less than half in
+# common with the one before is read from its beginning, where no mask is needed.
 _AT_ONCE = 1024
 
 
@@ -167,7 +168,8 @@ class _Reading:
         pass (as a draft is verified in speculative decoding; Leviathan et al., 2023), and only from there on is it written
         one by one. One id more than expected shows whether the number goes on.
         """
-        self._go_back(self._common(prompt))
+        common = self._common(prompt)
+        self._go_back(common if 2 * common >= len(prompt) else 0)
         likeliest = self._read((prompt + expected)[len(self._ids) :], len(expected) + 1)
         agreed = next((i for i, id in enumerate(expected) if likeliest[i] != id), len(expected))
         written = likeliest[: agreed + 1]

@@ -105,14 +105,14 @@ def _step_seconds(
 def _peak_bytes(recipe: Recipe, arm: str, target: int, original: int) -> tuple[int, int, str]:
     """Memory held before the first step and at the peak of two, and the device that holds it."""
     step = _stepper(recipe, arm, target, original)
-    base = _held()
+    base = most_held()
     for turn in range(2):  # from the second on with the optimizer's state
         step(turn)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return base, _held(), device
+    return base, most_held(), device
 
 
-def _held() -> int:
+def most_held() -> int:
     """The most bytes that this process has held so far.
 
     On Linux from the process's own status: what ``getrusage`` reports begins with the most that its parent has held.
