@@ -28,6 +28,7 @@ from skipwise.model.loading import load_config
 from skipwise.model.lora import adapt
 from skipwise.plan import Machine, plan_training
 from skipwise.recipe import Recipe, load_recipe
+from skipwise.reproduction.costs import most_held
 from skipwise.training import train
 
 NANO = [
