@@ -8,6 +8,7 @@ from skipwise.evaluation import logits as logits_module
 from skipwise.evaluation import retrieval
 from skipwise.evaluation.logits import logits_at
 from tests import families
+from tests.tiny import cut_attention
 
 
 @torch.no_grad()
@@ -38,6 +39,18 @@ def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
     with torch.no_grad():
         assert len(list(logits_at(model, torch.zeros(1, 9, dtype=torch.long), range(0, 8)))) == 8
     assert runs == [1]
+
+
+def test_what_the_model_does_to_its_inputs_is_done_in_every_slice(monkeypatch) -> None:
+    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 3 * 97)
+    whole, cut = families.model("llama").eval(), cut_attention(families.model("llama").eval(), block=8)
+    ids = torch.randint(0, 97, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        of_cut = torch.cat([some for some, _ in logits_at(cut, ids, range(0, 39))], 1)
+        monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 2**25)
+        [(wanted, _)] = logits_at(cut, ids, range(0, 39))
+        assert not torch.allclose(wanted, whole_logits(whole, ids)[:, :39], atol=1e-3)
+    torch.testing.assert_close(of_cut, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", families.NAMES)

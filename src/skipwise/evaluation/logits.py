@@ -35,19 +35,25 @@ def logits_at(
     most = _AT_ONCE.get(ids.device.type, _ELSEWHERE)
     size = max(1, most // (len(ids) * model.config.get_text_config().vocab_size))
     slices = [places[first : first + size] for first in range(0, len(places), size)]
-    with _layers_run_once(model, inputs) if len(slices) > 1 else nullcontext():
+    with _layers_run_once(model) if len(slices) > 1 else nullcontext():
         for some in slices:
             logits = model(**inputs, logits_to_keep=positions[some.start : some.stop]).logits
             yield logits, ids[:, some.start + 1 : some.stop + 1].to(logits.device)
 
 
 @contextmanager
-def _layers_run_once(model: Any, inputs: dict[str, Any]) -> Iterator[None]:
-    """Let the model's layers return, while in this context, what they return of ``inputs`` now."""
+def _layers_run_once(model: Any) -> Iterator[None]:
+    """Let the model's layers run at their first call in this context, and return the same at every other."""
     layers = model.base_model
     own = vars(layers).get("forward")  # where layers are spread over devices
-    outputs = layers(**inputs)
-    layers.forward = lambda *_, **__: outputs
+    run, outputs = layers.forward, []
+
+    def first(*inputs: Any, **options: Any) -> Any:
+        if not outputs:
+            outputs.append(run(*inputs, **options))
+        return outputs[0]
+
+    layers.forward = first
     try:
         yield
     finally:
