@@ -46,7 +46,8 @@ def _layers_run_once(model: Any) -> Iterator[None]:
     """Let the model's layers run at their first call in this context, and return the same at every other."""
     layers = model.base_model
     own = vars(layers).get("forward")  # where layers are spread over devices
-    run, outputs = layers.forward, []
+    run = layers.forward
+    outputs: list[Any] = []
 
     def first(*inputs: Any, **options: Any) -> Any:
         if not outputs:

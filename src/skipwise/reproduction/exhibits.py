@@ -65,6 +65,7 @@ class Exhibit:
         segments: lengths at which loss by position is measured.
         by_step: perplexity is measured during training too.
         passkey: lengths at which 50 passkeys are asked for, as multiples of the original length.
+        texts: the paper's, by the last part of their names; of texts that a user gives no other is measured on.
         show: which tables are made of the records.
         drawn: the rows that the figures have, where all would be too many to tell apart.
     """
@@ -79,6 +80,7 @@ class Exhibit:
     segments: tuple[Literal["original", "target"], ...] = ()
     by_step: bool = False
     passkey: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
     show: tuple[str, ...] = ("perplexity", "by-position", "passkey")
     drawn: tuple[str, ...] = ()
 
@@ -216,6 +218,7 @@ EXHIBITS = {
             variants={**{arm: {} for arm in BASELINES}, **_PLAIN},
             claims=(Lower("yarn", "linear"), Lower("yarn", "ntk", beyond=True), Lower("yarn", "pi-only")),
             changes={"evaluation.documents": 2},
+            texts=("books",),
         ),
         Exhibit(
             name="original-ability",

@@ -93,6 +93,9 @@ def plan_runs(
         seeds: of the trained arms.
         changes: dotted recipe keys that every run gets, as the texts to measure on.
     """
+    given = changes.get("evaluation.source") or []
+    if its := [text for text in given if Path(text).name in exhibit.texts]:
+        changes = {**changes, "evaluation.source": its}
     return [
         _arm_run(exhibit, setting, variant, scale, {**changes, "seed": seed})
         for seed in seeds

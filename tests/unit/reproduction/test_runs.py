@@ -99,6 +99,16 @@ def test_baselines_have_one_seed() -> None:
     assert len(seeds) == 2 + 5 * 3
 
 
+def test_an_exhibit_of_the_papers_own_text_leaves_others_out() -> None:
+    def read(name: str, *texts: str) -> list[str] | None:
+        return one(name, "yarn, 48x", "linear", **{"evaluation.source": list(texts)}).recipe.evaluation.source
+
+    assert read("extreme", "modules", "eval/books", "math") == ["eval/books"]
+    assert read("extreme", "modules", "math") == ["modules", "math"]  # none of them is
+    main = one("main", "linear, 8x", "pose", **{"evaluation.source": ["modules", "books"]}).recipe
+    assert main.evaluation.source == ["modules", "books"]
+
+
 def test_what_is_measured_follows_the_exhibit() -> None:
     rule = one("passkey", "yarn, 8x", "pose").recipe.evaluation
     assert rule.passkey_lengths == [256, 512, 1024, 2048, 3072, 4096]
