@@ -1,7 +1,7 @@
 """Records -> figures: what each shows, and in which colours; ``canvas.py`` makes files of them."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,9 +34,6 @@ ARM_COLOURS = {
     "short": "#a8693d",
 }
 OTHER_COLOUR = "#c9508f"
-# Of labels that are no arm: blue first, and the original's grey last.
-_PALETTE = [ARM_COLOURS[arm] for arm in ("pose", "pi-only", "full", "randpos", "cream", "short")]
-_PALETTE += [OTHER_COLOUR, ARM_COLOURS["original"]]
 _MARKERS = {
     "original": "o",
     "pi-only": "s",
@@ -46,6 +43,10 @@ _MARKERS = {
     "cream": "X",
     "short": "P",
 }
+# Of labels that are no arm: blue first, and the original's grey last.
+_ORDER = ("pose", "pi-only", "full", "randpos", "cream", "short")
+_FREE = [(ARM_COLOURS[arm], _MARKERS[arm]) for arm in _ORDER]
+_FREE += [(OTHER_COLOUR, "*"), (ARM_COLOURS["original"], _MARKERS["original"])]
 _DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 COVERAGE_COLOURS = {
     "original": "#848c96",
@@ -293,14 +294,14 @@ def curve_figure(
         spans: the ends of each value's interval, drawn as a band where they are finite.
         limits: of the y axis; where zero lies between the values it is marked.
     """
+    looks = _looks(curves)
     places = sorted({x for curve in curves.values() for x in curve})
     values = [y for curve in curves.values() for y in curve.values() if math.isfinite(y)]
     low, high = min(values), max(values)
 
     def draw(axes: "Axes", ink: str) -> None:
-        for turn, (label, curve) in enumerate(curves.items()):
-            colour = ARM_COLOURS.get(label, _PALETTE[turn % len(_PALETTE)])
-            marker = _MARKERS.get(label, list(_MARKERS.values())[turn % len(_MARKERS)])
+        for label, curve in curves.items():
+            colour, marker = looks[label]
             width = 1.5 if label in BASELINES else 2.2
             points = {x: y for x, y in sorted(curve.items()) if math.isfinite(y)}
             shown = named(arm_name(label))
@@ -338,6 +339,15 @@ def hits_by_depth(record: PasskeyRecord, bins: int = DEPTH_BINS) -> list[list[bo
     for depth, hit in zip(record.depths, record.hits, strict=True):
         parts[min(int(depth * bins), bins - 1)].append(hit)
     return parts
+
+
+def _looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """A colour and a marker for each label: an arm's own, and for another label what no arm beside it has."""
+    looks = {label: (ARM_COLOURS[label], _MARKERS[label]) for label in labels if label in ARM_COLOURS}
+    taken = set(looks.values())
+    free = [look for look in _FREE if look not in taken]
+    others = [label for label in labels if label not in looks]
+    return looks | {label: free[turn % len(free)] for turn, label in enumerate(others)}
 
 
 def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:

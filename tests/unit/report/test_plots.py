@@ -9,6 +9,7 @@ import pytest
 
 from skipwise.coverage import closed_form, coverage_record
 from skipwise.errors import RecipeError, RunError
+from skipwise.report import plots
 from skipwise.report.plots import coverage_figure, draw_figures, hits_by_depth
 from skipwise.results import PasskeyRecord, PerplexityRecord, TrainingRecord
 
@@ -153,3 +154,12 @@ def test_coverage_figure_is_written_by_its_ending(tmp_path):
         coverage_figure(records, tmp_path / "c.jpg")
     with pytest.raises(RunError, match=r"cannot be written: .*; give another path"):
         coverage_figure(records, tmp_path / "c.png" / "c.svg")
+
+
+def test_no_two_lines_of_a_figure_look_alike() -> None:
+    labels = ["full", "short", "pose", "pose, twice", "pose, 4 times", "short, twice", "linear", "yarn"]
+    looks = plots._looks(labels)
+    assert len(set(looks.values())) == len(labels)
+    assert looks["short"][0] == plots.ARM_COLOURS["short"]
+    assert plots._looks(["linear"])["linear"][0] == plots.ARM_COLOURS["pose"]
+    assert len(plots._looks([str(i) for i in range(20)])) == 20
