@@ -1,17 +1,21 @@
-"""How near ``skipwise plan`` comes: the memory that it foretells beside what training really takes.
+"""How near ``skipwise plan`` comes: the memory that it foretells beside what training really takes, and how fast that is.
 
-    python benchmarks/plan_accuracy.py
+    python benchmarks/plan_accuracy.py [--tflops 989]
 
 On a CPU the embedded model is trained, each case in a process of its own, and the process's peak is read; glibc is told
 to give freed blocks back, since tensors are what is planned. On a GPU a random model of LLaMA-7B's shape is trained as
-well, and the allocator's peak is read.
+well, all its weights or by LoRA, on windows of PoSE and on full-length ones of as many tokens a step; the allocator's peak
+is read, and tokens a second and the share of the GPU's peak (``--tflops``, bf16, as its maker says) stand beside it.
 """
 
+import argparse
+import contextlib
 import multiprocessing
 import os
 import platform
 import sys
 import tempfile
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -24,6 +28,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from skipwise.data.examples import collate
+from skipwise.errors import SkipwiseError
 from skipwise.model.loading import load_config
 from skipwise.model.lora import adapt
 from skipwise.plan import Machine, plan_training
@@ -38,11 +43,17 @@ NANO = [
     ("full-length, 1 x 8k, checkpointing", 8192, 1, 1, {"training.gradient_checkpointing": True}),
     ("full-length, 1 x 8k, LoRA", 8192, 1, 1, {"lora": {}}),
 ]
+_CHECKPOINTED = {"training.gradient_checkpointing": True}
+_TOKENS = 16384  # a step
 SEVEN = [
-    ("7B, LoRA, 1 x 2k", 2048, 4, 1, {"lora": {}, "training.gradient_checkpointing": True}),
-    ("7B, LoRA, 1 x 16k", 16384, 2, 1, {"lora": {}, "training.gradient_checkpointing": True}),
-    ("7B, all weights, 1 x 2k", 2048, 4, 1, {"training.gradient_checkpointing": True}),
+    (f"7B, {what}, {arm}", window, _TOKENS // window, 1, {**_CHECKPOINTED, **changes})
+    for what, changes in (("LoRA", {"lora": {}}), ("all weights", {}))
+    for arm, window in (("PoSE, 2k", 2048), ("full-length 4k", 4096), ("8k", 8192), ("16k", 16384))
 ]
+
+
+class EnoughError(Exception):
+    """Ends training before its checkpoint: that of a 7B model is 80 GB."""
 
 
 def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
@@ -53,8 +64,8 @@ def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
     )
 
 
-def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> int:
-    """Bytes that training takes at its peak, the model's own included."""
+def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> tuple[int, float]:
+    """Bytes that training takes at its peak, the model's own included, and the seconds of its last step."""
     torch.manual_seed(0)
     gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if recipe.lora else torch.float32
@@ -67,37 +78,66 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> int:
     example = {"input_ids": ids, "labels": ids, "position_ids": torch.arange(window).numpy()}
     examples = [{**example, "attention_mask": torch.ones(window, dtype=torch.long).numpy()}]
     examples *= recipe.training.max_steps * recipe.training.batch_size
-    with tempfile.TemporaryDirectory() as folder:
-        before = most_held()
+    ends: list[float] = []
+
+    def stepped(number: int) -> None:
+        if gpu:
+            torch.cuda.synchronize()
+        ends.append(time.perf_counter())
+        if number == recipe.training.max_steps:
+            raise EnoughError
+
+    before = most_held()
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EnoughError):
         train(
             model,
-            examples,
+            examples,  # type: ignore[arg-type]
             collate,
             recipe.training,
             folder=Path(folder),
             seed=0,
             resume=False,
+            on_step=stepped,
             progress=False,
-        )  # type: ignore[arg-type]
-    return torch.cuda.max_memory_allocated() if gpu else weights + most_held() - before
+        )
+    peak = torch.cuda.max_memory_allocated() if gpu else weights + most_held() - before
+    return peak, ends[-1] - ends[-2]
 
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--tflops", type=float, help="of the GPU in bf16, as its maker says: 989 of an H100 or H200"
+    )
+    tflops = parser.parse_args().tflops
     cases = [("nano", load_config("nano"), *case) for case in NANO]
     if torch.cuda.is_available():
         shape = LlamaConfig(max_position_embeddings=16384, bos_token_id=1, eos_token_id=2)
         cases += [("7B", shape, *case) for case in SEVEN]
     table = Table(box=None)
-    for column in ("case", "planned, MB", "measured, MB", "error"):
+    for column in ("case", "planned, MB", "measured, MB", "error", "tokens/s", "of the peak"):
         table.add_column(column, justify="left" if column == "case" else "right")
     for _, config, name, window, batch, micro, changes in cases:
         recipe = recipe_of(batch, micro, changes)
-        planned = plan_training(config, recipe, window, batch, Machine()).memory
+        plan = plan_training(config, recipe, window, batch, Machine())
+        planned = plan.memory
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as pool:
-            found = pool.submit(measured, config, window, recipe).result()
-        table.add_row(name, f"{planned / 1e6:,.0f}", f"{found / 1e6:,.0f}", f"{planned / found - 1:+.1%}")
+            try:
+                found, seconds = pool.submit(measured, config, window, recipe).result()
+            except SkipwiseError as error:  # out of memory: the other cases are measured all the same
+                table.add_row(name, f"{planned / 1e6:,.0f}", str(error)[:60])
+                continue
+        share = f"{plan.operations / seconds / tflops / 1e12:.0%}" if tflops else "–"
+        table.add_row(
+            name,
+            f"{planned / 1e6:,.0f}",
+            f"{found / 1e6:,.0f}",
+            f"{planned / found - 1:+.1%}",
+            f"{batch * window / seconds:,.0f}",
+            share,
+        )
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
     console = Console()
     console.print(f"torch {torch.__version__}, {device}, {sys.platform}")
