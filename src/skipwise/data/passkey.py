@@ -149,8 +149,8 @@ def _fill(
     if bare > room:
         raise TooShortError(
             f"length {length} is too short for a passkey prompt: without filler it needs "
-            f"{bare + length - room} tokens with its answer; ask for at least that (evaluation.passkey_lengths), or for "
-            "none (evaluation.passkey_trials=0)"
+            f"{bare + length - room} tokens with its answer; ask for at least that (--lengths, or a recipe's "
+            "evaluation.passkey_lengths), or for none (evaluation.passkey_trials=0)"
         )
     lines = _measure(tokenizer)
 
