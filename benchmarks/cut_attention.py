@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from skipwise import evaluate as evaluation
-from skipwise.measure import precision_of
-from skipwise.recipe import Data
+from skipwise.evaluation import evaluate as evaluation
+from skipwise.evaluation.models import subjects
+from skipwise.model.precision import choose_precision
+from skipwise.recipes.schema import Data
 from skipwise.report.evaluation import read_evaluation
-from skipwise.subjects import subjects
 
 
 def cut(model: Any, block: int) -> Any:
@@ -54,7 +54,7 @@ def main() -> None:
         tasks=["passkey"],
         trials=100,
         seed=0,
-        precision=precision_of("auto"),
+        precision=choose_precision("auto"),
         console=console,
     )
 

@@ -17,13 +17,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from reproduction.costs import most_held
 from skipwise.data.passkey import answer_ids, passkey_prompt
 from skipwise.evaluation.by_position import bucket_sums
 from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import is_hit, retrieve
-from skipwise.measure import AUTOCAST, precision_of
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.reproduction.costs import most_held
+from skipwise.model.precision import AUTOCAST, choose_precision
 
 ROUNDS = 3
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    precision = AUTOCAST[precision_of(chosen.precision)]
+    precision = AUTOCAST[choose_precision(chosen.precision)]
     model = load_model(chosen.model).eval()
     if chosen.peak:
         document = np.random.default_rng(0).integers(0, 4096, 65536)

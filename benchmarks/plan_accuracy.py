@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
+from reproduction.costs import most_held
 from skipwise.data.examples import collate
 from skipwise.errors import SkipwiseError
 from skipwise.model.loading import load_config
 from skipwise.model.lora import adapt
-from skipwise.plan import Machine, plan_training
-from skipwise.recipe import Recipe, load_recipe
-from skipwise.reproduction.costs import most_held
-from skipwise.training import train
+from skipwise.recipes.schema import Recipe, load_recipe
+from skipwise.training.cost import Machine, plan_training
+from skipwise.training.trainer import train
 
 NANO = [
     ("PoSE, 16 x 256", 256, 16, 16, {}),

@@ -13,8 +13,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 
-from skipwise.keys import Keys
-from skipwise.positions import pose
+from skipwise.method.positions import pose
+from skipwise.method.rng import Rng
 
 TRAIN, TARGET, DOCUMENT = 2048, 16384, 50_000
 
@@ -31,7 +31,7 @@ def main() -> None:
     """Run and print a short table."""
     examples = 400_000
     began = time.perf_counter()
-    plans = pose(Keys.of(0, 0, np.arange(examples)), TRAIN, TARGET, np.full(examples, DOCUMENT))
+    plans = pose(Rng.of(0, 0, np.arange(examples)), TRAIN, TARGET, np.full(examples, DOCUMENT))
     ours = examples / (time.perf_counter() - began)
     began = time.perf_counter()
     reference = one_by_one(examples)

@@ -1,4 +1,4 @@
-"""Training speed of ``skipwise.training`` beside a bare loop over the same stock model, in one process.
+"""Training speed of ``skipwise.training.trainer`` beside a bare loop over the same stock model, in one process.
 
     python benchmarks/training_speed.py [--steps 12] [--rounds 3]
 
@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from skipwise.allocator import keep_freed_memory
+from skipwise.cli.allocator import keep_freed_memory
 
 keep_freed_memory()
 
@@ -24,11 +24,11 @@ from rich.console import Console  # noqa: E402
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup  # noqa: E402
 
 from skipwise.data.examples import collate  # noqa: E402
-from skipwise.job import Job, prepare  # noqa: E402
-from skipwise.measure import AUTOCAST  # noqa: E402
 from skipwise.model.loading import load_model  # noqa: E402
-from skipwise.recipe import load_recipe  # noqa: E402
-from skipwise.training import train  # noqa: E402
+from skipwise.model.precision import AUTOCAST  # noqa: E402
+from skipwise.recipes.schema import load_recipe  # noqa: E402
+from skipwise.training.prepare import Job, prepare  # noqa: E402
+from skipwise.training.trainer import train  # noqa: E402
 
 WARM = 2  # steps of each round that are not counted
 
@@ -63,7 +63,7 @@ def bare_loop(job: Job, steps: int) -> tuple[list[float], list[float]]:
 
 
 def skipwise_loop(job: Job, steps: int) -> tuple[list[float], list[float]]:
-    """Train by ``skipwise.training``; seconds between logs, a log a step, and their losses."""
+    """Train by ``skipwise.training.trainer``; seconds between logs, a log a step, and their losses."""
     stamps, losses = [time.perf_counter()], []
 
     def stamp(log: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from skipwise.data.documents import is_held_out, read_documents
-from skipwise.recipe import Data
+from skipwise.recipes.schema import Data
 
 
 def lay_out(prose: Path, out: Path) -> None:

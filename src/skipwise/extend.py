@@ -8,39 +8,49 @@ Each stage leaves files that the next one reads, and is passed over when a resum
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise import kept, processes
-from skipwise.arms import EvaluationPlan, evaluate, evaluate_step, measured_steps, plan_evaluation
-from skipwise.coverage import coverage, coverage_record
 from skipwise.data.examples import collate
 from skipwise.errors import ModelError, RunError, SkipwiseError
-from skipwise.guards import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
-from skipwise.job import Job, describe, prepare
-from skipwise.measure import AUTOCAST
+from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
+from skipwise.evaluation.runner import answered
+from skipwise.method.coverage import coverage
 from skipwise.model import lora
 from skipwise.model.loading import load_model
+from skipwise.model.precision import AUTOCAST
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
-from skipwise.model.saving import require_whole, save_extended, write_card
-from skipwise.recipe import Recipe
-from skipwise.report.page import write_report
-from skipwise.report.summary import summary_markdown, summary_table
-from skipwise.results import (
+from skipwise.model.saving import require_whole, save_extended
+from skipwise.recipes.schema import Recipe
+from skipwise.report.model_card import write_card
+from skipwise.report.page import write_page
+from skipwise.report.summary import Folder, judgements, read_folder, rows_of
+from skipwise.report.tables import summary_markdown, summary_table
+from skipwise.results.records import (
     CoverageRecord,
-    Record,
+    Measured,
     TrainingRecord,
     append_record,
-    drop_torn_record,
+    drop_cut_off_record,
     read_records,
+    require_results,
 )
-from skipwise.run_folder import RunFolder, open_run
-from skipwise.training import train
+from skipwise.results.run_folder import RunFolder
+from skipwise.training import best_checkpoint, processes
+from skipwise.training.guards import (
+    checkpoint_bytes,
+    complete_checkpoints,
+    disk_space,
+    latest_complete,
+    step_of,
+)
+from skipwise.training.prepare import Job, describe, prepare
+from skipwise.training.run import begin_run, open_run
+from skipwise.training.trainer import train
 
 
 def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) -> RunFolder:
@@ -55,8 +65,10 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         job = prepare(recipe, console)
     if not processes.is_first():
         return _join(job, resume, console)
-    evaluation = plan_evaluation(job, console)
+    evaluation = plan_run_evaluation(job, console)
     run = open_run(recipe, out, job.name, resume=resume)
+    if run.path.exists():
+        require_results(run.results)
     fingerprints = {"training text": job.store.fingerprint, **evaluation.fingerprints}
     run.require_same(**fingerprints)
     curves = _coverage(job)
@@ -64,7 +76,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     if run.model.exists():
         require_whole(run.model)
     model = None if run.model.exists() else _load_and_probe(job, console)
-    run.begin(recipe)
+    begin_run(run, recipe)
     console.print(f"run folder: {run.path}")
     run.record(
         model=_model_facts(job),
@@ -72,24 +84,37 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         evaluation={"documents": evaluation.documents},
         fingerprints=run.read().get("fingerprints", {}) | fingerprints,
     )
-    if drop_torn_record(run.results):
+    if drop_cut_off_record(run.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     processes.told_by_first((run.path, model is not None))
     if model is not None:
         trained = _train(job, model, run, resume, evaluation)
         if recipe.evaluation.keep == "best":
-            _take_best(job, trained, run, console)
+            _take_best(evaluation, trained, run, console)
         _save(job, trained, run)
         del model, trained
     _record_coverage(run, curves)
-    evaluate(job, evaluation, run, console)
-    records = read_records(run.results)
-    write_report([run.path])
-    _write_card(job, run, records)
-    console.print(summary_table(records))
+    measure_arms(evaluation, run, console)
+    write_page([run.path])
+    measured = read_folder(run.path)
+    _write_card(job, run, measured)
+    console.print(summary_table(measured))
     console.print(f"report: {run.report}")
     console.print(f"model:  {run.model}")
     return run
+
+
+def plan_run_evaluation(job: Job, console: Console) -> RunEvaluation:
+    """Plan what is measured of a prepared run; what cannot be measured is refused."""
+    return plan_evaluation(job.recipe, job.extension, job.tokenizer, job.store, job.precision, console)
+
+
+def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
+    """Measure every arm; what the results hold already is not measured again."""
+    for arm in evaluation.recipe.evaluation.arms:
+        model = evaluation.model(arm, run.model)
+        precision = evaluation.specification.precision
+        answered(lambda: model.load(precision), evaluation.batches(model), run.results, console)  # noqa: B023
 
 
 def _join(job: Job, resume: bool, console: Console) -> RunFolder:
@@ -138,7 +163,7 @@ def _train(
     probed: tuple[PreTrainedModel, Probe],
     run: RunFolder,
     resume: bool,
-    evaluation: EvaluationPlan | None = None,
+    evaluation: RunEvaluation | None = None,
 ) -> PreTrainedModel:
     """Train in place, and return the whole model; the first process, which has an ``evaluation``, keeps the records."""
     model, probe = probed
@@ -151,13 +176,13 @@ def _train(
             append_record(run.results, TrainingRecord(arm=arm, **log))  # type: ignore[arg-type]
 
     def measure(step: int) -> None:
-        if evaluation is not None:
-            evaluate_step(job, evaluation, run, model, step)
+        if evaluation is not None and step in evaluation.steps:
+            _measure_step(evaluation, run, model, step)
 
     if first:
         run.record(probe=probe.as_dict())
-        if job.recipe.evaluation.keep == "best":
-            _require_kept(job, run)
+        if evaluation is not None and evaluation.far:
+            _require_best(evaluation, run)
     summary = train(
         model,
         job.dataset(),
@@ -189,33 +214,54 @@ def _whole(job: Job, run: RunFolder) -> PreTrainedModel:
     return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
 
 
-def _require_kept(job: Job, run: RunFolder) -> None:
+def _measure_step(evaluation: RunEvaluation, run: RunFolder, model: PreTrainedModel, step: int) -> None:
+    """Measure the model in training; keep its weights if it is the best so far and the recipe keeps the best.
+
+    The weights are whole before their records are written, and those of the step before go only after: wherever a kill
+    falls, the weights of the best step on record are there, and a step without records is trained and measured again.
+    """
+    records = read_records(run.results)
+    known = {record.key for record in records if isinstance(record, Measured)}
+    batches = evaluation.step_batches(step)
+    if all(request.key in known for batch in batches for request in batch.requests):
+        return
+    made = [record for batch in batches for record in batch.answers(model)]
+    losses = evaluation.far_losses([*records, *made])
+    best = bool(losses) and best_checkpoint.best_step(losses) == step
+    if best:
+        best_checkpoint.keep(model, run.checkpoints, step)
+    append_record(run.results, *made)
+    if best:
+        best_checkpoint.drop_others(run.checkpoints, step)
+
+
+def _require_best(evaluation: RunEvaluation, run: RunFolder) -> None:
     """Require what the steps so far left, before hours of training go on.
 
     Raises:
-        RunError: a step's record is gone, which a resume does not pass again, or the weights of the best one.
+        RunError: the records of a step are gone, which a resume does not pass again, or the weights of the best one.
     """
-    losses = kept.far_losses(read_records(run.results))
+    losses = evaluation.far_losses(read_records(run.results))
     passed = max(map(step_of, complete_checkpoints(run.checkpoints)), default=0)
-    if lost := [step for step in measured_steps(job.recipe) if step <= passed and step not in losses]:
+    if lost := [step for step in evaluation.steps if step <= passed and step not in losses]:
         raise RunError(
-            f"{run.results} has no record of step {lost[0]:,}, and the best step is chosen by it; bring it back, or begin "
+            f"{run.results} has no record of step {lost[0]:,}, and the best step is chosen by it; restore it, or begin "
             "a run with another --out"
         )
     if losses:
-        kept.require(run.checkpoints, kept.best_step(losses))
+        best_checkpoint.require(run.checkpoints, best_checkpoint.best_step(losses))
 
 
-def _take_best(job: Job, model: PreTrainedModel, run: RunFolder, console: Console) -> None:
-    """Give the trained model the weights of its best step, and say which that is."""
-    losses = kept.far_losses(read_records(run.results))
-    step, last = kept.best_step(losses), job.recipe.training.max_steps
-    kept.restore(model, run.checkpoints, step)
-    kept.drop_others(run.checkpoints, step)
+def _take_best(evaluation: RunEvaluation, model: PreTrainedModel, run: RunFolder, console: Console) -> None:
+    """Give the trained model the weights of its best step, and say which step that is."""
+    losses = evaluation.far_losses(read_records(run.results))
+    step, last = best_checkpoint.best_step(losses), evaluation.recipe.training.max_steps
+    best_checkpoint.restore(model, run.checkpoints, step)
+    best_checkpoint.drop_others(run.checkpoints, step)
     run.record(kept={"step": step, "of": last, "far_loss": losses[step]})
     console.print(
-        f"kept step {step:,} of {last:,}: mean loss {losses[step]:.4f} beyond "
-        f"{job.extension.rope.original_length:,} tokens, {losses[last]:.4f} after the last step"
+        f"the best step is {step:,} of {last:,}: mean loss {losses[step]:.4f} nats beyond "
+        f"{evaluation.extension.rope.original_length:,} tokens, {losses[last]:.4f} after the last step"
     )
 
 
@@ -235,19 +281,12 @@ def _save(job: Job, model: PreTrainedModel, run: RunFolder) -> None:
 def _coverage(job: Job) -> list[CoverageRecord]:
     """The chance that one example trains each relative distance: without skips, and as this run draws them."""
     rule = job.recipe.positions
-    curve = coverage(
-        job.train_length,
-        job.extension.target_length,
-        rule.chunks,
-        scheme=rule.scheme,
-        lengths=rule.lengths,
-        skips=rule.skips,
-        seed=job.recipe.seed,
-    )
+    lengths = job.train_length, job.extension.target_length
+    curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=job.recipe.seed)
     names = {"pose": f"{rule.chunks} chunks", "randpos": "RandPos", "cream": "CREAM", "full": "full-length"}
-    original = coverage(job.train_length, curve.target_length, 1)
+    original = coverage(*lengths, scheme="short")
     label = names.get(rule.scheme, rule.scheme)
-    return [coverage_record(original, "original"), coverage_record(curve, label)]
+    return [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
 
 
 def _record_coverage(run: RunFolder, curves: list[CoverageRecord]) -> None:
@@ -281,32 +320,29 @@ def _data_facts(job: Job) -> dict[str, object]:
     }
 
 
-def _write_card(job: Job, run: RunFolder, records: Sequence[Record]) -> None:
-    facts = run.read()
-    extension = job.extension
+def _write_card(job: Job, run: RunFolder, measured: Folder) -> None:
+    """Write the model card from what was measured."""
+    facts, extension, judged = run.read(), job.extension, judgements(rows_of([measured]))
+    best = {}
+    if kept := facts.get("kept"):
+        text = (job.recipe.evaluation.source or [job.recipe.data.source])[0]
+        best["step"] = (
+            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {extension.rope.original_length:,} tokens on "
+            f"held-out documents of {text}"
+        )
     write_card(
         run.model,
         title=f"{job.recipe.model}, extended from {extension.rope.original_length:,} to "
         f"{extension.target_length:,} tokens",
+        headline=judged[0].headline if judged else "How far it reads was not measured",
         facts={
             "method": f"{job.recipe.positions.scheme}, trained on windows of {job.train_length:,} tokens",
             "interpolation": f"{extension.interpolation} x{extension.factor:g}",
             "text": f"{job.recipe.data.source} (fingerprint {job.store.fingerprint[:16]})",
-            **_kept_fact(job, run),
+            **best,
             "seed": str(job.recipe.seed),
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
-        table=summary_markdown(list(records)),
+        table=summary_markdown(measured),
         figure=run.figures / "perplexity.png",
     )
-
-
-def _kept_fact(job: Job, run: RunFolder) -> dict[str, str]:
-    """Which step was kept, and that it was chosen on a text that is measured on, as the card says it."""
-    if (step := run.read().get("kept")) is None:
-        return {}
-    text = (job.recipe.evaluation.source or [job.recipe.data.source])[0]
-    return {
-        "kept": f"step {step['step']:,} of {step['of']:,}, chosen by loss beyond "
-        f"{job.extension.rope.original_length:,} tokens on {text}, held out"
-    }

@@ -11,7 +11,7 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from skipwise.model.loading import resolve
-from skipwise.results import BenchmarkRecord, read_records
+from skipwise.results.records import BenchmarkRecord, read_records
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint
 

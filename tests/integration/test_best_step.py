@@ -19,10 +19,12 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from skipwise import arms, extend, kept
+from skipwise import extend
+from skipwise.evaluation import arms
 from skipwise.evaluation.perplexity import Score
-from skipwise.results import StepRecord, read_records
-from skipwise.run_folder import RunFolder
+from skipwise.results.records import StepRecord, read_records
+from skipwise.results.run_folder import RunFolder
+from skipwise.training import best_checkpoint as kept
 from tests.integration.test_extend import command, refused, run
 from tests.integration.test_kill import Executioner
 from tests.tiny import checkpoint, corpus
@@ -101,10 +103,13 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
 @pytest.mark.parametrize(
     ("place", "at"),
     [
-        ("skipwise.kept.save_file", 2),  # the best is being written
-        ("skipwise.arms.append_record", 2),  # it is, and has no record yet
-        ("skipwise.kept.drop_others", 2),  # it has, and the one before it still lies there
-        ("skipwise.arms.append_record", 3),
+        ("skipwise.training.best_checkpoint.save_file", 2),  # the best is being written
+        ("skipwise.evaluation.arms.append_record", 2),  # it is, and has no record yet
+        (
+            "skipwise.training.best_checkpoint.drop_others",
+            2,
+        ),  # it has, and the one before it still lies there
+        ("skipwise.evaluation.arms.append_record", 3),
         ("skipwise.extend._save", 0),  # the best is in the model, and not saved
     ],
 )

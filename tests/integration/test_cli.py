@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from skipwise.recipe import dump_recipe, load_recipe
+from skipwise.recipes.schema import dump_recipe, load_recipe
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
 
@@ -45,7 +45,7 @@ def test_perplexity_and_passkey_are_commands_of_their_own(monkeypatch, capsys, t
     run(monkeypatch, *passkeys)
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 2 + 2
     first = capsys.readouterr().out
-    monkeypatch.setattr("skipwise.parts.loaded", None)  # what is there is not measured again
+    monkeypatch.setattr("skipwise.evaluation.parts.loaded", None)  # what is there is not measured again
     run(monkeypatch, "perplexity", model, "--data", text, *words)
     assert capsys.readouterr().out.split("95% interval")[1].strip() in first
     run(monkeypatch, *passkeys)
@@ -117,7 +117,7 @@ def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("skipwise.extend.extend", stop)
-    monkeypatch.setattr("skipwise.coverage.coverage", stop)
+    monkeypatch.setattr("skipwise.method.coverage.coverage", stop)
     for words, said in ((["extend"], "--resume goes on"), (["coverage"], "stopped")):
         with pytest.raises(SystemExit) as end:
             run(monkeypatch, *words)

@@ -9,11 +9,11 @@ import datasets
 import numpy as np
 import pytest
 
-from skipwise import evaluate as evaluate_module
 from skipwise.data.documents import is_held_out
+from skipwise.evaluation import evaluate as evaluate_module
 from skipwise.model.loading import weights_fingerprint
 from skipwise.report.evaluation import read_evaluation
-from skipwise.results import ReadingRecord, TrialRecord, read_records
+from skipwise.results.records import ReadingRecord, TrialRecord, read_records
 from tests.integration.test_extend import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus, cut_attention
 

@@ -18,8 +18,8 @@ from transformers import GPT2Config
 from skipwise.cli import main
 from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
-from skipwise.results import PasskeyRecord, PerplexityRecord, TrainingRecord, read_records
-from skipwise.run_folder import recipe_of
+from skipwise.results.records import PasskeyRecord, PerplexityRecord, TrainingRecord, read_records
+from skipwise.training.run import recipe_of
 from tests.tiny import checkpoint, corpus
 
 SMALL = {
@@ -364,7 +364,7 @@ def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp
     def full(*args, **facts) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "run.json")
 
-    monkeypatch.setattr("skipwise.run_folder.RunFolder.record", full)
+    monkeypatch.setattr("skipwise.results.run_folder.RunFolder.record", full)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert (
         "the disk cannot be written (run.json): No space left on device; what was written is kept" in message

@@ -60,7 +60,9 @@ def child(folder: Path, kill_at: int) -> None:
     import transformers.modeling_utils as modeling
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from skipwise import guards, recipe, training
+    from skipwise.recipes import schema as recipe
+    from skipwise.training import guards
+    from skipwise.training import trainer as training
 
     class Keyed(torch.utils.data.Dataset):
         def __len__(self):
@@ -123,7 +125,8 @@ def sweep(root: Path) -> None:
     import torch
     import transformers  # noqa: F401
 
-    from skipwise import guards, training  # noqa: F401
+    from skipwise.training import guards
+    from skipwise.training import trainer as training  # noqa: F401
 
     torch.set_num_threads(1)
     gc.freeze()

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from skipwise.model.loading import load_model
-from skipwise.results import read_records
-from skipwise.run_folder import recipe_of
+from skipwise.results.records import read_records
+from skipwise.training.run import recipe_of
 from tests.integration.test_extend import command, refused, run
 from tests.tiny import checkpoint, corpus
 

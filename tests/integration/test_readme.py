@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from skipwise.cli import app
-from skipwise.recipe import load_recipe, parse_changes
+from skipwise.recipes.schema import load_recipe, parse_changes
 from tests.tiny import checkpoint, corpus
 
 README = Path(__file__).parents[2] / "README.md"

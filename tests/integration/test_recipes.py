@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from skipwise.extend import extend
-from skipwise.recipe import Recipe, load_recipe, shipped_recipes
-from skipwise.results import PerplexityRecord, TrainingRecord, read_records
+from skipwise.recipes.schema import Recipe, load_recipe, shipped_recipes
+from skipwise.results.records import PerplexityRecord, TrainingRecord, read_records
 from tests import families
 from tests.tiny import corpus
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from reproduction.exhibits import EXHIBITS
 from skipwise.data.documents import is_held_out
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.results import read_records
+from skipwise.results.records import read_records
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
 
@@ -88,7 +88,7 @@ def test_what_is_measured_needs_its_model_no_more(words, monkeypatch, capsys, tm
 
 
 def test_a_stopped_reproduction_goes_on(words, monkeypatch, capsys, tmp_path) -> None:
-    from skipwise.reproduction import reproduce, runs
+    from reproduction import reproduce, runs
 
     calls = []
 
@@ -111,7 +111,7 @@ def test_a_stopped_reproduction_goes_on(words, monkeypatch, capsys, tmp_path) ->
 
 
 def test_perplexity_by_step_comes_from_training_itself(words, monkeypatch, tmp_path) -> None:
-    from skipwise.reproduction import costs
+    from reproduction import costs
 
     monkeypatch.setattr(costs, "FACTORS", (2,))
     monkeypatch.setattr(costs, "_ROUNDS", {"pose": 1, "full": 1})

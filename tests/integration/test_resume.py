@@ -6,8 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from skipwise import guards, recipe, training
 from skipwise.errors import RunError
+from skipwise.recipes import schema as recipe
+from skipwise.training import guards
+from skipwise.training import trainer as training
 
 pytestmark = pytest.mark.usefixtures("frozen_imports")
 STEPS = 10

@@ -12,11 +12,11 @@ from transformers import Trainer, TrainingArguments
 
 from skipwise.data.examples import collate
 from skipwise.errors import ModelError
-from skipwise.keys import Keys
+from skipwise.method.positions import pose
+from skipwise.method.rng import Rng
 from skipwise.model.lora import adapt
 from skipwise.model.probe import Probe, _require_causal_connection, probe_connectivity
-from skipwise.positions import pose
-from skipwise.recipe import Lora
+from skipwise.recipes.schema import Lora
 from tests import families
 from tests.tiny import llama
 
@@ -32,7 +32,7 @@ CASES = [
 
 def examples() -> list[dict[str, np.ndarray]]:
     """One example of three chunks, then the same with each token changed in turn."""
-    plans = pose(Keys.of(3, 0, [0]), TOKENS, 96, np.array([TOKENS]), chunks=3)
+    plans = pose(Rng.of(3, 0, [0]), TOKENS, 96, np.array([TOKENS]), chunks=3)
     ids = np.arange(TOKENS) * 5 + 1
     changed = [ids, *(ids + (np.arange(TOKENS) == token) for token in range(TOKENS))]
     return [

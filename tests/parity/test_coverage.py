@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from skipwise.coverage import closed_form, count_by_intervals, count_by_positions, monte_carlo
-from skipwise.keys import Keys
-from skipwise.positions import SCHEMES, end_anchored_skips, pose
+from skipwise.method.coverage import closed_form, count_by_intervals, count_by_positions, coverage
+from skipwise.method.positions import SCHEMES, ChunkRules, end_anchored_skips, pose
+from skipwise.method.rng import Rng
 
 
 def covered_by_pairs(positions: list[int], target: int) -> np.ndarray:
@@ -26,7 +26,9 @@ def test_closed_form_equals_the_enumeration_of_all_plans(train, target, lengths)
     for first, skip in itertools.product(range(1, longest + 1), range(target - train + 1)):
         total += covered_by_pairs([*range(first), *range(first + skip, train + skip)], target)
     expected = total / (longest * (target - train + 1))
-    np.testing.assert_array_equal(closed_form(train, target, 2, lengths).probability, expected)
+    np.testing.assert_array_equal(
+        closed_form(train, target, ChunkRules(lengths=lengths)).probability, expected
+    )
 
 
 @pytest.mark.parametrize(("train", "target"), [(2, 3), (3, 8), (5, 9), (6, 17), (9, 30), (8, 9)])
@@ -35,7 +37,7 @@ def test_end_anchored_closed_form_equals_the_enumeration_of_all_plans(train, tar
     total = np.zeros(target - 1, dtype=np.int64)
     for first, skip in itertools.product(range(1, train), skips):
         total += covered_by_pairs([*range(first), *range(first + skip, train + skip)], target)
-    curve = closed_form(train, target, 2, skips="end_anchored").probability
+    curve = closed_form(train, target, ChunkRules(skips="end_anchored")).probability
     np.testing.assert_array_equal(curve, total / ((train - 1) * len(skips)))
     assert (curve[train - 1 :] == 1 / len(skips)).all()
 
@@ -50,8 +52,9 @@ def test_end_anchored_closed_form_equals_the_enumeration_of_all_plans(train, tar
     ],
 )
 def test_closed_form_and_monte_carlo_agree(chunks, lengths, skips):
-    exact = closed_form(32, 160, chunks, lengths, skips).probability
-    sampled = monte_carlo(32, 160, chunks, lengths=lengths, skips=skips, samples=20_000, seed=7).probability
+    rules = ChunkRules(chunks, lengths, skips)
+    exact = closed_form(32, 160, rules).probability
+    sampled = coverage(32, 160, rules, samples=20_000, seed=7).probability
     error = np.sqrt(exact * (1 - exact) / 20_000)
     assert (np.abs(sampled - exact) <= 4.5 * error + 1e-12).all()
 
@@ -60,22 +63,22 @@ def test_closed_form_and_monte_carlo_agree(chunks, lengths, skips):
 def test_intervals_and_fourier_transform_equal_the_pairs_of_each_example(chunks):
     for train, target in [(12, 13), (12, 50), (31, 200)]:
         documents = np.full(40, train)
-        plans = pose(Keys.of(5, 0, np.arange(40)), train, target, documents, chunks=chunks)
+        plans = pose(Rng.of(5, 0, np.arange(40)), train, target, documents, ChunkRules(chunks=chunks))
         expected = sum(covered_by_pairs(row.tolist(), target) for row in plans.position_ids())
         np.testing.assert_array_equal(count_by_intervals(plans, target), expected)
         np.testing.assert_array_equal(count_by_positions(plans, target), expected)
 
 
 def test_the_coverage_of_cream_equals_the_pairs_of_each_example():
-    plans = SCHEMES["cream"](Keys.of(5, 0, np.arange(200)), 31, 200, np.full(200, 31))
+    plans = SCHEMES["cream"](Rng.of(5, 0, np.arange(200)), 31, 200, np.full(200, 31))
     expected = sum(covered_by_pairs(row.tolist(), 200) for row in plans.position_ids())
     np.testing.assert_array_equal(count_by_intervals(plans, 200), expected)
-    curve = monte_carlo(31, 200, scheme="cream", samples=200, seed=5)
+    curve = coverage(31, 200, scheme="cream", samples=200, seed=5)
     np.testing.assert_array_equal(curve.probability, expected / 200)
 
 
 def test_skips_behind_the_estimate_are_uniform():
-    plans = pose(Keys.of(11, 0, np.arange(30_000)), 16, 75, np.full(30_000, 16), chunks=2)
+    plans = pose(Rng.of(11, 0, np.arange(30_000)), 16, 75, np.full(30_000, 16))
     observed = np.bincount(plans.skips[:, 1], minlength=60)
     chi_square = ((observed - 500) ** 2 / 500).sum()
     assert len(observed) == 60

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from skipwise.interpolation import Rope
+from skipwise.method.interpolation import Rope
 from skipwise.model.loading import load_config, load_model
 from skipwise.model.rope import plan_extension, rope_of, sliding_layers
 from skipwise.model.saving import save_extended

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import RecipeError
-from skipwise.interpolation import NAMES, Rope, frequencies, rope_parameters
+from skipwise.method.interpolation import NAMES, Rope, frequencies, rope_parameters
 
 ROPES = [Rope(10_000.0, 128, 2048), Rope(10_000.0, 64, 256), Rope(500_000.0, 128, 8192), Rope(1e6, 16, 64)]
 FACTORS = [1.0, 2.0, 8.0, 12.5, 64.0]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from skipwise.recipe import Data, Evaluation, Lora, Positions, Recipe, Training, shipped_recipes
+from skipwise.recipes.schema import Data, Evaluation, Lora, Positions, Recipe, Training, shipped_recipes
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])

@@ -2,7 +2,7 @@
 
 import typer
 
-from skipwise.cli import evaluation, extension, reproduction
+from skipwise.cli import evaluation, extension
 from skipwise.cli.terminal import explained
 
 app = typer.Typer(
@@ -24,7 +24,6 @@ for command in (
     evaluation.benchmark,
     evaluation.report,
     extension.convert,
-    reproduction.reproduce,
 ):
     app.command()(command)
 

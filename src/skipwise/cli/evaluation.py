@@ -1,7 +1,7 @@
 """Commands that measure models, and those that show what was measured."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +15,12 @@ from skipwise.cli.options import (
     Split,
     Subset,
     TaskFiles,
+    Tokens,
+    read_length,
     read_lengths,
-    read_share,
+    read_shard,
 )
 from skipwise.cli.terminal import new_console, prepare_process
-from skipwise.lengths import parse_length
 
 
 def evaluate(
@@ -47,6 +48,7 @@ def evaluate(
         str | None, typer.Option(help="of the windows; default: half the original length")
     ] = None,
     documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
+    tokens_per_document: Tokens = None,
     tasks: Annotated[str, typer.Option(help="of passkey,keys,lines; or none")] = "passkey,keys,lines",
     trials: Annotated[int, typer.Option(help="prompts a task and length")] = 100,
     seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
@@ -57,38 +59,43 @@ def evaluate(
     data_dir: DataFolder = None,
     include_path: TaskFiles = None,
     limit: Questions = None,
-    share: Annotated[
+    shard: Annotated[
         str, typer.Option(help="2/3: of three machines the second; skipwise merge joins them")
     ] = "1/1",
     out: Annotated[Path | None, typer.Option(help="folder; default: evaluations/ and a name")] = None,
     precision: Precision = "auto",
 ) -> None:
-    """Measure how far models read, and what that cost inside the original window; the same command goes on."""
+    """Measure how far models read, and what the extension cost inside the original window; the same command goes on."""
     console = prepare_process()
-    from skipwise.evaluate import ask, evaluate
-    from skipwise.exam import Exam
-    from skipwise.measure import precision_of
-    from skipwise.recipe import Data
-    from skipwise.subjects import subjects
+    from skipwise.evaluation.benchmarks import Benchmarks
+    from skipwise.evaluation.evaluate import evaluate
+    from skipwise.evaluation.models import find_models
+    from skipwise.evaluation.specification import specification_for
+    from skipwise.model.precision import choose_precision
+    from skipwise.recipes.schema import Data
 
-    found = subjects(
-        models, "" if base == "none" else base, parse_length(original) if original is not None else None
-    )
-    question = ask(
+    found = find_models(models, "" if base == "none" else base, read_length(original))
+    specification = specification_for(
         found,
         Data(source=data, text_field=text_field, split=split, subset=subset),
         lengths=read_lengths(lengths) if lengths is not None else None,
-        target=parse_length(target) if target is not None else None,
-        stride=parse_length(stride) if stride is not None else None,
+        target=read_length(target),
+        console=console,
+        stride=read_length(stride),
         documents=documents,
-        tasks=[] if tasks == "none" else [task.strip() for task in tasks.split(",")],
+        tokens_per_document=read_length(tokens_per_document),
+        tasks=() if tasks == "none" else tuple(task.strip() for task in tasks.split(",")),
         trials=trials,
         seed=seed,
-        precision=precision_of(precision),
-        console=console,
+        precision=choose_precision(precision),
     )
-    exam = Exam(benchmarks, data_dir, include_path, limit) if benchmarks else None
-    evaluate(found, question, share=read_share(share), exam=exam, out=out, console=console)
+    chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
+    _show(
+        evaluate(
+            found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console
+        ).path,
+        console,
+    )
 
 
 def perplexity(
@@ -99,11 +106,17 @@ def perplexity(
     text_field: Field = "text",
     split: Split = "train",
     subset: Subset = None,
-    windows: Annotated[str | None, typer.Option(help="lengths, as 2k,4k,8k; default: 256,512,1k,2k")] = None,
-    stride: Annotated[str | None, typer.Option(help="tokens that a window moves on; default: 128")] = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(help="lengths, as 2k,4k,8k; default: the original length, doubled up to the target"),
+    ] = None,
+    stride: Annotated[
+        str | None, typer.Option(help="tokens by which windows advance; default: half the original length")
+    ] = None,
     documents: Annotated[
         int | None, typer.Option(help="how many documents at the most, the longest first; default: 8")
     ] = None,
+    tokens_per_document: Tokens = None,
     mode: Annotated[
         str | None,
         typer.Option(help="sliding windows; truncated: the first tokens, by one pass; or by-position"),
@@ -115,26 +128,36 @@ def perplexity(
     out: Records = None,
     precision: Precision = "auto",
 ) -> None:
-    """Measure perplexity; every token is scored once."""
+    """Measure perplexity; every token is scored once, and no document that the model was trained on is read."""
     console = prepare_process()
-    from skipwise.parts import perplexity_command, reading
-    from skipwise.recipe import Data
+    from skipwise.evaluation.models import find_models
+    from skipwise.evaluation.single import measure_perplexity, perplexity_settings
+    from skipwise.model.precision import choose_precision
+    from skipwise.recipes.schema import Data
+    from skipwise.report.tables import perplexity_table, rich_table
 
-    how = reading(
+    [found] = find_models([model], base="")
+    how = perplexity_settings(
         settings,
+        found,
         mode=mode,
         windows=read_lengths(windows) if windows is not None else None,
-        stride=parse_length(stride) if stride is not None else None,
+        stride=read_length(stride),
         documents=documents,
+        tokens_per_document=read_length(tokens_per_document),
+        precision=choose_precision(precision),
+        text=Data(source=data, text_field=text_field, split=split, subset=subset),
     )
-    text = Data(source=data, text_field=text_field, split=split, subset=subset)
-    perplexity_command(model, text, how, precision, out, console)
+    readings, ends = measure_perplexity(found, how, out, console)
+    console.print(rich_table(perplexity_table(how.mode, readings, ends)))
 
 
 def passkey(
     model: Model,
-    lengths: Annotated[str, typer.Option(help="prompt lengths, as 2k,4k,8k")] = "256,512,1k,2k",
-    trials: Annotated[int, typer.Option(help="prompts a length")] = 50,
+    lengths: Annotated[
+        str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="prompts for each length")] = 50,
     task: Annotated[
         str, typer.Option(help="passkey; keys: one of four; or lines: one line of a register")
     ] = "passkey",
@@ -142,23 +165,40 @@ def passkey(
     out: Records = None,
     precision: Precision = "auto",
 ) -> None:
-    """Hide a five-digit key at every depth and ask for it."""
+    """Hide a five-digit number at every depth of a prompt and ask for it."""
     console = prepare_process()
-    from skipwise.parts import passkey_command
+    from skipwise.evaluation.models import find_models
+    from skipwise.evaluation.single import measure_retrieval
+    from skipwise.evaluation.specification import Specification, doubled_windows
+    from skipwise.model.precision import choose_precision
+    from skipwise.report.tables import rich_table, trials_table
 
-    passkey_command(model, task, read_lengths(lengths), trials, seed, precision, out, console)
+    [found] = find_models([model], base="")
+    asked = read_lengths(lengths) if lengths else doubled_windows(found.original, found.target)
+    specification = Specification(
+        documents=0,
+        tasks=(task,),
+        prompt_lengths=tuple(sorted(set(asked))),
+        trials=trials,
+        seed=seed,
+        precision=choose_precision(precision),
+    )
+    console.print(rich_table(trials_table(task, measure_retrieval(found, specification, out, console))))
 
 
 def merge(
     parts: Annotated[
-        list[Path], typer.Argument(help="folders of evaluate, each a share of the same question")
+        list[Path], typer.Argument(help="folders of evaluate, each a shard of the same evaluation")
     ],
     out: Annotated[Path, typer.Option(help="a new folder")],
 ) -> None:
-    """Put the shares of one evaluation together."""
-    from skipwise.evaluate import merge
+    """Put the shards of one evaluation together."""
+    console = prepare_process()
+    from skipwise.evaluation.evaluate import merge
 
-    merge(parts, out, prepare_process())
+    folder = merge(parts, out)
+    console.print(f"{len(parts)} shards: {folder.path}", soft_wrap=True)
+    _show(folder.path, console)
 
 
 def benchmark(
@@ -181,11 +221,16 @@ def benchmark(
 ) -> None:
     """Run tasks of EleutherAI's lm-evaluation-harness at the extended length; what is too long is refused."""
     console = prepare_process()
-    from skipwise.exam import Exam
-    from skipwise.parts import benchmark_command
+    from skipwise.evaluation.benchmarks import Benchmarks
+    from skipwise.evaluation.models import find_models
+    from skipwise.evaluation.single import run_benchmarks
+    from skipwise.model.precision import choose_precision
+    from skipwise.report.tables import benchmarks_table, rich_table
 
-    exam = Exam(tasks, data_dir, include_path, limit, batch_size)
-    benchmark_command(model, exam, parse_length(target) if target else None, precision, out, console)
+    chosen = Benchmarks(tasks, data_dir, include_path, limit, batch_size)
+    [found] = find_models([model], base="")
+    records = run_benchmarks(found, chosen, read_length(target), choose_precision(precision), out, console)
+    console.print(rich_table(benchmarks_table(records)))
 
 
 def report(
@@ -198,10 +243,17 @@ def report(
     ] = None,
 ) -> None:
     """Make figures and the page again from the records alone."""
-    from skipwise.report.evaluation import is_evaluation
-    from skipwise.report.evaluation_page import write_evaluation
-    from skipwise.report.page import write_report
+    from skipwise.report.page import write_page
 
-    alone = len(runs) == 1 and is_evaluation(runs[0])
-    page = write_evaluation(runs[0], out) if alone else write_report(runs, out)
-    new_console().print(f"report: {page}", soft_wrap=True)
+    new_console().print(f"report: {write_page(runs, out)}", soft_wrap=True)
+
+
+def _show(folder: Path, console: Any) -> None:
+    """Write the page of an evaluation, and print what it says."""
+    from skipwise.report.page import write_page
+    from skipwise.report.summary import read_folder
+    from skipwise.report.tables import evaluation_summary
+
+    page = write_page([folder])
+    console.print(evaluation_summary(read_folder(folder)))
+    console.print(f"report: {page}", soft_wrap=True)

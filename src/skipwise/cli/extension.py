@@ -18,7 +18,7 @@ from skipwise.cli.options import (
 )
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError
-from skipwise.lengths import parse_length
+from skipwise.method.lengths import parse_length
 
 
 def extend(
@@ -49,18 +49,17 @@ def extend(
             "zero3-offload, or leave it out"
         )
     if launch is not None:
-        from skipwise.launch import launch as start
-        from skipwise.launch import processes_of
+        from skipwise.training.launch import launch as start
+        from skipwise.training.launch import processes_of
 
         processes = processes_of(launch, processes)
         if not dry_run:
             start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
             return
-    from skipwise.arms import plan_evaluation
-    from skipwise.extend import extend
-    from skipwise.job import describe, describe_examples, prepare
-    from skipwise.recipe import parse_changes
-    from skipwise.training_arguments import accumulation
+    from skipwise.extend import extend, plan_run_evaluation
+    from skipwise.recipes.schema import parse_changes
+    from skipwise.training.arguments import accumulation
+    from skipwise.training.prepare import describe, describe_examples, prepare
 
     options: dict[str, Any] = {
         "model": model,
@@ -74,7 +73,7 @@ def extend(
     changes.update(parse_changes(set_ or []))
     source: Path | str | None = "nano" if recipe is None and model in (None, "nano") else recipe
     if resume and out is not None and model is None and recipe is None:
-        from skipwise.run_folder import recipe_of
+        from skipwise.training.run import recipe_of
 
         recipe_of(out)  # a folder that holds no run is refused
         source = out / "recipe.yaml"
@@ -82,7 +81,7 @@ def extend(
     if dry_run:
         accumulation(settings.training, processes or 1)
         job = prepare(settings, console)
-        plan_evaluation(job, console)  # refuses what could not be measured
+        plan_run_evaluation(job, console)  # refuses what could not be measured
         describe(job, console)
         describe_examples(job, console)
         return
@@ -105,8 +104,8 @@ def plan(
 ) -> None:
     """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
     console = prepare_process()
-    from skipwise.plan import Machine, plan_command
-    from skipwise.recipe import parse_changes
+    from skipwise.recipes.schema import parse_changes
+    from skipwise.training.cost import Machine, plan_command
 
     options: dict[str, Any] = {"model": model, "target": target, "existing_rope": existing_rope}
     changes = {key: value for key, value in options.items() if value is not None}
@@ -140,24 +139,17 @@ def coverage(
         raise RecipeError(f"{given[0]} is a setting of pose, and {scheme} has none; leave it out")
     from rich.table import Table
 
-    from skipwise.coverage import coverage as compute
-    from skipwise.coverage import coverage_record
+    from skipwise.method.coverage import coverage as compute
+    from skipwise.method.positions import ChunkRules
+    from skipwise.results.records import CoverageRecord
 
     if figure is not None:
         from skipwise.report.canvas import require_figure_ending
-        from skipwise.report.plots import coverage_figure
+        from skipwise.report.figures import coverage_figure
 
         require_figure_ending(figure)
-    result = compute(
-        parse_length(original),
-        parse_length(target),
-        chunks,
-        scheme=scheme,  # type: ignore[arg-type]
-        lengths=lengths,  # type: ignore[arg-type]
-        skips=skips,  # type: ignore[arg-type]
-        samples=samples,
-        seed=seed,
-    )
+    rules = ChunkRules(chunks, lengths, skips)  # type: ignore[arg-type]
+    result = compute(original, target, rules, scheme=scheme, samples=samples, seed=seed)
     monte_carlo = result.samples > 0
     table = Table(title=f"coverage, {original} -> {target}, {scheme}, {chunks} chunks")
     for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
@@ -172,7 +164,7 @@ def coverage(
     console.print("Monte Carlo" if monte_carlo else "closed form")
     if figure is not None:
         label = f"{chunks} chunks" if scheme == "pose" else scheme
-        coverage_figure([coverage_record(result, label)], figure)
+        coverage_figure([CoverageRecord.of(result, label)], figure)
         console.print(f"figure: {figure}", soft_wrap=True)
 
 
@@ -193,7 +185,7 @@ def convert(
 
 def _recipe(source: Path | str | None, changes: dict[str, Any], lora: bool) -> Any:
     """The recipe, with LoRA as its defaults say where ``--lora`` asks for it and the recipe does not."""
-    from skipwise.recipe import load_recipe
+    from skipwise.recipes.schema import load_recipe
 
     if lora and changes.get("lora", {}) is None:
         raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")

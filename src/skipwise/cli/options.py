@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from skipwise.errors import RecipeError
-from skipwise.lengths import parse_length
+from skipwise.method.lengths import parse_length
 
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
@@ -35,6 +35,10 @@ Target = Annotated[str | None, typer.Option(help="target length, as 32k; default
 Split = Annotated[str, typer.Option(help="of a Hugging Face data set")]
 Subset = Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")]
 TaskFiles = Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")]
+Tokens = Annotated[
+    str | None,
+    typer.Option(help="read so many tokens of each document, as 64k; default: see the documentation"),
+]
 
 
 def read_lengths(text: str) -> list[int]:
@@ -47,12 +51,17 @@ def read_lengths(text: str) -> list[int]:
     return [parse_length(part) for part in parts]
 
 
-def read_share(text: str) -> tuple[int, int]:
+def read_length(text: str | None) -> int | None:
+    """Read ``2k``, where it is given."""
+    return None if text is None else parse_length(text)
+
+
+def read_shard(text: str) -> tuple[int, int]:
     """Read ``2/3``."""
     part, slash, parts = text.partition("/")
     if slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
         return int(part), int(parts)
-    raise RecipeError(f"share {text!r} must be PART/PARTS, as 2/3: the second of three")
+    raise RecipeError(f"shard {text!r} must be PART/PARTS, as 2/3: the second of three")
 
 
 def read_gigabytes(text: str) -> float:

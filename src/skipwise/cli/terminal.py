@@ -15,7 +15,7 @@ def prepare_process(*, trains: bool = False) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if trains:
-        from skipwise.allocator import keep_freed_memory
+        from skipwise.cli.allocator import keep_freed_memory
 
         keep_freed_memory()
     from transformers.utils import logging

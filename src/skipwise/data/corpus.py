@@ -1,4 +1,4 @@
-"""What every source of text has in common: documents under names, a fingerprint, and a place to go on from."""
+"""What all sources of text have in common: named documents, a fingerprint, and a place to continue reading from."""
 
 import hashlib
 import os
@@ -17,59 +17,57 @@ class Document:
     """One text and its name, by which ``is_held_out`` decides.
 
     Attributes:
-        name: the POSIX path relative to the folder (a file's own name where it is the source); records add
-            ``:`` and their line or row, from 1.
-        text: line ends are ``\\n`` where it comes from a text file; a byte order mark is dropped.
+        name: the POSIX path relative to the folder, or the name of a single file; records add ``:`` and their line
+            or row, from 1.
+        text: in text files every line end becomes ``\\n`` and a byte order mark is dropped.
     """
 
     name: str
     text: str
 
 
-Place = Any  # of the last document read, as JSON holds it; None at the beginning
+Place = Any  # where the last document read lies in its source, in a form that JSON holds; None at the start
 
 
+@dataclass(frozen=True)
 class Corpus(ABC):
-    """A source that was found and looked into; iterate it, as often as wanted, for its documents."""
+    """A source of text; iterate over it, any number of times, to get its documents.
 
-    def __init__(self, source: str, text_field: str) -> None:
-        self.source = source
-        self.text_field = text_field
+    Attributes:
+        source: as the user named it.
+        text_field: the field of records that holds the text.
+    """
+
+    source: str
+    text_field: str
 
     def __iter__(self) -> Iterator[Document]:
+        """Iterate over all documents, in the same order everywhere."""
         return (document for document, _ in self.read())
 
     def read(self, place: Place = None) -> Iterator[tuple[Document, Place]]:
-        """Read on from ``place``, without what lies before it where the source allows that.
-
-        Args:
-            place: what came with a document of an earlier reading: the next one is the first here.
-
-        Yields:
-            A document and its place.
+        """Yield the documents after ``place``, each with its own place; skips what lies before it if it can.
 
         Raises:
-            DataError: as ``skipwise.data.documents.read_documents``.
+            DataError: the source is empty or damaged, a text is not UTF-8, or a record is broken or has no such field.
         """
         empty = place is None
         for found in self._documents(place):
             empty = False
             yield found
         if empty:
-            raise DataError(
-                f"{self.source} holds no document, only empty lines or nothing; choose another data.source"
-            )
+            raise DataError(f"{self.source} holds no document; choose another data.source")
 
     @abstractmethod
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]: ...
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Hash what decides the documents: SHA-256 in hex of names, contents and the text field."""
+        """Return a SHA-256 in hex of what decides the documents: names, contents and the text field."""
 
 
 def hash_files(files: Iterable[tuple[str, Path]]) -> Iterator[str]:
-    """Of each ``(name, path)`` the name and the SHA-256 of its bytes, for ``hash_parts``.
+    """Yield the name, then the SHA-256 of the bytes, of each ``(name, path)``, for ``hash_parts``.
 
     Raises:
         DataError: a file cannot be read.
@@ -85,7 +83,7 @@ def hash_files(files: Iterable[tuple[str, Path]]) -> Iterator[str]:
 
 
 def hash_parts(parts: Iterable[str]) -> str:
-    """SHA-256 over the parts, each closed by a NUL, which no part holds."""
+    """Return the SHA-256 of the parts, each followed by a NUL, which no part holds."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode() + b"\0")
@@ -93,5 +91,5 @@ def hash_parts(parts: Iterable[str]) -> str:
 
 
 def printable(name: str) -> str:
-    """Escape what a file name holds beside UTF-8, so that it can be hashed and written."""
+    """Return a file name with its bytes that are not UTF-8 escaped, so that it can be hashed and written."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

@@ -1,108 +1,77 @@
-"""Any source of text -> documents, one at a time, under names that are the same on every machine.
+"""Any source of text -> its documents, one at a time, under names that are the same on every machine.
 
 A source is one of
 
     a text file                 notes.txt (.md, .rst, .py, .tex)      one document
-    records                     corpus.jsonl (.jsonl.gz, .jsonl.zst), corpus.parquet     one a line or row
+    records                     corpus.jsonl (.jsonl.gz, .jsonl.zst), corpus.parquet     one per line or row
     a folder                    all of the above in it, recursively, sorted by name
-    a Hugging Face data set     a folder written by ``save_to_disk``, or a name on the hub, streamed or fetched whole
-    ``stdlib``                  Python's own standard library, which is always there
+    a Hugging Face data set     a folder written by ``save_to_disk``, or a name on the hub, streamed or downloaded
+    ``stdlib``                  Python's own standard library, available everywhere
     ``pydoc``                   Python's language reference, prose, as its ``help()`` shows it
 
-A document is held in memory whole, a source never is.
+Only one document is in memory at a time, whole.
 """
 
 import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts, printable
 from skipwise.data.formats import ENDINGS, NotUtf8Error, reader_of, unreadable
 from skipwise.data.hugging_face import open_hub, open_saved
 from skipwise.errors import DataError
+from skipwise.recipes.schema import Data
 
-_READABLE = "readable are " + ", ".join(ENDINGS)
+_READABLE = "readable files end in " + ", ".join(ENDINGS)
 
-# Kept out of ``stdlib``: what is installed beside it, its tests, and its generated tables.
+# Left out of ``stdlib``: installed packages, tests, and generated tables.
 _STDLIB_SKIPPED = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _STDLIB_TABLES = {"encodings", "pydoc_data"}
 
 
 def is_held_out(name: str, share: float) -> bool:
-    """Whether the document ``name`` belongs to the validation share, ``0 <= share <= 1``.
+    """Return whether the document ``name`` belongs to the held-out share, ``0 <= share <= 1``.
 
-    A hash of the name decides, so training and evaluation, here and elsewhere, agree on the split without
-    writing it down: the first 64 bits of SHA-256, big-endian, lie below ``share * 2**64``.
+    A hash of the name decides, so training and evaluation on any machine agree on the split without a list of it:
+    the first 64 bits of SHA-256, big-endian, are below ``share * 2**64``.
     """
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < share * 2**64
 
 
-def read_documents(
-    source: str | Path,
-    *,
-    text_field: str = "text",
-    split: str = "train",
-    subset: str | None = None,
-    stream: bool = False,
-) -> Iterator[Document]:
-    """Read the documents of ``source``, lazily, in the same order everywhere.
-
-    Args:
-        source: see the module's table.
-        text_field: the field of JSON Lines, Parquet or a data set that holds the text.
-        split: the split of a Hugging Face data set.
-        subset: its subset (configuration) on the hub; None takes the default one.
-        stream: read a data set of the hub as it comes, without fetching it whole.
+def open_corpus(source: str | Path | Data) -> Corpus:
+    """Return the documents of a source, or of the source that a recipe's data section describes; nothing is read yet.
 
     Raises:
-        DataError: the source is missing, of an unknown kind, empty or damaged; a text is not UTF-8; a record
-            is broken or has no such field. At the call where it shows at once, else while iterating.
+        DataError: the source is missing, of an unknown kind, or holds no file that can be read.
     """
-    return iter(open_corpus(source, text_field=text_field, split=split, subset=subset, stream=stream))
-
-
-def open_corpus(
-    source: str | Path,
-    *,
-    text_field: str = "text",
-    split: str = "train",
-    subset: str | None = None,
-    stream: bool = False,
-) -> Corpus:
-    """Find out what ``source`` is; ``read_documents`` says the arguments and the errors."""
-    if source == "stdlib":
-        return FileCorpus("stdlib", _stdlib_files(), text_field, skip_undecodable=True)
-    if source == "pydoc":
-        return TopicsCorpus(source, text_field)
-    if not str(source).strip():
+    data = Data.of(source)
+    if data.source == "stdlib":
+        return FileCorpus("stdlib", data.text_field, _stdlib_files(), skip_undecodable=True)
+    if data.source == "pydoc":
+        return TopicsCorpus("pydoc", data.text_field)
+    if not data.source.strip():
         raise DataError("data.source is empty; give a file, a folder, a Hugging Face data set, or stdlib")
-    path = Path(source).expanduser()
+    path = Path(data.source).expanduser()
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            return open_saved(path, text_field, split)
-        return FileCorpus(str(source), _folder_files(path), text_field)
+            return open_saved(path, data)
+        return FileCorpus(data.source, data.text_field, _folder_files(path))
     if path.exists():
         if reader_of(path) is None:
-            raise DataError(f"{source}: cannot read files ending in {path.suffix!r}; {_READABLE}")
-        return FileCorpus(str(source), [(printable(path.name), path)], text_field)
-    return open_hub(str(source), text_field, split, subset, stream)
+            raise DataError(f"{data.source}: cannot read files ending in {path.suffix!r}; {_READABLE}")
+        return FileCorpus(data.source, data.text_field, [(printable(path.name), path)])
+    return open_hub(data)
 
 
+@dataclass(frozen=True)
 class FileCorpus(Corpus):
-    """Files of this machine: ``(name, path)`` each, in order."""
+    """Files on this machine: ``(name, path)`` each, in order."""
 
-    def __init__(
-        self,
-        source: str,
-        files: Sequence[tuple[str, Path]],
-        text_field: str,
-        skip_undecodable: bool = False,
-    ) -> None:
-        super().__init__(source, text_field)
-        self.files = files
-        self.skip_undecodable = skip_undecodable
+    files: Sequence[tuple[str, Path]]
+    skip_undecodable: bool = False
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         begin, done = place or (0, 0)
@@ -118,12 +87,11 @@ class FileCorpus(Corpus):
                     raise
 
     def fingerprint(self) -> str:
-        """Hash every name and every byte, a file at a time."""
         return hash_parts(["files", self.text_field, *hash_files(self.files)])
 
 
 class TopicsCorpus(Corpus):
-    """The chapters of the language reference that come with Python for ``help()``: 79 of them, up to 60 kB."""
+    """The chapters of the language reference that Python has for ``help()``: 79 of them, up to 60 kB."""
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         for done, (name, text) in enumerate(sorted(_topics().items()), 1):
@@ -131,7 +99,6 @@ class TopicsCorpus(Corpus):
                 yield Document(name, text), done
 
     def fingerprint(self) -> str:
-        """Hash every name and every text."""
         return hash_parts(["topics", *(part for pair in sorted(_topics().items()) for part in pair)])
 
 
@@ -140,16 +107,16 @@ def _topics() -> dict[str, str]:
         from pydoc_data.topics import topics
     except ImportError:
         raise DataError(
-            "this Python comes without pydoc_data, the text of its help(); give another text, as stdlib"
+            "this Python has no pydoc_data, the text of its help(); choose another text, for example stdlib"
         ) from None
     return dict(topics)
 
 
 def _folder_files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
-    """List the readable files under ``folder`` by name, without what is hidden or in a ``skipped`` folder."""
+    """List the readable files under ``folder`` by name, except hidden ones and those in a ``skipped`` folder."""
     files, walked = {}, set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
-        if os.path.realpath(parent) in walked:  # a link to a folder above it, or to one met already
+        if os.path.realpath(parent) in walked:  # a link to a folder above it, or to one seen already
             folders.clear()
             continue
         walked.add(os.path.realpath(parent))

@@ -1,10 +1,11 @@
-"""Token store + plan -> training examples, for any Trainer or plain loop.
+"""Token store + plan -> training examples, for any Trainer or training loop.
 
-An example is a pure function of (seed, epoch, index): nothing is sampled before training and nothing cached,
-so positions are new in every epoch and the same on every worker, rank and machine.
+An example is a pure function of (seed, epoch, index). Nothing is sampled before training and nothing is cached, so
+positions are new in every epoch, and the same on every worker, rank and machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, keep_long, split_by_name
 from skipwise.errors import DataError
-from skipwise.keys import Keys
-from skipwise.lengths import parse_length
-from skipwise.positions import SCHEMES, Plans
-from skipwise.recipe import Positions
+from skipwise.method.lengths import parse_length
+from skipwise.method.positions import SCHEMES, Plans
+from skipwise.method.rng import Rng
+from skipwise.recipes.schema import Data, Positions
 
-IGNORED = -100  # the label that transformers and torch leave out of the loss
+IGNORED = -100  # labels with this value do not count in the loss of transformers and torch
 
 # Draw numbers of what is chosen before the plan; far above those that a plan uses.
 _DOCUMENT, _ORIGIN, _PASSKEY = 2**40, 2**40 + 1, 2**40 + 2
@@ -29,32 +30,101 @@ _DOCUMENT, _ORIGIN, _PASSKEY = 2**40, 2**40 + 1, 2**40 + 2
 Example = dict[str, np.ndarray]
 
 
+@dataclass(frozen=True)
+class ExampleRules:
+    """How an example is taken from a document, and which of its labels are trained.
+
+    Attributes:
+        train_length: L_c in tokens.
+        target_length: L_t in tokens.
+        positions: the scheme and its options.
+        train_jumps: train the first label of a chunk too. It is predicted from a token that does not precede it in the
+            document, and is left out by default.
+        min_context: train a label only if at least this many tokens directly before it in the document also stand
+            directly before it in the example; leaves out the first labels of each chunk. 0: no such limit.
+
+    Raises:
+        RecipeError: no plan fits the lengths.
+        DataError: the chunks are too short for any label to be trained.
+    """
+
+    train_length: int
+    target_length: int
+    positions: Positions
+    train_jumps: bool = False
+    min_context: int = 0
+
+    def __post_init__(self) -> None:
+        self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))
+        train, chunks = self.train_length, self.positions.chunks
+        if train < 4 * chunks:
+            raise DataError(
+                f"train length {train:,} is too short for {chunks} chunks; choose at least {4 * chunks:,} tokens, so that "
+                "there is something to predict inside a chunk"
+            )
+        if self.min_context * chunks >= train:  # the longest chunk has at least train_length / chunks tokens
+            raise DataError(
+                f"min_context {self.min_context:,} may leave no label of {train:,} tokens in {chunks} chunks; choose a "
+                f"value below {train / chunks:g}"
+            )
+
+    def plan(self, rng: Rng, spans: np.ndarray) -> Plans:
+        """Draw the plan of each example; ``spans`` int64 [examples] are the tokens that it may take text from."""
+        scheme = SCHEMES[self.positions.scheme]
+        return scheme(rng, self.train_length, self.target_length, spans, self.positions.rules)
+
+    def cut(self, rng: Rng, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the span of each document, at most L_t tokens: its length and its start, both int64 [examples]."""
+        spans = np.minimum(lengths, self.target_length)
+        return spans, rng.integers(_ORIGIN, 0, lengths - spans)
+
+    def trained(self, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return ``labels`` [examples, tokens] with ``IGNORED`` where they are not trained.
+
+        ``places`` int64 [examples, tokens] are the tokens' places in their documents.
+        """
+        begins = np.ones(places.shape, dtype=bool)
+        begins[:, 1:] = np.diff(places, axis=1) != 1
+        column = np.arange(places.shape[1])
+        context = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
+        left_out = context < self.min_context
+        if not self.train_jumps:
+            left_out[:, 1:] |= begins[:, 1:]
+        return np.where(left_out, IGNORED, labels)
+
+
 class PoseDataset(torch.utils.data.Dataset[Example]):
     """Examples of ``train_length`` tokens whose positions reach up to ``target_length``.
 
-    A document is drawn with a chance in proportion to its tokens, then a span of it as long as the target
-    (or the whole document, where it is shorter), then the plan, whose content offsets v_i count inside the
-    span: a long document is a source of many spans.
+    An example draws a document with a chance in proportion to its tokens, then a span of it as long as the target (the
+    whole document if it is shorter), then the plan, whose content offsets v_i count inside the span. So a long document
+    gives many different spans.
 
-    Each item holds int64 arrays [tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask``.
-    The mask is all ones and must reach the model: without it, and without a cache, transformers takes a jump
-    of the positions for the border of a packed document and cuts attention there.
+    Each item holds int64 arrays [tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask``. The mask is
+    all ones and must reach the model: without a mask and a cache, transformers takes a jump of the positions for the
+    start of a new packed document and cuts attention there.
+
+    Example::
+
+        model = load_model(name, plan_extension(load_config(name), target_length=32768, interpolation="yarn"))
+        data = PoseDataset.from_source("corpus/", load_tokenizer(name), train_length="4k", target_length="32k")
+        Trainer(model, TrainingArguments("out"), train_dataset=data, data_collator=collate).train()
 
     Args:
         store: the tokens.
-        documents: indices into the store of the documents to draw from, each of at least ``train_length``.
-        train_length: L_c in tokens.
+        documents: indices into the store of the documents to draw from, each of at least ``train_length`` tokens.
+        train_length: L_c in tokens, as 2048 or "2k".
         target_length: L_t in tokens.
-        tokenizer: builds passkey prompts; needed where ``passkey`` is above 0.
-        positions: the scheme and its options; PoSE with two chunks by default.
-        examples: the length of the data set; default: the documents' tokens over ``train_length``.
+        tokenizer: writes passkey prompts; required if ``passkey`` is above 0.
+        positions: the scheme and its options; default: PoSE with two chunks.
+        examples: the length of the data set; default: the documents' tokens / ``train_length``.
         seed: of the whole sequence of examples.
-        train_jumps: keep the label of a token whose text does not follow on the token before it.
-        min_context: leave out the label of a token before which fewer tokens of its own text stand.
+        train_jumps: train the first label of a chunk too (``ExampleRules``).
+        min_context: tokens of its own text that a trained label needs directly before it (``ExampleRules``).
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
 
     Raises:
-        DataError: no documents, or one shorter than an example.
+        DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
     """
 
     def __init__(
@@ -62,8 +132,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         store: TokenStore,
         documents: np.ndarray,
         *,
-        train_length: int,
-        target_length: int,
+        train_length: int | str,
+        target_length: int | str,
         tokenizer: PreTrainedTokenizerBase | None = None,
         positions: Positions | None = None,
         examples: int | None = None,
@@ -74,47 +144,42 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     ) -> None:
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
+        lengths = parse_length(train_length), parse_length(target_length)
+        self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
-        self.train_length, self.target_length = train_length, target_length
-        self.positions = positions or Positions()
-        self.seed, self.train_jumps, self.passkey = seed, train_jumps, passkey
-        self.min_context = min_context
+        self.seed, self.passkey = seed, passkey
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
-        self._examples = int(self._ends[-1]) // train_length if examples is None else examples
-        # Shared memory, so that workers which outlive an epoch see the next one.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        # What no plan can meet is said here, by the shortest document, and not in a worker.
-        shortest = np.minimum(self._lengths.min(keepdims=True), target_length)
-        self._plan(Keys.of(seed, 0, 0), shortest)
-        _check_options(train_length, self.positions.chunks, passkey, tokenizer, min_context)
+        self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
+        self._epoch = shared_epoch()
+        # A document that is too short for a plan is reported here, not in a worker.
+        self.rules.plan(Rng.of(seed, 0, 0), np.minimum(self._lengths.min(keepdims=True), lengths[1]))
+        _check_passkey(passkey, tokenizer, lengths[0])
 
     @classmethod
     def from_source(
         cls,
-        source: str | Path,
+        source: str | Path | Data,
         tokenizer: PreTrainedTokenizerBase,
         *,
         train_length: int | str,
         target_length: int | str,
         held_out: float = 0.0,
-        tokenising: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> "PoseDataset":
-        """Tokenise ``source`` (cached) and keep what is long enough, less the share held out by name.
+        """Tokenise a source (cached) and use its documents of at least ``train_length`` tokens that are not held out.
 
-        ``tokenising`` are options of ``skipwise.data.tokenising.build_token_store``, as ``{"text_field": "body"}``, the
-        others those of the class.
+        A ``Data`` section says how the text is read and tokenised; its other settings do not apply. ``held_out`` is the
+        share of documents held out by name. ``options`` are those of the class.
         """
-        tokens = parse_length(train_length)
-        store = build_token_store(str(source), tokenizer, **(tokenising or {}))
+        store = build_token_store(source, tokenizer)
         train, _ = split_by_name(store, held_out)
-        kept = np.intersect1d(train, keep_long(store, tokens))
+        documents = np.intersect1d(train, keep_long(store, parse_length(train_length)))
         return cls(
             store,
-            kept,
-            train_length=tokens,
-            target_length=parse_length(target_length),
+            documents,
+            train_length=train_length,
+            target_length=target_length,
             tokenizer=tokenizer,
             **options,
         )
@@ -123,69 +188,39 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         return self._examples
 
     def set_epoch(self, epoch: int) -> None:
-        """Move on to other documents, spans and positions; Trainer and Accelerate call this by themselves."""
+        """Change to the documents, spans and positions of an epoch; Trainer and Accelerate call this themselves."""
         self._epoch.fill_(epoch)
 
     def __getitem__(self, index: int) -> Example:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
-        """Build the examples ``indices`` in one vectorised batch; the loader of torch calls this."""
+        """Build the examples ``indices`` in one vectorised batch; torch's DataLoader calls this."""
         outside = [i for i in indices if not 0 <= i < len(self)]
         if outside:
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
-        spans, origins, keys = self._spans(np.asarray(indices))
-        plans = self._plan(keys, spans)
+        plans, origins, rng = self._drawn(np.asarray(indices))
         rows = origins[:, None] + plans.content_indices()
         input_ids = self.store.tokens[rows].astype(np.int64)
-        labels = np.where(self._left_out(rows), IGNORED, input_ids)
-        for row in np.flatnonzero(keys.uniform(_PASSKEY) < self.passkey):
+        labels = self.rules.trained(rows, input_ids)
+        for row in np.flatnonzero(rng.uniform(_PASSKEY) < self.passkey):
             self._write_passkey(int(indices[int(row)]), origins[row], input_ids[row], labels[row])
-        return [
-            {"input_ids": i, "position_ids": p, "labels": y, "attention_mask": np.ones_like(i)}
-            for i, p, y in zip(input_ids, plans.position_ids(), labels, strict=True)
-        ]
+        return examples_of(input_ids, plans.position_ids(), labels)
 
     def plans(self, indices: np.ndarray) -> Plans:
-        """The position plans of the examples ``indices`` [examples], without their text."""
-        spans, _, keys = self._spans(indices)
-        return self._plan(keys, spans)
+        """Return the position plans of the examples ``indices`` [examples], without their text."""
+        return self._drawn(indices)[0]
 
-    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Keys]:
-        """The span of each example: its tokens, and where it begins in the store, both int64 [examples]."""
-        keys = Keys.of(self.seed, int(self._epoch), indices)
-        place = keys.integers(_DOCUMENT, 0, int(self._ends[-1]) - 1)
+    def _drawn(self, indices: np.ndarray) -> tuple[Plans, np.ndarray, Rng]:
+        """Draw the plans of examples, and where their spans start in the store, int64 [examples]."""
+        rng = Rng.of(self.seed, int(self._epoch), indices)
+        place = rng.integers(_DOCUMENT, 0, int(self._ends[-1]) - 1)
         chosen = np.searchsorted(self._ends, place, side="right")
-        spans = np.minimum(self._lengths[chosen], self.target_length)
-        origins = keys.integers(_ORIGIN, 0, self._lengths[chosen] - spans)
-        return spans, self.store.offsets[self.documents[chosen]] + origins, keys
-
-    def _plan(self, keys: Keys, spans: np.ndarray) -> Plans:
-        rule = self.positions
-        return SCHEMES[rule.scheme](
-            keys,
-            self.train_length,
-            self.target_length,
-            spans,
-            chunks=rule.chunks,
-            lengths=rule.lengths,
-            skips=rule.skips,
-            content=rule.content,
-        )
-
-    def _left_out(self, rows: np.ndarray) -> np.ndarray:
-        """Which labels are not trained, bool [examples, tokens]; ``rows`` are the tokens' places in the store."""
-        begins = np.ones(rows.shape, dtype=bool)
-        begins[:, 1:] = np.diff(rows, axis=1) != 1
-        place = np.arange(rows.shape[1])
-        context = place - np.maximum.accumulate(np.where(begins, place, 0), axis=1)
-        left_out = context < self.min_context
-        if not self.train_jumps:
-            left_out[:, 1:] |= begins[:, 1:]
-        return left_out
+        spans, origins = self.rules.cut(rng, self._lengths[chosen])
+        return self.rules.plan(rng, spans), self.store.offsets[self.documents[chosen]] + origins, rng
 
     def _write_passkey(self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray) -> None:
-        """Put contiguous text and then a passkey prompt with its answer into one example, in place."""
+        """Write contiguous text and then a passkey prompt with its answer into one example, in place."""
         assert self.tokenizer is not None
         rng = np.random.default_rng([self.seed, int(self._epoch), index])
         prompt = training_passkey(self.tokenizer, len(input_ids), rng)
@@ -193,34 +228,31 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         input_ids[:text] = self.store.tokens[origin : origin + text]
         input_ids[text:] = prompt
         labels[:] = input_ids
-        labels[: min(text, self.min_context)] = IGNORED
-        if not self.train_jumps:
+        labels[: min(text, self.rules.min_context)] = IGNORED
+        if not self.rules.train_jumps:
             labels[text] = IGNORED
 
 
-def _check_options(
-    train_length: int,
-    chunks: int,
-    passkey: float,
-    tokenizer: PreTrainedTokenizerBase | None,
-    min_context: int,
-) -> None:
-    if train_length < 4 * chunks:
-        raise DataError(
-            f"train length {train_length:,} is too short for {chunks} chunks: at least {4 * chunks:,} tokens, "
-            "so that there is something to predict inside a chunk"
-        )
-    if min_context * chunks >= train_length:  # the longest chunk has at least train_length / chunks tokens
-        raise DataError(
-            f"min_context {min_context:,} may leave no label of {train_length:,} tokens in {chunks} chunks; it must be "
-            f"below {train_length / chunks:g}"
-        )
-    if not 0 <= passkey <= 1:
-        raise DataError(f"passkey = {passkey:g} must lie in 0..1, a share of the examples")
-    if passkey and tokenizer is None:
-        raise DataError(f"passkey = {passkey:g} needs the tokenizer that the prompts are written with")
-    if passkey and tokenizer is not None:
+def _check_passkey(share: float, tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
+    if not 0 <= share <= 1:
+        raise DataError(f"passkey = {share:g} must lie in 0..1, a share of the examples")
+    if share and tokenizer is None:
+        raise DataError(f"passkey = {share:g} needs a tokenizer to write the prompts; give the model's own")
+    if share and tokenizer is not None:
         training_passkey(tokenizer, train_length, np.random.default_rng(0))
+
+
+def shared_epoch(epoch: int = 0) -> torch.Tensor:
+    """Return an epoch number in shared memory, so that DataLoader workers that outlive an epoch see the next one."""
+    return torch.tensor(epoch, dtype=torch.int64).share_memory_()
+
+
+def examples_of(input_ids: np.ndarray, position_ids: np.ndarray, labels: np.ndarray) -> list[Example]:
+    """Return one example per row of the int64 arrays [examples, tokens], with an attention mask of ones."""
+    return [
+        {"input_ids": i, "position_ids": p, "labels": y, "attention_mask": np.ones_like(i)}
+        for i, p, y in zip(input_ids, position_ids, labels, strict=True)
+    ]
 
 
 def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """One file -> its texts, by the file's ending.
 
-A reader yields ``(suffix, text)``: the suffix, ``:`` and the line or row from 1, tells the records of one
-file apart and is empty where the file is one document.
+A reader yields ``(suffix, text)``. The suffix is ``:`` and the line or row from 1 for a file of records, and empty
+for a file that is one document.
 """
 
 import codecs
@@ -12,21 +12,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skipwise.errors import DataError
+from skipwise.errors import DataError, first_line
 
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".tex")
 _PARQUET_ROWS = 64
-_ZSTD_BYTES = 2**16  # a hostile frame grows at most some 10,000 times: 600 MB
+_ZSTD_BYTES = 2**16  # a malicious frame expands at most about 10,000 times: 600 MB
 
 Reader = Callable[[Path, str], Iterator[tuple[str, str]]]
 
 
 class NotUtf8Error(DataError):
-    """Told apart from the other DataErrors because the standard library has such files."""
+    """A text is not UTF-8; a class of its own because such files in the standard library are skipped."""
 
 
 def reader_of(path: Path) -> Reader | None:
-    """Return the function (path, text field) -> texts for the ending of ``path``, or None."""
+    """Return the reader for the ending of ``path``, or None if there is none."""
     name = path.name.lower()
     if name.endswith(_TEXT_ENDINGS):
         return _read_text
@@ -71,13 +71,12 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
         raise _not_utf8(f"{path}, row {row:,}", error) from error
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}, after row {row:,}: not Parquet, cut short or damaged ({first_line(error)}); "
-            "fetch it again"
+            f"{path}, after row {row:,}: not Parquet, cut short or damaged ({first_line(error)}); download it again"
         ) from error
 
 
 def _decode(data: bytes, where: str, begin: int = 0) -> str:
-    """Decode UTF-8; ``begin`` is the place of ``data`` in its file, in bytes, for the message."""
+    """Decode UTF-8; the message needs ``begin``, the place of ``data`` in its file in bytes."""
     try:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -89,12 +88,12 @@ def _parse_json(line: str, where: str) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f'{where}: not JSON ({error}); each line must be one object, as {{"text": "..."}}'
+            f'{where}: not JSON ({error}); write one object per line: {{"text": "..."}}'
         ) from error
 
 
 def text_of(record: Any, field: str, where: str) -> str:
-    """Take the text out of a record, or say what is there instead."""
+    """Return the text of a record, or raise a DataError that says what the record holds instead."""
     if not isinstance(record, Mapping):
         raise DataError(f"{where}: holds a {type(record).__name__}, not an object with the field {field!r}")
     require_field(list(record), field, where)
@@ -102,25 +101,25 @@ def text_of(record: Any, field: str, where: str) -> str:
     if not isinstance(text, str):
         raise DataError(
             f"{where}: field {field!r} is {_kind(text)}, not text; "
-            "name the one that holds the text: data.text_field of a recipe, --text-field of evaluate"
+            "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
         )
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
             f"{where}: field {field!r}, character {error.start:,} is half of a surrogate pair, "
-            "which no UTF-8 text can hold; mend or remove the record"
+            "which UTF-8 cannot encode; correct or remove the record"
         ) from error
     return text
 
 
 def require_field(fields: Sequence[str], field: str, where: str) -> None:
-    """Refuse records without ``field`` and name the fields that are there."""
+    """Raise a DataError that names the existing ``fields`` if ``field`` is not one of them."""
     if field not in fields:
         there = ", ".join(repr(name) for name in fields) or "none"
         raise DataError(
-            f"{where}: no field {field!r}; the fields there: {there}. "
-            "Name the one that holds the text: data.text_field of a recipe, --text-field of evaluate"
+            f"{where}: no field {field!r} among {there}; "
+            "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
         )
 
 
@@ -133,28 +132,25 @@ def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataErro
     marked = begin == error.start == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     return NotUtf8Error(
         f"{where}: byte {begin + error.start:,} (0x{bad:02x}) is not UTF-8; convert the file, "
-        f"as by `iconv -f {'utf-16' if marked else 'latin1'} -t utf-8`"
+        f"for example with `iconv -f {'utf-16' if marked else 'latin1'} -t utf-8`"
     )
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """Say that the system does not let ``path`` be read."""
-    return DataError(f"{path}: cannot be read ({error.strerror or error}); mend that, or move it elsewhere")
-
-
-def first_line(error: BaseException) -> str:
-    """Shorten the message of another library to its first line."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """Return the error for a path that the operating system cannot read."""
+    return DataError(
+        f"{path}: cannot be read ({error.strerror or error}); make it readable, or move it elsewhere"
+    )
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Iterate the lines of ``path``, decompressed; they keep their line end."""
+    """Yield the decompressed lines of ``path`` with their line ends."""
     open_lines = next(opener for ending, opener in _LINES.items() if path.name.lower().endswith(ending))
     try:
         yield from open_lines(path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(
-            f"{path}: the compressed file is cut short or damaged ({error}); fetch it again"
+            f"{path}: the compressed file is cut short or damaged ({error}); download it again"
         ) from error
     except OSError as error:
         raise unreadable(path, error) from error
@@ -181,10 +177,10 @@ def _zstd_lines(path: Path) -> Iterator[bytes]:
 
 
 def _zstd_chunks(path: Path) -> Iterator[bytes]:
-    """Decompress every frame; zstandard's own reader takes a frame cut short for the end of the file."""
+    """Decompress every frame; zstandard's own reader does not notice a frame that is cut short."""
     import zstandard
 
-    # Large corpora are often packed with --long=31; the default refuses such windows.
+    # Large corpora are often compressed with --long=31; the default refuses such windows.
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
     frame = None
     try:

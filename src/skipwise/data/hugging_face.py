@@ -1,28 +1,28 @@
-"""Data sets of the Hugging Face ecosystem: saved in a folder, of the hub, or streamed from the hub."""
+"""Hugging Face data sets: saved in a folder, downloaded from the hub, or streamed from the hub."""
 
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts, printable
-from skipwise.data.formats import first_line, reader_of, require_field, text_of
-from skipwise.errors import DataError
-from skipwise.recipe import nearest
+from skipwise.data.formats import reader_of, require_field, text_of
+from skipwise.errors import DataError, first_line, nearest
+from skipwise.recipes.schema import Data
 
 
+@dataclass(frozen=True)
 class RowCorpus(Corpus):
-    """The rows of a ``datasets.Dataset``, named ``NAME:row`` from 1."""
+    """The rows of a ``datasets.Dataset``, named ``NAME:row`` from 1; ``identity`` stands for its content."""
 
-    def __init__(
-        self, source: str, name: str, dataset: Any, identity: Callable[[], str], text_field: str
-    ) -> None:
-        super().__init__(source, text_field)
-        self.name = name
-        self.dataset = dataset
-        self._identity = identity
-        require_field(dataset.column_names, text_field, source)
+    name: str
+    dataset: Any
+    identity: Callable[[], str]
+
+    def __post_init__(self) -> None:
+        require_field(self.dataset.column_names, self.text_field, self.source)
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         done = place or 0
@@ -32,30 +32,30 @@ class RowCorpus(Corpus):
             yield Document(f"{self.name}:{row}", text), row
 
     def fingerprint(self) -> str:
-        """Hash the name and the data set's identity: its files here, its own fingerprint on the hub."""
-        return hash_parts(["rows", self.text_field, self.name, self._identity()])
+        return hash_parts(["rows", self.text_field, self.name, self.identity()])
 
 
 class StreamError(DataError):
-    """The stream broke off; it can be read on from there."""
+    """The stream broke off; a new attempt continues from there."""
 
 
+@dataclass(frozen=True)
 class StreamCorpus(Corpus):
-    """The rows of a data set as they come from the hub, none of it kept on the disk.
+    """The rows of a data set as they come from the hub; none of it is kept on the disk.
 
-    Reading on begins in the file where it ended, or in the one before: the others are not fetched again.
+    Reading continues in the file where it stopped, or in the one before; earlier files are not downloaded again.
     """
 
-    def __init__(self, source: str, open_stream: Callable[[], Any], identity: str, text_field: str) -> None:
-        super().__init__(source, text_field)
-        self._open = open_stream
-        self._identity = identity
-        columns = open_stream().column_names
-        if columns is not None:  # else the first record tells
-            require_field(columns, text_field, source)
+    open_stream: Callable[[], Any]
+    identity: str
+
+    def __post_init__(self) -> None:
+        columns = self.open_stream().column_names
+        if columns is not None:  # otherwise the first record shows them
+            require_field(columns, self.text_field, self.source)
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
-        stream = self._open()
+        stream = self.open_stream()
         if stream.column_names is not None:
             stream = stream.select_columns([self.text_field])
         row = 0
@@ -68,21 +68,20 @@ class StreamCorpus(Corpus):
                 record = next(records)
             except StopIteration:
                 return
-            except Exception as error:  # the network, the hub, a file of it: any of a dozen classes
+            except Exception as error:  # the network, the hub or a file raises any of a dozen classes
                 raise StreamError(
                     f"{self.source}: the stream broke off after row {row:,} ({type(error).__name__}: "
-                    f"{first_line(error)}). What was tokenised is kept: run again, and it is read on from there"
+                    f"{first_line(error)}). What was tokenised is kept: run again to continue from there"
                 ) from error
             row += 1
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
             yield Document(f"{self.source}:{row}", text), {"row": row, "stream": stream.state_dict()}
 
     def fingerprint(self) -> str:
-        """Hash the name and the data set's identity, on the hub the commit."""
-        return hash_parts(["stream", self.text_field, self.source, self._identity])
+        return hash_parts(["stream", self.text_field, self.source, self.identity])
 
 
-def open_saved(folder: Path, text_field: str, split: str) -> Corpus:
+def open_saved(folder: Path, data: Data) -> Corpus:
     """Open what ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote.
 
     Raises:
@@ -94,52 +93,53 @@ def open_saved(folder: Path, text_field: str, split: str) -> Corpus:
         dataset = datasets.load_from_disk(str(folder))
     except Exception as error:  # datasets, pyarrow and json each raise their own
         raise DataError(
-            f"{folder}: this saved Hugging Face data set cannot be loaded "
-            f"({first_line(error)}); save it again"
+            f"{folder}: this saved Hugging Face data set cannot be loaded ({first_line(error)}); save it again"
         ) from error
     if isinstance(dataset, datasets.DatasetDict):
-        if split not in dataset:
+        if data.split not in dataset:
             raise DataError(
-                f"{folder}: no split {split!r}{nearest(split, dataset)}; "
-                f"choose of {', '.join(dataset)}: data.split of a recipe, --split of evaluate"
+                f"{folder}: no split {data.split!r}{nearest(data.split, dataset)}; choose one of {', '.join(dataset)}: "
+                "data.split of a recipe, --split of evaluate"
             )
-        dataset = dataset[split]
+        dataset = dataset[data.split]
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
 
     def identity() -> str:
         return hash_parts(hash_files((file.name, file) for file in files))
 
-    return RowCorpus(str(folder), printable(folder.resolve().name), dataset, identity, text_field)
+    return RowCorpus(str(folder), data.text_field, printable(folder.resolve().name), dataset, identity)
 
 
-def open_hub(source: str, text_field: str, split: str, subset: str | None, stream: bool) -> Corpus:
-    """Open a data set by its name on the hub; what cannot be such a name is a path that is missing.
+def open_hub(data: Data) -> Corpus:
+    """Open a data set by its name on the hub; a source that cannot be such a name is a missing path.
 
     Raises:
-        DataError: neither is there.
+        DataError: there is neither a path nor a data set of that name.
     """
-    path = Path(source).expanduser()
+    source, path = data.source, Path(data.source).expanduser()
     siblings = os.listdir(path.parent) if path.parent.is_dir() else []
     missing = f"{source!r} is neither a file nor a folder here{nearest(path.name, siblings)}"
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) or reader_of(path) is not None:
-        raise DataError(f"{missing}; the text must be one, a Hugging Face data set, or stdlib")
+        raise DataError(f"{missing}; give a file, a folder, a Hugging Face data set, or stdlib")
     import datasets
 
     try:
-        if stream:
-            builder = datasets.load_dataset_builder(source, subset)
-            identity = hash_parts([builder.hash, builder.config.name, split])
+        if data.stream:
+            builder = datasets.load_dataset_builder(source, data.subset)
+            identity = hash_parts([builder.hash, builder.config.name, data.split])
             return StreamCorpus(
-                source, lambda: builder.as_streaming_dataset(split=split), identity, text_field
+                source, data.text_field, lambda: builder.as_streaming_dataset(split=data.split), identity
             )
-        dataset = datasets.load_dataset(source, subset, split=split)
+        dataset = datasets.load_dataset(source, data.subset, split=data.split)
     except DataError:
         raise
-    except Exception as error:  # the network, the hub, a split, a configuration: any of a dozen classes
-        part = f" and subset {subset!r}" if subset else ""
+    except (
+        Exception
+    ) as error:  # the network, the hub, a split or a configuration raises any of a dozen classes
+        part = f" and subset {data.subset!r}" if data.subset else ""
         raise DataError(
-            f"{missing}, and the Hugging Face hub gave no data set of that name with split {split!r}{part} "
-            f"({type(error).__name__}: {first_line(error)}). Check name, split, subset and network; "
-            "or save it where there is one by `Dataset.save_to_disk` and give its folder"
+            f"{missing}, and the Hugging Face hub has no data set of that name with split {data.split!r}{part} "
+            f"({type(error).__name__}: {first_line(error)}). Check name, split, subset and network; or save it on a "
+            "connected machine with `Dataset.save_to_disk` and give the folder"
         ) from error
-    return RowCorpus(source, source, dataset, lambda: str(dataset._fingerprint), text_field)
+    return RowCorpus(source, data.text_field, source, dataset, lambda: str(dataset._fingerprint))

@@ -1,7 +1,7 @@
-"""Passkey prompts: five digits hidden in filler, asked for at the end (Mohtashami and Jaggi, 2023).
+"""Passkey prompts: five digits hidden in filler text, asked for at the end (Mohtashami and Jaggi, 2023).
 
-The text is the one in the PoSE paper's passkey figure. A prompt is as long as a number of the model's own
-tokens allows, to within one sentence of filler; ``depth`` is the share of the filler before the key.
+The text is that of the PoSE paper's passkey figure. The model's own tokenizer measures the length of a prompt; its
+``depth`` is the share of the filler that stands before the key.
 """
 
 from bisect import bisect_right
@@ -34,12 +34,12 @@ _QUESTION = "What is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and what should follow it.
+    """A prompt and its answer.
 
     Attributes:
-        ids: the prompt's token ids, ending with the question.
-        answer: the five digits asked for.
-        depth: share of the filler sentences that stand before the key, in [0, 1].
+        ids: the prompt's token ids; they end with the question.
+        answer: the number asked for.
+        depth: share of the filler before the number, in [0, 1].
     """
 
     ids: list[int]
@@ -48,12 +48,12 @@ class Prompt:
 
 
 def filler(sentences: int, first: int = 0) -> str:
-    """So many sentences of the cycle from number ``first`` on, joined by spaces."""
+    """Return filler sentences, joined by spaces, from number ``first`` of the endless cycle on."""
     return " ".join(_SENTENCES[i % _CYCLE] for i in range(first, first + sentences))
 
 
 def passkey_text(key: str, before: int, after: int) -> str:
-    """The prompt with ``before`` filler sentences ahead of ``key`` and ``after`` behind it."""
+    """Return a prompt with ``before`` filler sentences before ``key`` and ``after`` behind it."""
     lines = [
         filler(before) + "\n" if before else "",
         f"The pass key is {key}. Remember it. {key} is the pass key.\n",
@@ -63,62 +63,117 @@ def passkey_text(key: str, before: int, after: int) -> str:
 
 
 def passkey_prompt(
-    tokenizer: "PreTrainedTokenizerBase",
-    length: int,
-    rng: np.random.Generator,
-    depth: float | None = None,
+    tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator, depth: float | None = None
 ) -> Prompt:
-    """Draw the longest prompt that fits ``length`` tokens together with its answer.
+    """Draw the longest passkey prompt that fits ``length`` tokens together with its answer.
 
-    One more sentence of filler, at the same place, would not fit.
+    One more sentence of filler, at the same depth, would not fit.
 
     Args:
-        tokenizer: the model's own; its special tokens are added as it does by default, but no EOS.
-        length: tokens of prompt and answer at the most.
+        tokenizer: the model's own; it adds its usual special tokens, but no EOS at the end.
+        length: largest number of tokens of prompt and answer.
         rng: draws the key, then the depth.
         depth: share of the filler before the key; default: uniform.
 
     Raises:
         DataError: ``length`` is too short for a prompt without filler, ``depth`` is not in [0, 1], or the
-            tokenizer cannot write digits.
+            tokenizer cannot encode digits.
     """
     key = _draw_key(rng)
     split = _uniform_split(rng.random()) if depth is None else _split_at(depth)
-    most, ids = _fill(tokenizer, key, length - len(answer_ids(tokenizer, key)), split, length)
+    most, ids = _fill(tokenizer, key, split, length)
     return Prompt(ids, key, split(most) / most if most else 0.0)
 
 
 def training_passkey(
     tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator
 ) -> list[int]:
-    """Draw a prompt with its answer and EOS, of at most ``length`` token ids, to train on.
+    """Draw a passkey prompt with its answer and EOS to train on: at most ``length`` token ids.
 
-    The number of filler sentences is uniform from none to the most that fit, and so is the key's place
-    among them. A tokenizer without EOS adds none.
+    The number of filler sentences is uniform between none and the most that fit, and the key's place among them is
+    uniform. A tokenizer without EOS adds none.
 
     Raises:
-        DataError: ``length`` is too short for a prompt without filler, or the tokenizer cannot write digits.
+        DataError: ``length`` is too short for a prompt without filler, or the tokenizer cannot encode digits.
     """
     key = _draw_key(rng)
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    reply = answer_ids(tokenizer, key) + end
     split = _uniform_split(rng.random())
-    most, ids = _fill(tokenizer, key, length - len(reply), split, length)
+    most, ids = _fill(tokenizer, key, split, length, reserved=len(end))
     sentences = int(rng.integers(0, most, endpoint=True))
     if sentences < most:
         before = split(sentences)
         ids = encode(tokenizer, passkey_text(key, before, sentences - before))
-    return ids + reply
+    return ids + answer_ids(tokenizer, key) + end
 
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: str) -> list[int]:
-    """The token ids by which ``key`` continues the question.
+    """Return the token ids with which ``key`` continues the question.
 
     Raises:
-        DataError: the tokenizer cannot write digits.
+        DataError: the tokenizer cannot encode digits.
     """
     _measure(tokenizer)
     return _continuation(tokenizer, key)
+
+
+def longest_prompt(
+    tokenizer: "PreTrainedTokenizerBase",
+    drawn: Callable[[int], tuple[str, str]],
+    parts: range,
+    length: int,
+    *,
+    predicted: Callable[[int], int] | None = None,
+    reserved: int = 0,
+) -> tuple[int, list[int]]:
+    """Find the largest number of parts whose prompt fits ``length`` together with its answer.
+
+    If the prediction is right, a long prompt is tokenised once. Otherwise a search measures prompts: their tokens grow
+    almost linearly with the parts, so each step tries the count at which the line through the last measurements meets
+    ``length``, and narrows the range in which the count lies.
+
+    Args:
+        tokenizer: the model's own.
+        drawn: returns prompt and answer for a number of parts.
+        parts: the numbers of parts allowed.
+        length: largest number of tokens of prompt and answer.
+        predicted: tokens that this many parts should add to the prompt with the fewest parts.
+        reserved: tokens kept free behind the answer.
+
+    Returns:
+        The number of parts, and the prompt's token ids.
+
+    Raises:
+        TooShortError: not even the fewest parts fit.
+    """
+
+    def tried(count: int) -> tuple[list[int], int]:
+        text, answer = drawn(count)
+        ids = encode(tokenizer, text)
+        return ids, len(ids) + len(answer_ids(tokenizer, answer)) + reserved
+
+    low, high = parts[0], parts[-1] + 1
+    ids, bare = tried(low)
+    if bare > length:
+        raise TooShortError(
+            f"length {length} is too short for a retrieval prompt: the shortest has {bare} tokens with its answer; choose "
+            "at least that (--lengths, evaluation.passkey_lengths, or train_length with data.passkey), or no prompts"
+        )
+    if predicted is not None:
+        guess = parts[bisect_right(parts, length - bare, key=predicted) - 1]
+        guessed, needed = tried(guess)
+        if needed == bare + predicted(guess):
+            return guess, guessed
+    tokens, each = bare, 10.0
+    while high - low > 1:
+        middle = min(max(low + int((length - tokens) / each), low + 1), high - 1)
+        found, needed = tried(middle)
+        each = max(1.0, (needed - bare) / (middle - parts[0]))
+        if needed <= length:
+            low, ids, tokens = middle, found, needed
+        else:
+            high = middle
+    return low, ids
 
 
 def _draw_key(rng: np.random.Generator) -> str:
@@ -126,79 +181,56 @@ def _draw_key(rng: np.random.Generator) -> str:
 
 
 def _split_at(depth: float) -> Callable[[int], int]:
-    """Sentences before the key out of n: the nearest to ``depth * n``; grows with n by 0 or 1."""
+    """Return n -> sentences before the key, nearest to ``depth * n``; one more sentence adds 0 or 1."""
     if not 0 <= depth <= 1:
         raise DataError(f"depth {depth} must lie between 0 (the key first) and 1 (the key last)")
     return lambda sentences: int(depth * sentences + 0.5)
 
 
 def _uniform_split(u: float) -> Callable[[int], int]:
-    """Sentences before the key out of n: uniform on 0..n for ``u`` uniform on [0, 1); grows by 0 or 1."""
+    """Return n -> sentences before the key, uniform on 0..n for ``u`` uniform on [0, 1); one more adds 0 or 1."""
     return lambda sentences: int(u * (sentences + 1))
 
 
 def _fill(
-    tokenizer: "PreTrainedTokenizerBase", key: str, room: int, split: Callable[[int], int], length: int
+    tokenizer: "PreTrainedTokenizerBase",
+    key: str,
+    split: Callable[[int], int],
+    length: int,
+    reserved: int = 0,
 ) -> tuple[int, list[int]]:
-    """Find the most filler sentences for which the prompt has at most ``room`` tokens, and its ids.
+    """Return the most filler sentences that fit, and the prompt's ids.
 
-    Counts are predicted from short pieces, which is exact wherever tokens do not cross sentences, so a
-    prompt of any length is tokenised once. Where the prediction fails, the counts are measured instead.
+    Tokens are predicted from short texts, which is exact unless tokens run across sentences.
     """
-    bare = len(encode(tokenizer, passkey_text(key, 0, 0)))
-    if bare > room:
-        raise TooShortError(
-            f"length {length} is too short for a passkey prompt: without filler it needs "
-            f"{bare + length - room} tokens with its answer; ask for at least that (--lengths, or a recipe's "
-            "evaluation.passkey_lengths), or for none (evaluation.passkey_trials=0)"
-        )
-    lines = _measure(tokenizer)
+
+    def drawn(sentences: int) -> tuple[str, str]:
+        return passkey_text(key, split(sentences), sentences - split(sentences)), key
 
     def predicted(sentences: int) -> int:
-        before = split(sentences)
-        return bare + lines.before(before) + lines.after(sentences - before)
+        before, after = split(sentences), sentences - split(sentences)
+        return _extrapolate(before_key, before) + _extrapolate(after_key, after)
 
-    def encoded(sentences: int) -> list[int]:
-        before = split(sentences)
-        return encode(tokenizer, passkey_text(key, before, sentences - before))
-
-    candidates = range(room + 1)  # a sentence has at least one token
-    most = bisect_right(candidates, room, key=predicted) - 1
-    ids = encoded(most)
-    if len(ids) != predicted(most):
-        most = bisect_right(candidates, room, key=lambda sentences: len(encoded(sentences))) - 1
-        ids = encoded(most)
-    return most, ids
+    before_key, after_key = _measure(tokenizer)
+    every = range(max(length, 0) + 1)  # a sentence has at least one token
+    return longest_prompt(tokenizer, drawn, every, length, predicted=predicted, reserved=reserved)
 
 
-@dataclass(frozen=True)
-class _FillerTokens:
-    """Tokens that a filler line adds to the prompt: by its sentences 0..9, from there on by extrapolation."""
-
-    before_key: list[int]
-    after_key: list[int]
-
-    def before(self, sentences: int) -> int:
-        return self._extrapolate(self.before_key, sentences)
-
-    def after(self, sentences: int) -> int:
-        return self._extrapolate(self.after_key, sentences)
-
-    @staticmethod
-    def _extrapolate(counts: list[int], sentences: int) -> int:
-        cycles = max(0, sentences // _CYCLE - 1)  # the second cycle on is like the second
-        return counts[sentences - cycles * _CYCLE] + cycles * (counts[-1] - counts[-1 - _CYCLE])
+def _extrapolate(counts: list[int], sentences: int) -> int:
+    """Return the tokens of a filler line from those of 0..9 sentences; later cycles are like the second."""
+    cycles = max(0, sentences // _CYCLE - 1)
+    return counts[sentences - cycles * _CYCLE] + cycles * (counts[-1] - counts[-1 - _CYCLE])
 
 
 @lru_cache(maxsize=8)
-def _measure(tokenizer: "PreTrainedTokenizerBase") -> _FillerTokens:
-    """Check once that the tokenizer can write digits, and measure its filler lines."""
+def _measure(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
+    """Check once that the tokenizer can encode digits; return the tokens of 0..9 sentences before and after the key."""
     for digit in "0123456789":
         decoded = str(tokenizer.decode(_continuation(tokenizer, digit))).strip()
         if decoded != digit:
             raise DataError(
-                f"the tokenizer writes the digit {digit} as {decoded!r}: a pass key must survive encoding "
-                "and decoding; use a tokenizer whose vocabulary has all ten digits"
+                f"the tokenizer turns the digit {digit} into {decoded!r}, but a pass key must survive encoding and "
+                "decoding; use a tokenizer whose vocabulary has all ten digits"
             )
 
     def added(before: int, after: int) -> int:
@@ -206,11 +238,11 @@ def _measure(tokenizer: "PreTrainedTokenizerBase") -> _FillerTokens:
 
     bare = len(encode(tokenizer, passkey_text("12345", 0, 0)))
     sentences = range(2 * _CYCLE)
-    return _FillerTokens([added(n, 0) for n in sentences], [added(0, n) for n in sentences])
+    return [added(n, 0) for n in sentences], [added(0, n) for n in sentences]
 
 
 def _continuation(tokenizer: "PreTrainedTokenizerBase", word: str) -> list[int]:
-    """Token ids of `` word`` after other words: at a text's start, some tokenizers would add a space."""
+    """Return the token ids of `` word`` after other words; at the start of a text some tokenizers add a space."""
     context = "The pass key is"
     head, whole = encode(tokenizer, context), encode(tokenizer, f"{context} {word}")
     if whole[: len(head)] == head:
@@ -219,7 +251,7 @@ def _continuation(tokenizer: "PreTrainedTokenizerBase", word: str) -> list[int]:
 
 
 def encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    """Tokenise as the model is used to, but let the text go on: no EOS at its end."""
-    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]  # not verbose: long texts are meant here
+    """Return the token ids of a text that goes on: with the usual special tokens, but no EOS at the end."""
+    ids: list[int] = tokenizer(text, verbose=False)["input_ids"]  # verbose would warn about long texts
     ends = ids and ids[-1] == tokenizer.eos_token_id
     return ids[:-1] if ends else ids

@@ -1,12 +1,12 @@
-"""Documents -> a token store, built once for each content and tokenizer; what was killed is gone on with.
+"""Documents -> a token store, built once per content and tokenizer; an interrupted build is continued.
 
-    CACHE/tokens/.draft-FINGERPRINT/    a store being written: its files, and after each batch in draft.json how
-                                        much of them is whole and the place in the source to read on from
-    CACHE/tokens/.locks/FINGERPRINT     held while one is written
+    CACHE/tokens/.draft-FINGERPRINT/    a store being written: its files, and draft.json, which after each batch says
+                                        how much of them is complete and from which place in the source to continue
+    CACHE/tokens/.locks/FINGERPRINT     held while a store is written
 
-Memory stays bounded by one batch of documents, or by the longest document. Tokenising runs in the threads
-of the tokenizers library (its Rust side lets go of Python's lock); processes would each have to import and
-to send their tokens back, and need a guarded ``__main__`` in every script of a user.
+Memory is limited by one batch of documents, or by the longest document. The threads of the tokenizers library
+tokenise (its Rust side releases Python's lock). Processes would each have to import the libraries and send their
+tokens back, and would need a guarded ``__main__`` in every script of a user.
 """
 
 import hashlib
@@ -21,66 +21,53 @@ from typing import Any
 
 import numpy as np
 from filelock import FileLock
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import open_corpus
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.tokens import FILES, SCHEMA, TokenStore, default_cache
 from skipwise.errors import DataError
+from skipwise.recipes.schema import Data
 
-_BATCH_CHARACTERS = 2**22  # keeps every core busy; its encodings hold some 100 MB
+_BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
 _BATCH_DOCUMENTS = 2**13
 _ABANDONED_SECONDS = 7 * 86_400
 
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 def build_token_store(
-    source: str | Path,
-    tokenizer: Any,
-    *,
-    cache: str | Path | None = None,
-    text_field: str = "text",
-    split: str = "train",
-    subset: str | None = None,
-    stream: bool = False,
-    max_tokens: int | None = None,
-    workers: int | None = None,
-    on_progress: Progress | None = None,
+    source: str | Path | Data, tokenizer: Any, *, on_progress: OnProgress | None = None
 ) -> TokenStore:
-    """Tokenise ``source``, or find it tokenised: the same content and tokenizer give the same store.
+    """Tokenise a source, or open the store if it exists: the same content and tokenizer give the same store.
 
-    A document gets the special tokens that the tokenizer gives a single sequence. Of two processes that would
-    build the same store at once, one waits for the other. A build that was killed, or whose stream broke off,
-    goes on after its last whole batch.
+    A document gets the special tokens that the tokenizer gives a single sequence. If two processes need the same store
+    at once, one waits for the other. An interrupted build continues after its last complete batch.
 
     Args:
-        source: what ``skipwise.data.documents.read_documents`` reads.
+        source: a source of ``skipwise.data.documents``, or a recipe's data section, whose ``max_tokens``, ``cache`` and
+            ``workers`` apply too. The threads start when a process tokenises for the first time; a later change of
+            ``workers`` has no effect.
         tokenizer: a transformers tokenizer.
-        cache: the cache folder; default ``default_cache()``.
-        text_field: the field of records that holds the text.
-        split: the split of a Hugging Face data set.
-        subset: its subset (configuration) on the hub.
-        stream: read a data set of the hub as it comes, without fetching it whole.
-        max_tokens: read no document after the one that brings the store to so many tokens.
-        workers: threads that tokenise, no more than there are cores; default all of them. They start with a
-            process's first tokenising, so after that another number changes nothing.
-        on_progress: called after each batch with the documents and tokens so far.
+        on_progress: called after each batch with the number of documents and of tokens so far.
 
     Raises:
         DataError: the source cannot be read, or the cache cannot be written.
     """
-    corpus = open_corpus(source, text_field=text_field, split=split, subset=subset, stream=stream)
-    bounds = "" if max_tokens is None else f" {max_tokens}"
-    fingerprint = _sha256(f"{SCHEMA} {corpus.fingerprint()} {tokenizer_fingerprint(tokenizer)}{bounds}")
-    cache = Path(cache).expanduser() if cache else default_cache()
+    data = Data.of(source)
+    corpus = open_corpus(data)
+    limit = "" if data.max_tokens is None else f" {data.max_tokens}"
+    fingerprint = _sha256(f"{SCHEMA} {corpus.fingerprint()} {tokenizer_fingerprint(tokenizer)}{limit}")
+    cache = Path(data.cache).expanduser() if data.cache else default_cache()
     store = _open(cache / "tokens" / fingerprint)
     if store is None:
-        if workers is not None:
-            os.environ["RAYON_NUM_THREADS"] = str(min(workers, os.cpu_count() or 1))
+        if data.workers is not None:
+            os.environ["RAYON_NUM_THREADS"] = str(min(data.workers, os.cpu_count() or 1))
         try:
-            store = _build(cache / "tokens", fingerprint, corpus, tokenizer, max_tokens, on_progress)
-        except OSError as error:  # what cannot be read is a DataError already
+            store = _build(cache / "tokens", fingerprint, corpus, tokenizer, data.max_tokens, on_progress)
+        except OSError as error:  # an unreadable source is a DataError already
             raise DataError(
                 f"{cache}: the token store cannot be written ({error.strerror or error}); "
                 "set data.cache or $SKIPWISE_CACHE to a folder with room"
@@ -90,10 +77,23 @@ def build_token_store(
     return store
 
 
-def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Hash what decides the tokens of a text: SHA-256 in hex.
+def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> TokenStore:
+    """Return ``build_token_store`` of a source, and show the progress on the console."""
+    doing = f"tokenising {Data.of(source).source}"
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as bar:
+        line = bar.add_task(doing, total=None)
 
-    Truncation and padding are left out: they are a state that calls change, and are not applied here.
+        def show(documents: int, tokens: int) -> None:
+            bar.update(line, description=f"{doing}: {documents:,} documents, {tokens:,} tokens")
+
+        return build_token_store(source, tokenizer, on_progress=show)
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """Return a SHA-256 in hex of what decides the tokens of a text.
+
+    Truncation and padding do not count: calls of the tokenizer change them, and they are not applied here.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
@@ -112,7 +112,7 @@ def _build(
     corpus: Corpus,
     tokenizer: Any,
     max_tokens: int | None,
-    on_progress: Progress | None,
+    on_progress: OnProgress | None,
 ) -> TokenStore:
     folder, draft = stores / fingerprint, stores / f".draft-{fingerprint}"
     (stores / ".locks").mkdir(parents=True, exist_ok=True)
@@ -127,20 +127,20 @@ def _build(
             with open(draft / "store.json", "w", encoding="utf-8") as file:
                 json.dump(about, file, indent=2)
                 _flush(file)
-            shutil.rmtree(folder, ignore_errors=True)  # of a damaged one
+            shutil.rmtree(folder, ignore_errors=True)  # a damaged store
             draft.rename(folder)
         except StreamError:
             raise
-        except (DataError, OSError):  # the next build would make the same mistake, or need the room
+        except (DataError, OSError):  # the next build would fail in the same way, or need the disk space
             shutil.rmtree(draft, ignore_errors=True)
             raise
         return TokenStore(folder)
 
 
 def _write(
-    draft: Path, corpus: Corpus, tokenizer: Any, max_tokens: int | None, on_progress: Progress | None
+    draft: Path, corpus: Corpus, tokenizer: Any, max_tokens: int | None, on_progress: OnProgress | None
 ) -> dict[str, Any]:
-    """Write all files of the store but ``store.json``, and return what that is to say of them."""
+    """Write all files of the store but ``store.json``, and return their counts for it."""
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
     dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
     encode = _encoder(tokenizer)
@@ -171,13 +171,13 @@ def _write(
 
 
 class _Draft:
-    """A store being written. Opened anew it holds what it held at the last ``keep``.
+    """A store being written; a draft that exists is taken up as it was at its last ``keep``.
 
     Attributes:
-        place: of the last document kept, in its source.
-        documents: how many were added.
-        tokens: how many they have.
-        largest_token: among them; -1 where there is none.
+        place: where the last document kept lies in its source.
+        documents: number of documents added.
+        tokens: number of their tokens.
+        largest_token: the largest token id among them; -1 without tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -189,17 +189,17 @@ class _Draft:
         self.folder.mkdir(exist_ok=True)
         sizes = self._kept()
         with ExitStack() as opened:
-            files = {
+            self._files = {
                 name: opened.enter_context(open(self.folder / name, "ab"))
                 for name in ("tokens.bin", "ends.bin", "names.jsonl")
             }
-            for name, file in files.items():
+            for name, file in self._files.items():
                 file.truncate(sizes.get(name, 0))
-            self._files, self._opened = files, opened.pop_all()
+            self._opened = opened.pop_all()
         return self
 
     def _kept(self) -> dict[str, int]:
-        """Take up what was kept last, and return the files' sizes at that time; nothing, where they lost some since."""
+        """Restore what was kept last and return the sizes of the files then; nothing if a file is shorter now."""
         try:
             kept = json.loads((self.folder / "draft.json").read_text(encoding="utf-8"))
             sizes: dict[str, int] = kept["bytes"]
@@ -225,7 +225,7 @@ class _Draft:
         self._files["names.jsonl"].write(json.dumps(name).encode() + b"\n")
 
     def keep(self, place: Place) -> None:
-        """What was added is whole up to here: a build that goes on begins after ``place``."""
+        """Record that everything added is complete: a build that continues starts after ``place``."""
         self.place = place
         for file in self._files.values():
             file.flush()
@@ -241,7 +241,7 @@ class _Draft:
         written.replace(self.folder / "draft.json")
 
     def finish(self) -> None:
-        """Bring the store's files to the disk, and remove what only a draft has."""
+        """Flush the store's files to the disk, and remove those that only a draft has."""
         for file in self._files.values():
             _flush(file)
         ends = np.fromfile(self.folder / "ends.bin", dtype=np.int64)
@@ -253,8 +253,10 @@ class _Draft:
 
 
 def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Place]]:
-    """Group the documents after ``place``, in order, so that a batch is worth starting threads for and fits in memory;
-    with each the place of its last document."""
+    """Yield the documents after ``place`` in batches, each with the place of its last document.
+
+    A batch is large enough to be worth starting threads for, and fits in memory.
+    """
     batch: list[Document] = []
     characters = 0
     for document, reached in corpus.read(place):
@@ -269,10 +271,10 @@ def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Pla
 
 
 def _encoder(tokenizer: Any) -> Callable[[list[str]], Iterator[Sequence[int]]]:
-    """Return texts -> token ids.
+    """Return a function from texts to their token ids.
 
-    A fast tokenizer's Rust side is called directly, on a copy without truncation and padding: the same ids
-    as ``tokenizer(text)`` at two thirds of its time and half its memory, and no warning about long texts.
+    For a fast tokenizer it calls a copy of the Rust side without truncation and padding: the same ids as
+    ``tokenizer(text)`` in two thirds of the time, with half the memory and without a warning about long texts.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -285,12 +287,12 @@ def _encoder(tokenizer: Any) -> Callable[[list[str]], Iterator[Sequence[int]]]:
 
 
 def _splits_special(tokenizer: Any) -> bool:
-    """Whether ``<s>`` written in a text is read as those three characters and not as the special token."""
+    """Return whether ``<s>`` in a text is read as three characters instead of the special token."""
     return bool(getattr(tokenizer, "split_special_tokens", False))
 
 
 def _open(folder: Path) -> TokenStore | None:
-    """Open a store, or None where there is none or it is damaged."""
+    """Return the store in ``folder``, or None if there is none or it is damaged."""
     try:
         return TokenStore(folder)
     except DataError:
@@ -298,18 +300,18 @@ def _open(folder: Path) -> TokenStore | None:
 
 
 def _sweep(stores: Path) -> None:
-    """Remove the drafts of builds that nobody went on with: nothing was written to them for a week."""
+    """Remove drafts to which nothing was written for a week."""
     for draft in stores.glob(".draft-*"):
         try:
             newest = max(path.stat().st_mtime for path in (draft, *draft.iterdir()))
-        except FileNotFoundError:  # its builder is alive: it finished between the two looks
+        except FileNotFoundError:  # another process has just finished it
             continue
         if newest < time.time() - _ABANDONED_SECONDS:
             shutil.rmtree(draft, ignore_errors=True)
 
 
 def _flush(file: Any) -> None:
-    """Bring a file to the disk: renamed first, it could be empty after a power cut."""
+    """Flush a file to the disk; if it were renamed first, it could be empty after a power cut."""
     file.flush()
     os.fsync(file.fileno())
 

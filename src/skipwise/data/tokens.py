@@ -1,10 +1,10 @@
-"""The token store: every document's tokens on the disk, memory-mapped.
+"""The token store: the tokens of all documents on the disk, memory-mapped.
 
     CACHE/tokens/FINGERPRINT/
-      tokens.bin     every document's tokens, one after the other; uint16 or uint32, little-endian
+      tokens.bin     the tokens of all documents in order; uint16 or uint32, little-endian
       offsets.npy    int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
-      names.jsonl    a name a line
-      store.json     schema, counts and file sizes; written last, so a store without it is none
+      names.jsonl    one name per line
+      store.json     schema, counts and file sizes; written last, so a store without it is incomplete
 
 ``skipwise.data.tokenising`` writes it.
 """
@@ -31,9 +31,9 @@ class TokenStore:
     Attributes:
         path: its folder.
         fingerprint: SHA-256 in hex of the documents' content and the tokenizer.
-        tokens: uint16 or uint32 [tokens], all documents one after the other.
+        tokens: uint16 or uint32 [tokens], all documents in order.
         offsets: int64 [documents + 1].
-        largest_token: the largest token id in it; -1 where there is no token.
+        largest_token: the largest token id; -1 if the store has no token.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,11 +61,11 @@ class TokenStore:
                 raise ValueError(f"{len(self)} documents, {len(self.tokens)} tokens")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{self.path} is no whole token store ({error}); remove it, and it is built again"
+                f"{self.path} is not a complete token store ({error}); remove it, and it is built again"
             ) from error
 
     def __len__(self) -> int:
-        """How many documents there are."""
+        """Return the number of documents."""
         return len(self.offsets) - 1
 
     def __reduce__(self) -> tuple[type["TokenStore"], tuple[Path]]:
@@ -82,7 +82,7 @@ class TokenStore:
         return np.diff(self.offsets)
 
     def document(self, index: int) -> np.ndarray:
-        """The tokens of document ``index``: uint16 or uint32 [tokens of it], a view of the map.
+        """Return the tokens of document ``index``: uint16 or uint32 [its tokens], a view of the map.
 
         Raises:
             IndexError: there is no such document.
@@ -93,7 +93,7 @@ class TokenStore:
 
 
 class Names(Sequence[str]):
-    """The lines of ``names.jsonl``, memory-mapped: a large corpus has more names than fit in memory."""
+    """The lines of ``names.jsonl``, memory-mapped, because the names of a large corpus may not fit in memory."""
 
     def __init__(self, path: Path) -> None:
         self._bytes = np.memmap(path, mode="r") if path.stat().st_size else np.empty(0, dtype=np.uint8)
@@ -111,7 +111,7 @@ class Names(Sequence[str]):
 
 
 def default_cache() -> Path:
-    """``$SKIPWISE_CACHE``, else ``skipwise`` in the user's cache folder (``$XDG_CACHE_HOME``, ~/.cache)."""
+    """Return ``$SKIPWISE_CACHE``, or ``skipwise`` in the user's cache folder (``$XDG_CACHE_HOME`` or ~/.cache)."""
     own = os.environ.get("SKIPWISE_CACHE")
     if own:
         return Path(own).expanduser()
@@ -119,10 +119,10 @@ def default_cache() -> Path:
 
 
 def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
-    """Refuse a store whose tokens the model does not have.
+    """Check that every token id of a store is below the model's vocabulary size.
 
     Raises:
-        DataError: a token id is not below ``vocabulary``; names the first.
+        DataError: one is not; the message names the first.
     """
     if store.largest_token < vocabulary:
         return
@@ -130,21 +130,21 @@ def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
         beyond = store.document(index)[store.document(index) >= vocabulary]
         if len(beyond):
             raise DataError(
-                f"document {index:,} ({store.names[index]}): token {beyond[0]} >= vocabulary {vocabulary}: "
-                "another model's tokenizer?"
+                f"document {index:,} ({store.names[index]}): token {beyond[0]} is not below the model's vocabulary size "
+                f"{vocabulary}; tokenise the text with this model's own tokenizer"
             )
 
 
 def keep_long(store: TokenStore, min_tokens: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Find the documents of at least ``min_tokens`` tokens: int64 [kept] indices, ascending as given.
+    """Return the indices of documents of at least ``min_tokens`` tokens: int64 [kept], in the order given.
 
     Args:
         store: the documents.
-        min_tokens: the paper keeps documents of at least the train length.
-        among: int64 indices to choose from; default all.
+        min_tokens: the paper uses documents of at least the train length.
+        among: int64 indices to choose from; default: all.
 
     Raises:
-        DataError: none is that long.
+        DataError: no document is that long.
     """
     among = np.arange(len(store)) if among is None else np.asarray(among, dtype=np.int64)
     lengths = store.lengths[among]
@@ -157,22 +157,22 @@ def keep_long(store: TokenStore, min_tokens: int, among: np.ndarray | None = Non
         )
         raise DataError(
             f"kept 0 of {len(among):,} documents; all are under {min_tokens:,} tokens: {longest}. "
-            "Lower `train_length` or `data.min_tokens`, or pack them"
+            "Lower `train_length` or `data.min_tokens`, or join documents"
         )
     return kept
 
 
 def dropped_message(documents: int, kept: int, min_tokens: int, setting: str = "train_length") -> str:
-    """Say how many documents ``keep_long`` kept, and which setting to lower for the others."""
+    """Return a sentence on how many documents ``keep_long`` kept, and which setting to lower to keep more."""
     if kept == documents:
-        return f"kept all {documents:,} documents; none under {min_tokens:,} tokens"
+        return f"kept all {documents:,} documents; none has fewer than {min_tokens:,} tokens"
     return (
-        f"kept {kept:,} of {documents:,} documents; {documents - kept:,} under {min_tokens:,} tokens. "
-        f"Lower `{setting}`, or pack them"
+        f"kept {kept:,} of {documents:,} documents; {documents - kept:,} have fewer than {min_tokens:,} tokens. "
+        f"To keep more, lower `{setting}` or join documents"
     )
 
 
 def split_by_name(store: TokenStore, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Split the documents by a hash of their names: (training, held out), int64 indices, ascending."""
+    """Split the documents by a hash of their names: (training, held out), ascending int64 indices."""
     held_out = np.fromiter((is_held_out(name, share) for name in store.names), dtype=bool, count=len(store))
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)

@@ -1,22 +1,23 @@
-"""Benchmarks of EleutherAI's lm-evaluation-harness at the extended length: a list of tasks -> records."""
+"""Benchmarks of EleutherAI's lm-evaluation-harness at the extended length: a list of tasks -> records, task by task."""
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.errors import RecipeError
-from skipwise.results import BenchmarkRecord
-
-if TYPE_CHECKING:
-    from skipwise.evaluation.harness import Reader
+from skipwise.evaluation.models import EvaluatedModel
+from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.precision import default_device
+from skipwise.results.records import BenchmarkRecord, Record
 
 # The tasks of PoSE's paper, by the harness's names: few-shot examples, and the metric that the paper reports.
 PAPER = {
@@ -27,7 +28,7 @@ PAPER = {
     "arc_challenge": (25, "acc_norm"),
     "hellaswag": (10, "acc_norm"),
 }
-_ROOM = 64
+_ROOM = 64  # tokens for the beginning of an answer
 
 
 @dataclass(frozen=True)
@@ -109,80 +110,137 @@ def ruler_lengths(target: int) -> list[int]:
     return [2**k for k in range(12, 40) if 2**k < target] + [max(target - _ROOM, 1)]
 
 
+@dataclass(frozen=True)
 class Benchmarks:
-    """The tasks that were asked for, found and with their data in place: all that can be refused before any work.
+    """Which tasks a model runs, and where their data is.
 
     Attributes:
-        tasks: in the order asked for.
+        tasks: a list as of ``parse_tasks``.
+        data_dir: folder of data sets, as OWNER/NAME; None: the hub.
+        include_path: folder of task files beside the harness's own.
+        limit: questions for each task; None: all.
+        batch_size: requests at a time: a number, or auto.
 
     Raises:
-        RecipeError: a task is unknown, or its count of examples cannot be set.
-        DataError: the data of a task are missing.
+        RecipeError: the batch size is neither.
     """
 
-    def __init__(
-        self,
-        asked: Sequence[Asked],
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        target: int,
-        include_path: Path | None = None,
-        data_dir: Path | None = None,
-    ) -> None:
-        from skipwise.evaluation import harness
+    tasks: str
+    data_dir: Path | None = None
+    include_path: Path | None = None
+    limit: int | None = None
+    batch_size: str = "auto"
 
-        # RULER's tasks load the tokenizer by its folder, and would run code that stands beside it.
-        self._folder = TemporaryDirectory(prefix="skipwise-tokenizer-")
-        tokenizer.init_kwargs.pop("auto_map", None)
-        tokenizer.save_pretrained(self._folder.name)
-        metadata = {"tokenizer": self._folder.name, "max_seq_lengths": ruler_lengths(target)}
-        self._manager = harness.open_tasks([one.name for one in asked], include_path, metadata)
-        found: dict[tuple[str, int], Benchmark] = {}
-        for one in asked:
-            for task in harness.leaves(self._manager, one.name):
-                config = harness.config_of(self._manager, task)
-                fewshot = _fewshot(task, one.fewshot, config.get("num_fewshot"))
-                changes = harness.data_of(task, config, data_dir)
-                found[task, fewshot] = Benchmark(task, fewshot, one.metric, changes)
-        self.tasks = list(found.values())
+    def __post_init__(self) -> None:
+        if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size)):
+            raise RecipeError(f"--batch-size {self.batch_size!r} must be auto or a number of requests from 1")
 
     def run(
-        self, reader: "Reader", benchmark: Benchmark, *, arm: str, limit: int | None, precision: str
+        self,
+        model: EvaluatedModel,
+        precision: str,
+        known: Iterable[Record],
+        keep: Callable[..., None],
+        console: Console,
+        target: int | None = None,
     ) -> list[BenchmarkRecord]:
-        """Run one task; a record for each of its metrics.
+        """Run the tasks of which ``known`` has no record, and return the records of all.
+
+        Args:
+            model: that is measured.
+            precision: bf16, fp16 or float32.
+            known: records made before.
+            keep: called with the records of each task as soon as it is done.
+            console: told what runs.
+            target: the most tokens of a request; None: what the config says.
 
         Raises:
-            EvaluationError: a request exceeds the target, or the task cannot be run.
+            SkipwiseError: model, tasks or data cannot be used, or a request is longer than ``target``.
         """
-        from skipwise.evaluation.harness import run_task
+        require_installed()
+        target = target or getattr(load_config(model.name).get_text_config(), "max_position_embeddings", None)
+        if target is None:
+            raise RecipeError(
+                f"the config of {model.name} says no length; give --target, the longest request in tokens"
+            )
+        tokenizer = load_tokenizer(model.name)
+        with TemporaryDirectory(prefix="skipwise-tokenizer-") as folder:
+            manager, tasks = self._find(tokenizer, target, Path(folder))
+            made: dict[tuple[str, int], list[BenchmarkRecord]] = {}
+            for record in known:
+                if isinstance(record, BenchmarkRecord) and self._asks_for(record, model, target, precision):
+                    made.setdefault((record.task, record.fewshot), []).append(record)
+            left = [one for one in tasks if one.key not in made]
+            if len(left) < len(tasks):
+                console.print(f"{len(tasks) - len(left)} of {len(tasks)} tasks are there already")
+            if left:
+                from skipwise.evaluation.harness import HarnessModel, run_task
 
-        start, task = time.perf_counter(), benchmark.task
-        results = run_task(
-            reader,
-            self._manager,
-            task,
-            fewshot=benchmark.fewshot,
-            limit=limit,
-            changes=benchmark.changes,
-        )
-        seconds = round(time.perf_counter() - start, 3)
-        return [
-            BenchmarkRecord(
-                arm=arm,
-                task=task,
+                auto = "auto" if default_device().type == "cuda" else "1"
+                size = auto if self.batch_size == "auto" else self.batch_size
+                wrapped = HarnessModel(
+                    model.load(precision), tokenizer, max_length=target, batch_size=size, precision=precision
+                )
+                if wrapped.without_ends:
+                    console.print("no BOS or EOS token: token 0 stands before texts that have no context")
+                for one in left:
+                    console.print(f"{one.task}, {one.fewshot}-shot, up to {target:,} tokens")
+                    began = time.perf_counter()
+                    results = run_task(
+                        wrapped, manager, one.task, fewshot=one.fewshot, limit=self.limit, changes=one.changes
+                    )
+                    seconds = round(time.perf_counter() - began, 3)
+                    made[one.key] = [
+                        replace(record, seconds=seconds)
+                        for record in self._records(results, one, model, target, precision)
+                    ]
+                    keep(*made[one.key])
+        return [r for one in tasks for r in made[one.key] if one.metric in (None, r.metric)]
+
+    def _find(
+        self, tokenizer: PreTrainedTokenizerBase, target: int, folder: Path
+    ) -> tuple[Any, list[Benchmark]]:
+        """Find the tasks and their data: whatever can be refused is refused here, before any work."""
+        from skipwise.evaluation import harness
+
+        # RULER's tasks load the tokenizer from its folder, and would run code that lies beside it.
+        tokenizer.init_kwargs.pop("auto_map", None)
+        tokenizer.save_pretrained(folder)
+        asked = parse_tasks(self.tasks)
+        metadata = {"tokenizer": str(folder), "max_seq_lengths": ruler_lengths(target)}
+        manager = harness.open_tasks([one.name for one in asked], self.include_path, metadata)
+        found: dict[tuple[str, int], Benchmark] = {}
+        for one in asked:
+            for task in harness.leaves(manager, one.name):
+                config = harness.config_of(manager, task)
+                fewshot = _fewshot(task, one.fewshot, config.get("num_fewshot"))
+                changes = harness.data_of(task, config, self.data_dir)
+                found[task, fewshot] = Benchmark(task, fewshot, one.metric, changes)
+        return manager, list(found.values())
+
+    def _asks_for(self, record: BenchmarkRecord, model: EvaluatedModel, target: int, precision: str) -> bool:
+        ours = (model.label, model.digest, target, self.limit, precision)
+        return (record.arm, record.digest, record.target, record.limit, record.precision) == ours
+
+    def _records(
+        self, results: dict[str, Any], one: Benchmark, model: EvaluatedModel, target: int, precision: str
+    ) -> Iterator[BenchmarkRecord]:
+        """A record for each metric of a task that was run."""
+        for metric, value, error in _scores(results["results"][one.task]):
+            yield BenchmarkRecord(
+                arm=model.label,
+                task=one.task,
                 metric=metric,
-                fewshot=benchmark.fewshot,
-                target=reader.max_length,
-                limit=limit,
-                samples=results["n-samples"][task]["effective"],
+                fewshot=one.fewshot,
+                target=target,
+                limit=self.limit,
+                precision=precision,
+                harness=version("lm-eval"),
+                digest=model.digest,
+                samples=results["n-samples"][one.task]["effective"],
                 value=value,
                 standard_error=error,
-                precision=precision,
-                seconds=seconds,
-                harness=version("lm-eval"),
             )
-            for metric, value, error in _scores(results["results"][task])
-        ]
 
 
 def _fewshot(task: str, asked: int | None, own: int | None) -> int:

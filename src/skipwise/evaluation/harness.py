@@ -16,8 +16,8 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.errors import DataError, EvaluationError, RecipeError
-from skipwise.recipe import nearest
+from skipwise.errors import DataError, EvaluationError, RecipeError, first_line, nearest
+from skipwise.model.precision import AUTOCAST
 
 logging.getLogger("lm_eval").setLevel(
     logging.ERROR
@@ -36,7 +36,7 @@ _TASK_FAILURES = (
 )
 
 
-class Reader(HFLM):
+class HarnessModel(HFLM):
     """A loaded model as the harness asks it, except that a request beyond ``max_length`` tokens is refused.
 
     The harness would read such a one without its beginning, or in pieces. Log-probabilities are float32 whatever the
@@ -47,7 +47,7 @@ class Reader(HFLM):
         tokenizer: of the model; where it has neither BOS nor EOS, token 0 stands before a text without a context.
         max_length: tokens that a request and its answer may fill.
         batch_size: a number of requests, or ``auto``: what the memory holds, found by trying.
-        precision: to compute in: bfloat16, float16, or None for that of the weights.
+        precision: of the forward passes: bf16, fp16 or float32.
 
     Raises:
         EvaluationError: by every method that is handed requests; nothing of the task was measured.
@@ -62,18 +62,18 @@ class Reader(HFLM):
         *,
         max_length: int,
         batch_size: str,
-        precision: torch.dtype | None,
+        precision: str,
     ) -> None:
-        self.endless = tokenizer.bos_token_id is None and tokenizer.eos_token_id is None
+        self.without_ends = tokenizer.bos_token_id is None and tokenizer.eos_token_id is None
         super().__init__(
             pretrained=model,
             tokenizer=tokenizer,
             max_length=max_length,
             # Such a tokenizer is given a padding token by the harness that the model has no embedding for.
-            batch_size=1 if self.endless else batch_size,
-            mixed_precision_dtype=precision,
+            batch_size=1 if self.without_ends else batch_size,
+            mixed_precision_dtype=AUTOCAST[precision],
             softmax_dtype="float32",
-            prefix_token_id=0 if self.endless else None,
+            prefix_token_id=0 if self.without_ends else None,
         )
         head = model.get_output_embeddings()
         assert isinstance(head, torch.nn.Module)
@@ -191,7 +191,7 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
             datasets.load_dataset_builder(name, subset, **known)
         except Exception as error:  # the network, the hub, a file of it: any of a dozen classes
             raise DataError(
-                f"task {task}: its data set {name} cannot be read from the hub ({_first_line(error)}); give "
+                f"task {task}: its data set {name} cannot be read from the hub ({first_line(error)}); give "
                 f"--data-dir DIR with a copy of it at DIR/{name}"
             ) from error
         return changes
@@ -200,7 +200,7 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
         builder = datasets.load_dataset_builder(str(folder), subset, **known)
     except Exception as error:  # datasets, pyarrow and yaml each raise their own
         raise DataError(
-            f"task {task}: {folder} cannot be read as a data set ({_first_line(error)}); copy the hub's "
+            f"task {task}: {folder} cannot be read as a data set ({first_line(error)}); copy the hub's "
             f"repository of {name} there"
         ) from error
     if builder.name not in _DATA_FILES:
@@ -241,7 +241,7 @@ def _local(task: str, name: str, subset: str | None, data_dir: Path) -> tuple[Pa
 
 
 def run_task(
-    reader: Reader,
+    model: HarnessModel,
     manager: TaskManager,
     task: str,
     *,
@@ -252,7 +252,7 @@ def run_task(
     """Run one task as ``lm_eval.simple_evaluate`` does, with its seeds, and return what it returns.
 
     Args:
-        reader: the model.
+        model: that is measured.
         manager: that knows the task.
         task: its name.
         fewshot: examples before each question; None as the task says.
@@ -262,12 +262,12 @@ def run_task(
     Raises:
         EvaluationError: the task cannot be run, or memory does not suffice.
     """
-    reader.task = task
+    model.task = task
     # A member of a group can be given settings, where a task that is named alone cannot.
     asked = {"group": f"{task} of skipwise", "task": [{"task": task, **changes}]} if changes else task
     try:
         results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=reader,
+            model=model,
             tasks=[asked],
             num_fewshot=fewshot,
             limit=limit,
@@ -276,18 +276,14 @@ def run_task(
         )
     except torch.OutOfMemoryError as error:
         raise EvaluationError(
-            f"out of memory in task {task}, of requests of up to {reader.max_length:,} tokens; what was measured is "
+            f"out of memory in task {task}, of requests of up to {model.max_length:,} tokens; what was measured is "
             "kept. Give --batch-size 1, or a smaller --target"
         ) from error
     except _TASK_FAILURES as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         raise EvaluationError(
-            f"task {task} cannot be run by the harness ({type(error).__name__}: {_first_line(error)}); what was "
+            f"task {task} cannot be run by the harness ({type(error).__name__}: {first_line(error)}); what was "
             "measured is kept. Mend its data, install what it needs, or leave it out"
         ) from error
     return results
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,6 +1,6 @@
-"""Sliding-window perplexity, exact: every token scored once, logits only where a token is scored.
+"""Sliding-window perplexity, exact: every token is scored once, and logits exist only where a token is scored.
 
-With a window as long as the document there is one window, and each token is scored with all of the document before it: a
+With a window as long as the document there is one window, and each token is scored with all of the document before it. A
 causal model's loss on a prefix does not depend on what follows, so the same pass gives the perplexity of every prefix.
 """
 
@@ -19,8 +19,10 @@ from transformers import PreTrainedModel
 from skipwise.errors import DataError
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.windows import Window, sliding_windows
+from skipwise.method.lengths import parse_length
+from skipwise.model.precision import AUTOCAST
 
-# Tokens fed together: on a CPU few, so that what a layer holds stays in its caches.
+# Tokens fed together: few on a CPU, so that the activations of a layer stay in its caches.
 _PER_BATCH = {"cpu": 2048}
 _ON_A_GPU = 16384
 
@@ -29,17 +31,25 @@ _Member = tuple[int, Window]  # the document's number, and one of its windows
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Of one document, target by target (its tokens but the first).
+    """The scores of one document, target by target (its tokens but the first).
 
     Attributes:
         nll: float64 [tokens - 1], negative log-likelihood in nats.
         hits: bool [tokens - 1], whether the model gives the target the highest probability.
-        seconds: of wall time; an equal share of what was fed together.
+        seconds: of wall time; documents that are fed together share it equally.
     """
 
     nll: np.ndarray
     hits: np.ndarray
     seconds: float
+
+    def buckets(self, edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Sum loss (float64) and hits (int64), each [buckets], over the targets ``edges[i] .. edges[i + 1] - 1``.
+
+        ``edges`` rise from 1 to the document's tokens.
+        """
+        begins = np.array(edges[:-1]) - 1  # the scores begin at target 1
+        return np.add.reduceat(self.nll, begins), np.add.reduceat(self.hits.astype(np.int64), begins)
 
 
 @dataclass(frozen=True)
@@ -62,13 +72,13 @@ def sliding_perplexity(
     model: PreTrainedModel,
     documents: Sequence[np.ndarray],
     *,
-    window: int,
-    stride: int,
-    precision: torch.dtype | None = None,
-    tokens_per_batch: int | None = None,
-    on_progress: Callable[[int], None] | None = None,
+    window: int | str,
+    stride: int | str,
+    precision: str = "float32",
 ) -> Score:
     """Sum ``sliding_scores`` over documents; those of fewer than two tokens have nothing to score and are left out.
+
+    Lengths are in tokens, as 2048 or ``"2k"``.
 
     Raises:
         RecipeError: ``window`` or ``stride`` breaks its rule.
@@ -80,13 +90,7 @@ def sliding_perplexity(
     require_vocabulary(model, documents)
     started = time.perf_counter()
     scores = sliding_scores(
-        model,
-        scored,
-        window=window,
-        stride=stride,
-        precision=precision,
-        tokens_per_batch=tokens_per_batch,
-        on_progress=on_progress,
+        model, scored, window=parse_length(window), stride=parse_length(stride), precision=precision
     )
     nll = math.fsum(float(score.nll.sum()) for score in scores)
     tokens = sum(len(document) - 1 for document in scored)
@@ -99,7 +103,7 @@ def sliding_scores(
     *,
     window: int,
     stride: int,
-    precision: torch.dtype | None = None,
+    precision: str = "float32",
     tokens_per_batch: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[TokenScores]:
@@ -112,7 +116,7 @@ def sliding_scores(
         documents: token ids, int [tokens] each.
         window: tokens fed at once; positions are ``0 .. window - 1`` in each.
         stride: tokens by which windows advance.
-        precision: autocast the forward pass to this dtype; the loss is float32 and its sums float64 always.
+        precision: of the forward pass, bf16, fp16 or float32; the loss is always float32 and its sums float64.
         tokens_per_batch: windows of one shape are fed together up to this many tokens; default: by device.
         on_progress: called after each batch with the number of tokens fed, which sum to ``fed_tokens``.
 
@@ -144,11 +148,12 @@ def fed_tokens(documents: Iterable[np.ndarray], window: int, stride: int) -> int
 
 
 @contextmanager
-def inference(model: PreTrainedModel, precision: torch.dtype | None) -> Iterator[None]:
-    """Evaluation mode, no gradients, and autocast to ``precision`` if given; the model's mode is restored."""
+def inference(model: PreTrainedModel, precision: str) -> Iterator[None]:
+    """Evaluation mode, no gradients, and autocast to ``precision``; the model's mode is restored at the end."""
     was_training = model.training
     model.eval()
-    autocast = torch.autocast(model.device.type, dtype=precision, enabled=precision is not None)
+    dtype = AUTOCAST[precision]
+    autocast = torch.autocast(model.device.type, dtype=dtype, enabled=dtype is not None)
     try:
         with torch.no_grad(), autocast:  # under inference_mode autocast would cast the weights at every pass
             yield

@@ -1,25 +1,27 @@
-"""Retrieval: is a number found, wherever in the prompt it is hidden?
+"""Retrieval: does a model find a number, wherever in the prompt it is hidden?
 
-Prompts are answered one at a time by greedy decoding over a key-value cache. They are taken in the order of their token
-ids, so that neighbours have the most in common, and what a prompt shares with the one before it is not read again: of
-passkeys hidden at depths spread over the prompt, the filler before each key that lies in the second half.
+Prompts are answered one at a time by greedy decoding with a key-value cache. They are sorted by their token ids, so that
+neighbours share the longest beginning, and what a prompt shares with the one before it is not read again. For passkeys
+at depths spread over the prompt that saves the filler before each key in the second half.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.passkey import Prompt, answer_ids, passkey_prompt
-from skipwise.errors import RecipeError
+from skipwise.data.passkey import Prompt, answer_ids
+from skipwise.data.retrieval_prompts import TASKS
+from skipwise.errors import RecipeError, one_of
 from skipwise.evaluation.perplexity import inference, require_vocabulary
+from skipwise.method.lengths import parse_length
 
-# Behind a cache so many tokens are read at a time: each needs a mask over all before it, and kernels that take a mask
-# compute what it hides, so that in one piece twice the work is done. For the same reason a prompt that has less than half in
-# common with the one before is read from its beginning, where no mask is needed.
+# Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask also
+# compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less than half
+# of its tokens with the one before is read from its beginning, where no mask is needed.
 _AT_ONCE = 1024
 
 
@@ -40,75 +42,60 @@ class Answer:
     seconds: float
 
 
-@dataclass(frozen=True)
-class PasskeyScore:
-    """Retrieval trial by trial.
-
-    Attributes:
-        depths: where each key was hidden, in [0, 1].
-        prompt_tokens: length of each prompt in the model's own tokens.
-        hits: whether all five digits were right.
-        answers: what the model wrote after each question, without surrounding space.
-        seconds: the time generation took.
-    """
-
-    depths: list[float]
-    prompt_tokens: list[int]
-    hits: list[bool]
-    answers: list[str]
-    seconds: float
-
-    @property
-    def accuracy(self) -> float:
-        """The share of prompts whose five digits were all right."""
-        return sum(self.hits) / len(self.hits)
-
-
-def passkey_accuracy(
+def retrieval_accuracy(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    length: int,
-    trials: int,
-    seed: int,
-    precision: torch.dtype | None = None,
-    on_progress: Callable[[int], None] | None = None,
-) -> PasskeyScore:
-    """Ask for ``trials`` passkeys in prompts of ``length`` tokens, each at a uniform depth.
+    length: int | str,
+    task: str = "passkey",
+    trials: int = 50,
+    seed: int = 0,
+    precision: str = "float32",
+) -> float:
+    """Return the share of ``trials`` prompts of ``length`` tokens that are answered rightly.
 
-    Trial i is drawn from ``np.random.default_rng([seed, length, i])``, so it is the same whatever the model and the
-    number of trials. A length beyond the model's own is meant and passes without a warning.
+    Prompts are those of ``draw_prompt`` at random depths, as in the paper. A length beyond the model's own is allowed.
 
     Args:
         model: a causal language model of transformers.
         tokenizer: the model's own.
-        length: tokens of prompt and answer together; reached to within one sentence of filler.
+        length: tokens of prompt and answer together, as 2048 or ``"2k"``.
+        task: a name of ``skipwise.data.retrieval_prompts.TASKS``: passkey, keys or lines.
         trials: number of prompts.
-        seed: of the keys and depths.
-        precision: autocast the forward passes to this dtype.
-        on_progress: called after each answer with 1.
+        seed: of the prompts.
+        precision: of the forward passes: bf16, fp16 or float32.
 
     Raises:
-        RecipeError: ``trials`` is below 1.
+        RecipeError: ``trials`` is below 1, or the task is unknown.
         DataError: ``length`` is too short for a prompt, or the tokenizer does not suit.
     """
     if trials < 1:
-        raise RecipeError(f"trials {trials} must be at least 1; 50 as in the paper, or leave passkey out")
-    keys = ([seed, length, trial] for trial in range(trials))
-    prompts = [passkey_prompt(tokenizer, length, np.random.default_rng(key)) for key in keys]
-    began, answers = time.perf_counter(), []
-    for answer in retrieve(model, tokenizer, prompts, precision=precision):
-        answers.append(answer)
-        if on_progress:
-            on_progress(1)
-    answers.sort(key=lambda answer: answer.number)
-    return PasskeyScore(
-        depths=[prompt.depth for prompt in prompts],
-        prompt_tokens=[len(prompt.ids) for prompt in prompts],
-        hits=[answer.hit for answer in answers],
-        answers=[answer.text for answer in answers],
-        seconds=time.perf_counter() - began,
-    )
+        raise RecipeError(f"trials {trials} must be at least 1; the paper asks 50")
+    tokens = parse_length(length)
+    prompts = [draw_prompt(task, tokenizer, tokens, seed, trial, "random") for trial in range(trials)]
+    return sum(answer.hit for answer in retrieve(model, tokenizer, prompts, precision=precision)) / trials
+
+
+def draw_prompt(
+    task: str, tokenizer: PreTrainedTokenizerBase, length: int, seed: int, trial: int, depths: str
+) -> Prompt:
+    """Draw prompt number ``trial`` of a task from ``np.random.default_rng([seed, length, trial])``.
+
+    It is the same whatever the model and the number of trials. With ``depths="random"`` the place of the number is
+    uniform; with ``"spread"`` it lies in tenth ``tenth_of(trial)``, so that every ten trials cover the prompt evenly.
+
+    Raises:
+        RecipeError: the task is unknown.
+        DataError: ``length`` is too short for a prompt, or the tokenizer cannot write digits.
+    """
+    rng = np.random.default_rng([seed, length, trial])
+    depth = (tenth_of(trial) + rng.random()) / 10 if depths == "spread" else None
+    return TASKS[one_of("task", task, TASKS)].prompt(tokenizer, length, rng, depth)
+
+
+def tenth_of(trial: int) -> int:
+    """Return the tenth of the prompt for trial 0, 1, 2, ...: 0, 3, 6, 9, 2, 5, 8, 1, 4, 7, and again."""
+    return 3 * trial % 10
 
 
 def retrieve(
@@ -116,29 +103,29 @@ def retrieve(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     *,
-    precision: torch.dtype | None = None,
+    precision: str = "float32",
 ) -> Iterator[Answer]:
-    """Answer each prompt, greedily: in the order of their ids, not of their numbers.
+    """Answer each prompt greedily, in the order of their token ids.
 
-    Nothing is shared where a layer keeps only the last tokens (sliding attention), for then what was read before cannot
-    be gone back to, nor where frequencies may switch with the length (longrope).
+    Nothing is shared between prompts if a layer keeps only the last tokens (sliding attention), because its cache cannot
+    go back, or if frequencies may switch with the length (longrope).
 
     Args:
         model: a causal language model of transformers.
         tokenizer: the model's own.
         prompts: what is read, and the number that should follow.
-        precision: autocast the forward passes to this dtype.
+        precision: of the forward passes: bf16, fp16 or float32.
 
     Raises:
         DataError: a token is not in the model's vocabulary, or the tokenizer cannot write digits.
     """
     require_vocabulary(model, [prompt.ids for prompt in prompts])
-    read = _Reading(model)
+    cached = _CachedModel(model)
     for number in sorted(range(len(prompts)), key=lambda i: prompts[i].ids):
         began, prompt = time.perf_counter(), prompts[number]
         expected = answer_ids(tokenizer, prompt.answer)
         with inference(model, precision):
-            ids = read.continued(prompt.ids, expected, tokenizer.eos_token_id)
+            ids = cached.decode(prompt.ids, expected, tokenizer.eos_token_id)
         text = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
         yield Answer(number, text, is_hit(text, prompt.answer), time.perf_counter() - began)
 
@@ -149,8 +136,8 @@ def is_hit(continuation: str, answer: str) -> bool:
     return said.startswith(answer) and not said[len(answer) :][:1].isdigit()
 
 
-class _Reading:
-    """A model, what it has read last, and the keys and values of that."""
+class _CachedModel:
+    """A model with the token ids that it has read last, and their keys and values."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -161,12 +148,12 @@ class _Reading:
         )  # other frequencies for short texts than for long ones
         self._cache = self._empty()
 
-    def continued(self, prompt: list[int], expected: list[int], end: int | None) -> list[int]:
-        """The ids that follow ``prompt``, each the likeliest, up to one more than expected or to the one before ``end``.
+    def decode(self, prompt: list[int], expected: list[int], end: int | None) -> list[int]:
+        """Decode greedily after ``prompt``: one id more than expected, or up to ``end``.
 
-        What is expected is read along: as far as it is what the model would have written, all of it is known from that one
-        pass (as a draft is verified in speculative decoding; Leviathan et al., 2023), and only from there on is it written
-        one by one. One id more than expected shows whether the number goes on.
+        The expected ids are read together with the prompt, as a draft is verified in speculative decoding (Leviathan et
+        al., 2023). As far as they are what the model would have written, that one pass gives them all; only from there
+        on is one id decoded at a time. One id more than expected shows whether the number ends there.
         """
         common = self._common(prompt)
         self._go_back(common if 2 * common >= len(prompt) else 0)

@@ -1,57 +1,122 @@
-"""A token store -> what is measured on: its longest documents, and segments of one length."""
+"""A text -> what is measured on: documents that no model was trained on, the longest first, and segments of them."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from skipwise.data.tokens import TokenStore
+from skipwise.data.tokens import TokenStore, split_by_name
 from skipwise.errors import DataError, RecipeError
+from skipwise.recipes.schema import Data
 
-Segments = tuple[list[str], np.ndarray]  # the document's name of each, and tokens [segments, length]
+
+@dataclass(frozen=True)
+class Segment:
+    """A document, or the part of it that is read: its name, where it begins there, and its tokens, int [tokens]."""
+
+    document: str
+    begin: int
+    tokens: np.ndarray
 
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """Documents to measure on, and the windows that each of them fills.
+    """What one model reads of one text.
 
     Attributes:
-        names: of the documents, the longest first.
-        documents: their tokens, int [tokens] each.
-        windows: in tokens, rising.
+        source: name of the text.
+        documents: the longest first, cut to the tokens that are read.
+        windows: those that every document fills, in tokens, rising.
+        segments: by their length in tokens.
+        fingerprint: of the token store that they come from.
     """
 
-    names: list[str]
-    documents: list[np.ndarray]
+    source: str
+    documents: list[Segment]
     windows: list[int]
+    segments: dict[int, list[Segment]]
+    fingerprint: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of the documents' names and tokens: equal where two models read the same."""
+        digest = hashlib.sha256()
+        for one in self.documents:
+            digest.update(one.document.encode() + b"\0" + np.asarray(one.tokens, dtype=np.int64).tobytes())
+        return digest.hexdigest()
+
+    @property
+    def described(self) -> str:
+        """What is read, in one sentence."""
+        names = [one.document for one in self.documents]
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        lengths = [len(one.tokens) for one in self.documents]
+        tokens = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[-1]:,} to {lengths[0]:,}"
+        return f"{self.source}: reading {len(names)} documents ({shown}), {tokens} tokens of each"
 
 
-def longest_documents(
-    store: TokenStore,
-    candidates: np.ndarray,
-    *,
-    windows: Sequence[int],
-    most: int,
-    limit: int | None,
-    console: Console,
-) -> EvaluationText:
-    """Take the ``most`` longest of ``candidates`` that fill the largest window, each cut to ``limit`` tokens.
+def held_out_share(text: Data, trained_on: Iterable[tuple[str, Data]], console: Console) -> float | None:
+    """Return which share of ``text``, held out by name, no model was trained on; None if all of it may be read.
 
-    A window that no candidate fills is left out, and it is said: its perplexity would be another window's.
-    ``limit`` is by default twice the largest window that is left.
+    Every command that measures on text asks here. The embedded model was trained on the standard library, so of that
+    only the held-out tenth is read, whatever the model.
+
+    Args:
+        text: what is to be measured on.
+        trained_on: label of a model, and the text that it was trained on.
+        console: is told where trained text cannot be recognised by its documents' names.
+    """
+    shares = [Data().held_out] if text.source == "stdlib" else []
+    for label, trained in trained_on:
+        ours, theirs = Path(text.source).resolve(), Path(trained.source).resolve()
+        if trained.source == text.source or (ours == theirs and ours.exists()):
+            if trained.split == text.split:
+                shares.append(trained.held_out)
+        elif ours.exists() and (ours in theirs.parents or theirs in ours.parents):
+            console.print(
+                f"{label} was trained on {trained.source}, which overlaps with {text.source}. The held-out documents have "
+                "other names there and cannot be told apart: the measured numbers may be too good",
+                style="yellow",
+            )
+    return min(shares, default=None)  # a document held out at a small share is held out at every larger one
+
+
+def fair_documents(store: TokenStore, text: Data, share: float | None, console: Console) -> np.ndarray:
+    """Return the documents that may be read, as of ``held_out_share``, and say so: int64 indices into ``store``."""
+    if share is None:
+        return np.arange(len(store))
+    held_out = split_by_name(store, share)[1]
+    console.print(
+        f"{text.source}: only the {len(held_out):,} of {len(store):,} documents that training held out are read"
+    )
+    return held_out
+
+
+def longest_first(store: TokenStore, candidates: np.ndarray) -> np.ndarray:
+    """Sort documents by length, the longest first."""
+    return candidates[np.argsort(-store.lengths[candidates], kind="stable")]
+
+
+def filled_windows(
+    store: TokenStore, candidates: np.ndarray, windows: Sequence[int], console: Console
+) -> list[int]:
+    """Return the windows that the longest of ``candidates`` fills; say which are left out.
+
+    A document shorter than a window would be measured at a shorter window than the table says.
 
     Raises:
-        DataError: no candidates, or none that fills the smallest window.
-        RecipeError: the limit is below a window.
+        DataError: there are no candidates, or none that fills the smallest window.
     """
     if len(candidates) == 0:
         raise DataError(
-            f"no document of {len(store):,} is left to measure on: raise data.held_out, or give text of its own by "
-            "evaluation.source"
+            f"no document of {len(store):,} is left to measure on: raise data.held_out, or give another text "
+            "(evaluation.source of a recipe, --data of evaluate)"
         )
-    by_length = candidates[np.argsort(-store.lengths[candidates], kind="stable")]
-    longest, name = int(store.lengths[by_length[0]]), store.names[by_length[0]]
+    first = longest_first(store, candidates)[0]
+    longest, name = int(store.lengths[first]), store.names[first]
     filled = sorted({window for window in windows if window <= longest})
     if not filled:
         raise DataError(
@@ -64,33 +129,39 @@ def longest_documents(
             f"perplexity at {shown} tokens is left out: the longest document to measure on, {name}, has {longest:,}",
             style="yellow",
         )
-    if limit is not None and limit < filled[-1]:
-        raise RecipeError(
-            f"evaluation.tokens_per_document {limit:,} must be at least the largest window, {filled[-1]:,}: "
-            "raise it, or lower evaluation.windows"
-        )
-    chosen = by_length[store.lengths[by_length] >= filled[-1]][:most]
-    documents = [np.asarray(store.document(int(i))[: limit or 2 * filled[-1]]) for i in chosen]
-    return EvaluationText([store.names[i] for i in chosen], documents, filled)
+    return filled
 
 
-def spread_segments(store: TokenStore, candidates: np.ndarray, length: int, most: int) -> Segments:
-    """Cut ``candidates`` into segments of ``length`` tokens that do not overlap, and take the ``most`` first.
+def longest_documents(
+    store: TokenStore, candidates: np.ndarray, *, at_least: int, most: int, limit: int | None
+) -> list[Segment]:
+    """Take the ``most`` longest of ``candidates`` that have ``at_least`` tokens, each cut to its first ``limit`` tokens.
 
-    The first segment of every document comes before the second of any, the longest document first: what varies
-    between documents weighs more than what varies inside one.
-
-    Returns:
-        The document's name of each segment, and the tokens, int64 [segments, length]; none where no document is
-        that long.
+    Raises:
+        RecipeError: the limit is below ``at_least``.
     """
-    order = candidates[np.argsort(-store.lengths[candidates], kind="stable")]
+    if limit is not None and limit < at_least:
+        raise RecipeError(
+            f"tokens_per_document {limit:,} must be at least the largest window, {at_least:,}: raise it, or lower the "
+            "windows"
+        )
+    order = longest_first(store, candidates)
+    chosen = order[store.lengths[order] >= at_least][:most]
+    return [Segment(store.names[i], 0, np.asarray(store.document(int(i))[:limit])) for i in chosen]
+
+
+def spread_segments(store: TokenStore, candidates: np.ndarray, length: int, most: int) -> list[Segment]:
+    """Cut ``candidates`` into segments of ``length`` tokens that do not overlap, and take the first ``most``.
+
+    The first segment of every document comes before the second of any, because documents differ more from each other
+    than the parts of one document do. The longest document comes first. The list is empty if no document is that long.
+    """
     places = [
         (begin, rank, int(document))
-        for rank, document in enumerate(order)
+        for rank, document in enumerate(longest_first(store, candidates))
         for begin in range(0, int(store.lengths[document]) - length + 1, length)
     ]
-    chosen = sorted(places)[:most]
-    rows = [np.asarray(store.document(d)[begin : begin + length], dtype=np.int64) for begin, _, d in chosen]
-    names = [store.names[d] for _, _, d in chosen]
-    return names, np.stack(rows) if rows else np.empty((0, length), dtype=np.int64)
+    return [
+        Segment(store.names[d], begin, np.asarray(store.document(d)[begin : begin + length], dtype=np.int64))
+        for begin, _, d in sorted(places)[:most]
+    ]

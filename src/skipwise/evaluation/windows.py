@@ -72,3 +72,16 @@ def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
         scored_from, end = end, min(end + min(stride, window - 1), tokens)
         windows.append(Window(end - window, end, scored_from))
     return windows
+
+
+def position_buckets(length: int, original: int) -> list[int]:
+    """Return the edges of buckets of positions in ``length`` tokens: a quarter of the original length, doubled to the end.
+
+    Bucket i holds the targets ``edges[i] .. edges[i + 1] - 1``; the first edge is 1, because nothing stands
+    before the token at 0.
+    """
+    edges, edge = [1], max(2, original // 4)
+    while edge < length:
+        edges.append(edge)
+        edge *= 2
+    return [*edges, length]

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skipwise.errors import ModelError, RunError
+from skipwise.errors import ModelError, RunError, first_line
 from skipwise.model.families import Conversion, plan_conversion
 from skipwise.model.stock_tokenizer import require_readable, write_stock_tokenizer
 
@@ -37,7 +37,7 @@ _BESIDE = (
     "special_tokens_map.json",
     "generation_config.json",
 )
-# Keys of a tokenizer's config that would have remote code run.
+# Rng of a tokenizer's config that would have remote code run.
 _REMOTE = ("auto_map", "tokenizer_class")
 
 
@@ -157,13 +157,12 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
             yield from loaded.items()
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         if isinstance(error, UnpicklingError):
             raise ModelError(
                 f"{path} is a pickle of more than weights, or of torch before 1.6, and is not executed; take the "
                 "checkpoint as safetensors"
             ) from error
-        raise ModelError(f"{path} cannot be read as weights ({first}); fetch it again") from error
+        raise ModelError(f"{path} cannot be read as weights ({first_line(error)}); fetch it again") from error
 
 
 def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: int, console: Console) -> None:

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from transformers import LlamaConfig, PhiConfig, PretrainedConfig
 
 from skipwise.errors import ModelError
-from skipwise.interpolation import Rope, rope_parameters
+from skipwise.method.interpolation import Rope, rope_parameters
 from skipwise.model.rope import SCALED
 
 Tensors = Iterator[tuple[str, torch.Tensor]]

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, first_line
 from skipwise.model import lora
 from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
 
@@ -71,7 +71,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(
-            f"model {name!r} has no tokenizer that transformers can load ({_first_line(error)}); "
+            f"model {name!r} has no tokenizer that transformers can load ({first_line(error)}); "
             "save one beside it with tokenizer.save_pretrained"
         ) from error
 
@@ -147,12 +147,8 @@ def weights_fingerprint(name: str) -> str:
 
 def _unreadable(name: str, error: Exception) -> str:
     if Path(name).exists():
-        return f"model folder {name} cannot be loaded: {_first_line(error)}"
+        return f"model folder {name} cannot be loaded: {first_line(error)}"
     return (
         f"model {name!r} is neither nano, nor a folder here, nor reachable on the model hub "
-        f"({_first_line(error)}); download it first and give its folder"
+        f"({first_line(error)}); download it first and give its folder"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
-from skipwise.recipe import Lora
+from skipwise.recipes.schema import Lora
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel

@@ -16,8 +16,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from skipwise.errors import ModelError
-from skipwise.interpolation import NAMES, Rope, frequencies, rope_parameters
-from skipwise.recipe import Recipe
+from skipwise.method.interpolation import NAMES, Rope, frequencies, rope_parameters
+from skipwise.recipes.schema import Recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
@@ -33,7 +33,7 @@ class Extension:
     Attributes:
         rope: the model's unscaled RoPE, original length included.
         target_length: L_t in tokens.
-        interpolation: a name of ``skipwise.interpolation.NAMES``.
+        interpolation: a name of ``skipwise.method.interpolation.NAMES``.
     """
 
     rope: Rope
@@ -60,7 +60,7 @@ def plan_extension(
         config: of any model with ``rope_parameters``.
         target_length: L_t; default 8 times the original.
         original_length: L_c, where the config does not say it truly.
-        interpolation: a name of ``skipwise.interpolation.NAMES``.
+        interpolation: a name of ``skipwise.method.interpolation.NAMES``.
         existing_rope: ``replace`` drops a scaling that the config already has.
 
     Raises:

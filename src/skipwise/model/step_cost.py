@@ -28,7 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skipwise.model import lora
 from skipwise.model.chunked_loss import in_slices, worth_chunking
-from skipwise.recipe import Lora
+from skipwise.recipes.schema import Lora
 
 _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all pairs, as on any GPU
 

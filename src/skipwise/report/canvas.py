@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from skipwise.errors import RecipeError, RunError
-from skipwise.lengths import format_length
+from skipwise.method.lengths import format_length
 from skipwise.report.svg import FAINT, INK, for_any_page, standalone
 
 if TYPE_CHECKING:
@@ -51,17 +51,19 @@ class Figure:
     name: str
     title: str
     svg: str
+    caption: str
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure to be drawn: its data as a table, and the function that draws it on ``(axes, ink)``."""
+    """A figure to be drawn: its data as a table, the function that draws it on ``(axes, ink)``, and its caption."""
 
     name: str
     title: str
     columns: list[str]
     data: list[list[Any]]
     draw: Callable[["Axes", str], None]
+    caption: str = ""
 
 
 def write(plot: Plot, folder: Path) -> Figure:
@@ -72,7 +74,7 @@ def write(plot: Plot, folder: Path) -> Figure:
     (folder / f"{plot.name}.png").write_bytes(_png(plot))
     svg = _svg(plot)
     (folder / f"{plot.name}.svg").write_text(standalone(svg), encoding="utf-8")
-    return Figure(plot.name, plot.title, svg)
+    return Figure(plot.name, plot.title, svg, plot.caption)
 
 
 def write_one(plot: Plot, path: Path) -> None:

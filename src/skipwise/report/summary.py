@@ -1,16 +1,31 @@
-"""Records -> the results table, and the verdict in words that heads the report."""
+"""Records -> what they say of each model: perplexity, retrieval, what far text is worth, the cost, the effective length.
 
+A folder of ``skipwise extend`` holds the arms of one run, a folder of ``skipwise evaluate`` several models. Both become
+rows: one model on one text.
+"""
+
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from skipwise.errors import RunError
+from skipwise.results.effective_length import EffectiveLength, effective_length
+from skipwise.results.records import (
+    BenchmarkRecord,
+    Measured,
+    ReadingRecord,
+    Record,
+    TrialRecord,
+    read_records,
+)
+from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
 
-from skipwise.lengths import format_length
-from skipwise.results import BenchmarkRecord, PasskeyRecord, PerplexityRecord, Record
-
+COST_LIMIT = 0.03  # nats: 3% in perplexity
 BASELINES = ("original", "pi-only")
 ARM_NAMES = {
     "original": "original",
@@ -21,232 +36,357 @@ ARM_NAMES = {
     "pose": "PoSE",
     "full": "full-length",
 }
-TOLERANCE = 1.05
-ACCURACY = 0.9
-_SIDE_BY_SIDE = 10  # columns of numbers in 80 of text
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one arm of one run scored on one text.
+class Folder:
+    """What a folder of ``extend`` or ``evaluate`` holds.
 
     Attributes:
-        label: ``arm``, or ``run · arm`` where several runs are compared.
-        perplexity: by window in tokens.
-        passkey: by prompt length in tokens.
+        name: shown where several folders are compared.
+        records: of ``results.jsonl``.
+        info: ``run.json``; every key may be missing.
+        recipe: ``recipe.yaml`` as text; empty for an evaluation.
+    """
+
+    name: str
+    records: Sequence[Record]
+    info: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = ""
+
+    @property
+    def models(self) -> list[Mapping[str, Any]]:
+        """The models of an evaluation, bases included; empty for a run."""
+        asked = self.info.get("evaluation")
+        models = asked.get("models") if isinstance(asked, dict) else None
+        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+
+    def length(self, key: str, arm: str) -> int | None:
+        """A length of an arm's model in tokens; None where ``run.json`` does not hold a whole number."""
+        named = next((model for model in self.models if model.get("label") == arm), None)
+        about = named or self.info.get("model")
+        value = about.get(key, about.get(f"{key}_length")) if isinstance(about, dict) else None
+        return value if isinstance(value, int) and value > 0 else None
+
+    @property
+    def unfinished(self) -> str:
+        """How much of an evaluation is measured, where that is not all; else empty."""
+        asked = self.info.get("records")
+        made = len({r.key for r in self.records if isinstance(r, ReadingRecord | TrialRecord)})
+        if not isinstance(asked, int) or made >= asked:
+            return ""
+        return (
+            f"Unfinished: {made:,} of {asked:,} records. These numbers are of a part, and prompts are not answered in the "
+            "order of their depths. The same command goes on; skipwise merge puts shards together."
+        )
+
+
+@dataclass
+class Row:
+    """What one model scored on one text; ``run`` is empty where only one folder is shown.
+
+    Attributes:
+        run: name of the folder.
+        arm: label of the model in the records.
+        data: name of the text.
+        label: as tables show it.
+        base: arm that it is compared with; empty for none.
+        judged: whether it was extended, and its effective length is asked for.
+        original: length in tokens.
+        target: length in tokens.
+        sliding: readings under sliding windows, by window and document.
+        trials: answered prompts, by task, length and number.
     """
 
     run: str
     arm: str
     data: str
     label: str
-    perplexity: dict[int, PerplexityRecord] = field(default_factory=dict)
-    passkey: dict[int, PasskeyRecord] = field(default_factory=dict)
+    base: str
+    judged: bool
+    original: int | None
+    target: int | None
+    sliding: dict[int, dict[str, ReadingRecord]] = field(default_factory=dict)
+    trials: dict[str, dict[int, dict[int, TrialRecord]]] = field(default_factory=dict)
+
+    def readings(self, window: int) -> list[ReadingRecord]:
+        """Readings at a window by document name, so that the order of measuring changes no figure."""
+        read = self.sliding.get(window, {})
+        return [read[name] for name in sorted(read)]
+
+    @cached_property
+    def perplexity(self) -> dict[int, Interval]:
+        """Perplexity by sliding window, with its 95% interval over documents."""
+        return {window: perplexity(self.readings(window)) for window in sorted(self.sliding)}
+
+    @cached_property
+    def found(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Prompts answered rightly, and asked, by task and length."""
+        return {
+            task: {n: found(trials.values()) for n, trials in sorted(lengths.items())}
+            for task, lengths in self.trials.items()
+        }
 
     @property
-    def trained(self) -> bool:
-        """Whether the arm was trained by its run."""
-        return self.arm not in BASELINES
+    def whole(self) -> list[ReadingRecord]:
+        """Readings in the longest window: their positions below it have all of the document before them."""
+        return self.readings(max(self.sliding)) if self.sliding else []
+
+    def edges(self) -> list[int]:
+        """Bucket edges of ``whole`` that lie inside the longest window and that all documents have."""
+        whole = self.whole
+        shared = set.intersection(*(set(r.edges) for r in whole)) if whole else set()
+        return sorted(edge for edge in shared if edge <= whole[0].window)
+
+    def truncated(self) -> dict[int, float]:
+        """Perplexity of the first tokens, by how many."""
+        return {edge: perplexity_of(loss(self.whole, 0, edge).mean) for edge in self.edges()[1:]}
 
 
 @dataclass(frozen=True)
-class ResultsTable:
-    """The rows, and every window and passkey length that any of them has (tokens, rising)."""
-
-    rows: list[Row]
-    windows: list[int]
-    lengths: list[int]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """How far a run reads by the rule, in plain words.
+class Bucket:
+    """Tokens at positions ``begin .. end - 1``.
 
     Attributes:
-        headline: one sentence.
-        rule: the rule behind it, with its numbers.
-        shortfall: what failed at the first length that did not hold; empty when all held.
-        reads: the largest length that holds, in tokens; 0 for none, or where nothing could be judged.
+        loss: nats a token, each read with all of its document before it.
+        gain: the loss of the same tokens read in windows of the original length, less ``loss``: what far text is worth.
+        excess: ``loss`` less the base's in windows of the original length.
     """
 
-    headline: str
-    rule: str
-    shortfall: str
-    reads: int
+    begin: int
+    end: int
+    loss: Interval
+    gain: Interval | None
+    excess: Interval | None
 
 
-def results_table(runs: Mapping[str, Sequence[Record]]) -> ResultsTable:
-    """Arrange the records of one or more runs, by arm; a number measured again replaces the older one.
+@dataclass(frozen=True)
+class Cost:
+    """What the extension cost inside the original window, on the same tokens: the model less its base.
 
-    A baseline that scored the same in several runs is one row, without a run's name.
+    Attributes:
+        loss: nats a token.
+        accuracy: of the next token, a share; None where it was not kept.
+        tokens: compared.
+    """
+
+    loss: Interval
+    accuracy: Interval | None
+    tokens: int
+
+    def sentence(self, base: str) -> str:
+        """The cost in one sentence."""
+        accuracy = ""
+        if self.accuracy:
+            points = self.accuracy.times(100)
+            accuracy = f", and next-token accuracy by {points.mean:+.2f} [{points.low:+.2f}, {points.high:+.2f}] points"
+        return (
+            f"Inside the original window the loss changed by {self.loss} nats a token against {base} "
+            f"({100 * math.expm1(self.loss.mean):+.1f}% perplexity){accuracy}."
+        )
+
+    @property
+    def warning(self) -> str:
+        """What to say if the cost is high; else empty."""
+        if self.loss.mean <= COST_LIMIT:
+            return ""
+        return (
+            f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than {COST_LIMIT}: it "
+            "reads short texts worse than its base. Train longer, at a lower rate, or under another interpolation."
+        )
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How far one model reads, and what that cost."""
+
+    row: Row
+    buckets: list[Bucket]
+    cost: Cost | None
+    effective: EffectiveLength
+    base: str
+
+    @property
+    def headline(self) -> str:
+        """How far it reads, in one sentence."""
+        return self.effective.headline(self.row.original, self.row.target)
+
+    @property
+    def cost_sentence(self) -> str:
+        """What the extension cost, in one sentence; empty where nothing was read."""
+        if not self.row.sliding:
+            return ""
+        if self.cost is None:
+            return "What the extension cost is not known, because no base was read with it."
+        return self.cost.sentence(self.base)
+
+
+def read_folder(folder: Path, name: str | None = None) -> Folder:
+    """Read what ``skipwise extend`` or ``skipwise evaluate`` wrote.
+
+    Raises:
+        RunError: it holds no results, or they cannot be read.
+    """
+    name = name or folder.name
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a folder; give the folder of a run or evaluation, as runs/NAME")
+    records = read_records(folder / "results.jsonl")
+    if not records:
+        raise RunError(
+            f"{folder} holds no results yet (results.jsonl); finish it: extend with --resume, evaluate by the same command"
+        )
+    try:
+        info_file, recipe_file = folder / "run.json", folder / "recipe.yaml"
+        info = json.loads(info_file.read_text(encoding="utf-8")) if info_file.exists() else {}
+        recipe = recipe_file.read_text(encoding="utf-8") if recipe_file.exists() else ""
+    except (ValueError, OSError, RecursionError) as error:
+        raise RunError(
+            f"{folder}: run.json or recipe.yaml cannot be read ({error}); mend or delete it"
+        ) from None
+    if not info and not recipe and all(isinstance(record, Measured) for record in records):
+        raise RunError(
+            f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands print "
+            "their tables again, and skipwise evaluate makes a page"
+        )
+    return Folder(name, records, info if isinstance(info, dict) else {}, recipe)
+
+
+def rows_of(folders: Sequence[Folder]) -> list[Row]:
+    """Arrange the records of one or more folders, a row for each model and text; baselines come first.
+
+    A number that was measured again replaces the older one. A baseline that scored the same in several runs is one row.
     """
     rows: dict[tuple[str, str, str], Row] = {}
-    several_runs = len(runs) > 1
-    for run, records in runs.items():
-        texts = {r.data for r in records if isinstance(r, PerplexityRecord)}
-        for record in records:
-            if isinstance(record, PerplexityRecord):
-                key = (run, record.arm, record.data)
-                label = _label(run if several_runs else "", record.arm, record.data if len(texts) > 1 else "")
-                row = rows.setdefault(key, Row(*key, label))
-                row.perplexity[record.window] = record
-        for record in records:
-            if isinstance(record, PasskeyRecord):
-                first = next((row for row in rows.values() if (row.run, row.arm) == (run, record.arm)), None)
-                key = (run, record.arm, first.data if first else "")
-                row = rows.setdefault(key, Row(*key, _label(run if several_runs else "", record.arm)))
-                row.passkey[record.length] = record
-    order = {run: i for i, run in enumerate(runs)}
-    ordered = _merge_baselines(
-        sorted(rows.values(), key=lambda row: (row.trained, order[row.run], arm_rank(row.arm)))
+    for folder in folders:
+        run = folder.name if len(folders) > 1 else ""
+        readings = [r for r in folder.records if isinstance(r, ReadingRecord) and _shown(folder, r)]
+        texts = {r.data for r in readings}
+        for r in readings:
+            key = (folder.name, r.arm, r.data)
+            row = rows.setdefault(key, _row(folder, run, r.arm, r.data, len(texts) > 1))
+            row.sliding.setdefault(r.window, {})[r.document] = r
+        for t in (r for r in folder.records if isinstance(r, TrialRecord)):
+            first = next((row for key, row in rows.items() if key[:2] == (folder.name, t.arm)), None)
+            row = first or rows.setdefault((folder.name, t.arm, ""), _row(folder, run, t.arm, "", False))
+            row.trials.setdefault(t.task, {}).setdefault(t.length, {})[t.trial] = t
+    for row in rows.values():
+        row.trials = {task: dict(sorted(row.trials[task].items())) for task in row.trials}
+    order = {folder.name: i for i, folder in enumerate(folders)}
+    ordered = sorted(
+        rows.items(),
+        key=lambda item: (item[1].arm not in BASELINES, order[item[0][0]], arm_rank(item[1].arm)),
     )
-    windows = sorted({w for row in ordered for w in row.perplexity})
-    return ResultsTable(ordered, windows, sorted({n for row in ordered for n in row.passkey}))
+    return _merged_baselines([row for _, row in ordered])
 
 
-def _merge_baselines(rows: list[Row]) -> list[Row]:
+def _shown(folder: Folder, reading: ReadingRecord) -> bool:
+    """Whether a reading belongs into the tables: sliding, of a finished model, of a document that was asked for last."""
+    if reading.mode != "sliding" or reading.step is not None:
+        return False
+    asked = folder.info.get("evaluation")
+    documents = asked.get("documents") if isinstance(asked, dict) else None
+    names = documents.get(reading.data) if isinstance(documents, dict) else None
+    return not names or reading.document in names or not reading.digest
+
+
+def _row(folder: Folder, run: str, arm: str, data: str, named: bool) -> Row:
+    about = next((model for model in folder.models if model.get("label") == arm), None)
+    base = str(about.get("base", "")) if about else "" if arm == "original" else "original"
+    judged = not about.get("control", False) if about else arm not in BASELINES
+    label = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
+    label = f"{label} ({data})" if named else label
+    return Row(
+        run, arm, data, label, base, judged, folder.length("original", arm), folder.length("target", arm)
+    )
+
+
+def _merged_baselines(rows: list[Row]) -> list[Row]:
     merged: dict[object, list[Row]] = {}
     for row in rows:
-        scores = tuple((w, r.stride, r.tokens, r.nll) for w, r in sorted(row.perplexity.items()))
-        hits = tuple((n, r.seed, tuple(r.hits)) for n, r in sorted(row.passkey.items()))
-        same = row.run if row.trained else (scores, hits)
+        scores = tuple((w, round(p.mean, 9)) for w, p in row.perplexity.items())
+        hits = tuple((task, *lengths.items()) for task, lengths in row.found.items())
+        same = (scores, hits) if row.arm in BASELINES else row.run
         merged.setdefault((row.arm, row.data, same), []).append(row)
+    for group in merged.values():
+        if len(group) > 1:
+            group[0].label = arm_name(group[0].arm)
+    return [group[0] for group in merged.values()]
+
+
+def judgements(rows: Sequence[Row]) -> list[Judgement]:
+    """Judge every extended model, each on its first text."""
+    judged: dict[tuple[str, str], Judgement] = {}
+    for row in rows:
+        if row.judged and (row.run, row.arm) not in judged:
+            bases = [r for r in rows if r.arm == row.base and r.data == row.data]
+            base = next((r for r in bases if r.run in (row.run, "")), bases[0] if bases else None)
+            judged[row.run, row.arm] = judge(row, base)
+    return list(judged.values())
+
+
+def judge(row: Row, base: Row | None) -> Judgement:
+    """Judge how far a model reads by its records and its base's.
+
+    The base reads in windows of its original length. Without a base the model itself, read so, is the control.
+    """
+    control = base or row
+    window = _control_window(row, control)
+    theirs = control.readings(window)
+    own = "the model itself" if base is None else f"the base ({base.label})"
+    words = f"{own} in windows of its original {window:,} tokens"
+    excess = {}
+    lengths = sorted({*row.sliding, *(n for lengths in row.found.values() for n in lengths)})
+    for begin, end in pairwise([1, *lengths]):
+        if end in row.edges() and (apart := difference(row.whole, theirs, begin, end)):
+            excess[end] = apart
+    return Judgement(
+        row,
+        _buckets(row, theirs if base else []),
+        _cost(row.readings(window), theirs) if base else None,
+        effective_length(row.found.get("passkey", {}), excess, words),
+        base.label if base else "",
+    )
+
+
+def _control_window(row: Row, control: Row) -> int:
+    """The window in which the control is read: the original length, or what comes nearest below it."""
+    original = row.original or control.original or min(control.sliding, default=0)
+    return max((w for w in control.sliding if w <= original), default=0)
+
+
+def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
+    """Loss by position: a quarter of the original length, then twice as long each."""
+    edges = row.edges()
+    if not edges or not row.original:
+        return []
+    whole, short = row.whole, row.readings(row.original)
+    doubled = {max(2, row.original // 4) * 2**k for k in range(32)}
+    inner = [edge for edge in edges[1:-1] if edge in doubled]
     return [
-        group[0] if len(group) == 1 else replace(group[0], label=arm_name(group[0].arm))
-        for group in merged.values()
+        Bucket(
+            begin,
+            end,
+            loss(whole, begin, end),
+            difference(short, whole, begin, end) if begin >= row.original else None,
+            difference(whole, theirs, begin, end),
+        )
+        for begin, end in pairwise([1, *inner, edges[-1]])
     ]
 
 
-def verdict(
-    records: Sequence[Record], original_length: int | None = None, target_length: int | None = None
-) -> Verdict:
-    """Judge by rule how far the trained arm of one run reads.
-
-    The largest measured length such that at it and at every shorter one the trained arm's perplexity is at
-    most 1.05 times the original's at the shortest window, and its passkey accuracy at least 90%.
-    """
-    rows = results_table({"": records}).rows
-    original = next((row for row in rows if row.arm == "original" and row.perplexity), None)
-    trained = next((row for row in rows if row.trained and row.perplexity), None)
-    if original is None or trained is None:
-        missing = "original model" if original is None else "trained model"
-        return Verdict("Not judged", f"The {missing}'s perplexity was not measured.", "", 0)
-    shortest = min(original.perplexity)
-    limit = original.perplexity[shortest].perplexity * TOLERANCE
-    reads, shortfall = _reach(trained, limit)
-    passkey = f" and finds the passkey in at least {ACCURACY:.0%} of the trials" if trained.passkey else ""
-    rule = (
-        f"The longest measured length such that, at it and at every shorter one, the trained arm has a perplexity "
-        f"of at most {TOLERANCE} times the original's at {shortest:,} tokens (that is, {format_number(limit)})"
-        f"{passkey}."
-    )
-    if not trained.passkey:
-        rule += " Passkey retrieval was not measured, so distant recall is not shown."
-    return Verdict(_headline(reads, original_length, target_length), rule, shortfall, reads)
+def _cost(ours: Sequence[ReadingRecord], theirs: Sequence[ReadingRecord]) -> Cost | None:
+    apart, accuracy = difference(ours, theirs), difference(ours, theirs, sums="hits")
+    if apart is None:
+        return None
+    shared = {r.document for r in ours} & {r.document for r in theirs}
+    kept = any(any(r.hits) for r in (*ours, *theirs))  # records of skipwise 0.1 may have lost them
+    return Cost(apart, accuracy if kept else None, sum(r.tokens for r in ours if r.document in shared))
 
 
-def _reach(row: Row, limit: float) -> tuple[int, str]:
-    """The largest length that holds, and what failed at the next one."""
-    reads = 0
-    for length in sorted({*row.perplexity, *row.passkey}):
-        score, passkey = row.perplexity.get(length), row.passkey.get(length)
-        failures = []
-        if score and not score.perplexity <= limit:
-            failures.append(f"perplexity {format_number(score.perplexity)}, over {format_number(limit)}")
-        if passkey and passkey.accuracy < ACCURACY:
-            failures.append(f"passkey {format_share(passkey.accuracy)}, under {ACCURACY:.0%}")
-        if failures:
-            return reads, f"At {length:,} tokens it fails: {'; '.join(failures)}."
-        if score and (passkey or not row.passkey):
-            reads = length
-    return reads, ""
-
-
-def _headline(reads: int, original_length: int | None, target_length: int | None) -> str:
-    if not reads:
-        return "Not extended: fails the rule at the shortest length already"
-    if original_length is None:
-        return f"Reads {reads:,} tokens"
-    if reads <= original_length:
-        return f"Not extended: reads {reads:,} tokens, no more than its original {original_length:,}"
-    text = f"Reads {reads:,} tokens, {reads / original_length:.3g} times its original {original_length:,}"
-    return (
-        f"{text}, short of its target {target_length:,}" if target_length and reads < target_length else text
-    )
-
-
-def summary_table(records: Sequence[Record]) -> RenderableType:
-    """Lay out one run's results for the terminal: a row an arm, perplexity and passkey by window.
-
-    They stand side by side, or where that would not fit 80 columns one below the other.
-    """
-    table = results_table({"": records})
-    kinds = [("perplexity", table.windows), ("passkey", table.lengths)]
-    if len(table.windows) + len(table.lengths) <= _SIDE_BY_SIDE:
-        return _grid(table, kinds)
-    return Group(*(_grid(table, [kind]) for kind in kinds if kind[1]))
-
-
-def _grid(table: ResultsTable, kinds: Sequence[tuple[str, list[int]]]) -> Table:
-    grid = Table(box=None, pad_edge=False, header_style="dim")
-    grid.add_column("\narm", no_wrap=True)
-    for kind, lengths in kinds:
-        for i, length in enumerate(lengths):
-            head = f"{kind if i == 0 else ''}\n{format_length(length)}"
-            grid.add_column(head, justify="right", no_wrap=True)
-    for row in table.rows:
-        cells = [
-            cell
-            for kind, lengths in kinds
-            for cell in (_perplexities if kind == "perplexity" else _accuracies)(row, lengths)
-        ]
-        grid.add_row(Text(row.label), *cells, style="bold" if row.trained else None)
-    return grid
-
-
-def benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
-    """Lay out benchmarks for the terminal, a row a metric; values as the harness gives them."""
-    grid = Table(box=None, pad_edge=False, header_style="dim")
-    for i, head in enumerate(("task", "shots", "metric", "value", "standard error", "questions")):
-        grid.add_column(head, justify="left" if i in (0, 2) else "right")
-    for r in records:
-        error = "–" if r.standard_error is None else f"{r.standard_error:.4f}"
-        grid.add_row(Text(r.task), str(r.fewshot), Text(r.metric), f"{r.value:.4f}", error, f"{r.samples:,}")
-    return grid
-
-
-def summary_markdown(records: Sequence[Record]) -> str:
-    """Write one run's results as a Markdown table, for the model card; empty without results."""
-    table = results_table({"": records})
-    if not table.rows:
-        return ""
-    columns = [f"perplexity {format_length(w)}" for w in table.windows]
-    columns += [f"passkey {format_length(n)}" for n in table.lengths]
-    lines = [["arm", *columns], ["---", *["---:"] * len(columns)]]
-    for row in table.rows:
-        cells = [*_perplexities(row, table.windows), *_accuracies(row, table.lengths)]
-        lines.append([_plain(row.label), *cells])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def format_number(value: float) -> str:
-    """Write a perplexity in two to three digits: 4.84, 15.7, 134, 1.2e4, ∞."""
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞"
-    if value >= 999.5:
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
-
-
-def format_share(share: float) -> str:
-    """Write a share in per cent; 0% and 100% only where they are exact."""
-    text = f"{100 * share:.0f}%"
-    if share < 1 and text == "100%":
-        return ">99%"
-    return "<1%" if share > 0 and text == "0%" else text
+def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:
+    """The benchmark records of all folders; one that was measured again counts last."""
+    records = [r for folder in folders for r in folder.records if isinstance(r, BenchmarkRecord)]
+    return list({(r.arm, r.task, r.fewshot, r.metric): r for r in records}.values())
 
 
 def arm_name(arm: str) -> str:
@@ -257,23 +397,3 @@ def arm_name(arm: str) -> str:
 def arm_rank(arm: str) -> int:
     """The arm's place in every table and legend: baselines first."""
     return list(ARM_NAMES).index(arm) if arm in ARM_NAMES else len(ARM_NAMES)
-
-
-def _label(run: str, arm: str, data: str = "") -> str:
-    label = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
-    return f"{label} ({data})" if data else label
-
-
-def _perplexities(row: Row, windows: Iterable[int]) -> list[str]:
-    return [format_number(row.perplexity[w].perplexity) if w in row.perplexity else "–" for w in windows]
-
-
-def _accuracies(row: Row, lengths: Iterable[int]) -> list[str]:
-    return [format_share(row.passkey[n].accuracy) if n in row.passkey else "–" for n in lengths]
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown and the HTML inside it read as text."""
-    for mark, harmless in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("\n", " ")):
-        text = text.replace(mark, harmless)
-    return text

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from skipwise.data.documents import Document, is_held_out, open_corpus, read_documents
+from skipwise.data.documents import Document, is_held_out, open_corpus
 from skipwise.errors import DataError
+from skipwise.recipes.schema import Data
 
 ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "", "id": 9}]
 DOCUMENTS = [(f":{row}", record["text"]) for row, record in enumerate(ROWS, 1)]
@@ -29,13 +30,17 @@ def json_lines(rows: list[dict]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
+def opened(source, **options):
+    return open_corpus(Data(source=str(source), **options))
+
+
 def pairs(source, **options) -> list[tuple[str, str]]:
-    return [(document.name, document.text) for document in read_documents(source, **options)]
+    return [(document.name, document.text) for document in opened(source, **options)]
 
 
 def error_of(source, **options) -> str:
     with pytest.raises(DataError) as caught:
-        list(read_documents(source, **options))
+        list(opened(source, **options))
     return str(caught.value)
 
 
@@ -88,7 +93,7 @@ class TestFiles:
     def test_is_lazy(self, tmp_path):
         write(tmp_path / "a.txt", "first")
         write(tmp_path / "b.txt", b"\xff")
-        assert next(read_documents(tmp_path)) == Document("a.txt", "first")
+        assert next(iter(open_corpus(tmp_path))) == Document("a.txt", "first")
 
     def test_file_names_beside_utf8_can_be_hashed(self, tmp_path):
         try:
@@ -170,13 +175,13 @@ class TestHuggingFace:
     def test_unknown_split(self, saved):
         message = error_of(saved / "many", split="trian")
         assert (
-            "no split 'trian' (did you mean train?); choose of train, validation: data.split of a recipe"
+            "no split 'trian' (did you mean train?); choose one of train, validation: data.split of a recipe"
             in message
         )
 
     def test_missing_field(self, saved):
         message = error_of(saved / "one", text_field="body")
-        assert "no field 'body'; the fields there: 'text', 'id'" in message
+        assert "no field 'body' among 'text', 'id'" in message
 
     def test_damaged(self, saved):
         (saved / "one" / "state.json").write_text("{")
@@ -217,12 +222,12 @@ class TestRefusals:
 
     def test_is_refused_at_the_call(self, tmp_path):
         with pytest.raises(DataError):
-            read_documents(tmp_path / "missing.txt")
+            open_corpus(tmp_path / "missing.txt")
 
     def test_empty_folder(self, tmp_path):
         write(tmp_path / "picture.png", b"")
         assert error_of(tmp_path) == (
-            f"{tmp_path} holds no document; readable are .txt, .md, .rst, .py, .tex, "
+            f"{tmp_path} holds no document; readable files end in .txt, .md, .rst, .py, .tex, "
             ".jsonl, .jsonl.gz, .jsonl.zst, .parquet"
         )
 
@@ -231,12 +236,12 @@ class TestRefusals:
 
     def test_unknown_ending(self, tmp_path):
         message = error_of(write(tmp_path / "table.csv", b"a,b"))
-        assert "cannot read files ending in '.csv'; readable are .txt" in message
+        assert "cannot read files ending in '.csv'; readable files end in .txt" in message
 
     def test_text_not_utf8(self, tmp_path):
         path = write(tmp_path / "latin.txt", b"caf\xe9 au lait")
         assert error_of(path) == (
-            f"{path}: byte 3 (0xe9) is not UTF-8; convert the file, as by `iconv -f latin1 -t utf-8`"
+            f"{path}: byte 3 (0xe9) is not UTF-8; convert the file, for example with `iconv -f latin1 -t utf-8`"
         )
 
     def test_line_not_utf8(self, tmp_path):
@@ -255,12 +260,12 @@ class TestRefusals:
     def test_missing_field(self, tmp_path):
         path = write(tmp_path / "c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n')
         assert error_of(path) == (
-            f"{path}, line 4: no field 'text'; the fields there: 'body', 'id'. "
-            "Name the one that holds the text: data.text_field of a recipe, --text-field of evaluate"
+            f"{path}, line 4: no field 'text' among 'body', 'id'; "
+            "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
         )
         table = pyarrow.table({"body": ["x"]})
         parquet.write_table(table, tmp_path / "c.parquet")
-        assert "no field 'text'; the fields there: 'body'" in error_of(tmp_path / "c.parquet")
+        assert "no field 'text' among 'body'" in error_of(tmp_path / "c.parquet")
 
     @pytest.mark.parametrize(("value", "kind"), [("3", "of type int"), ("null", "empty (null)")])
     def test_field_is_not_text(self, tmp_path, value, kind):
@@ -308,7 +313,7 @@ class TestFingerprint:
     def test_follows_names_contents_and_field_only(self, tmp_path):
         def fingerprint(folder: str, name: str, text: str, **options) -> str:
             path = write(tmp_path / folder / name, text)
-            return open_corpus(path.parent, **options).fingerprint()
+            return opened(path.parent, **options).fingerprint()
 
         base = fingerprint("a", "x.txt", "text")
         assert fingerprint("b", "x.txt", "text") == base
@@ -333,18 +338,18 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "text" / "linked").symlink_to(tmp_path / "far")
     (tmp_path / "text" / "linked-again").symlink_to(tmp_path / "far")
     (tmp_path / "far" / "round").symlink_to(tmp_path / "text")
-    assert [d.name for d in read_documents(tmp_path / "text")] == ["b.txt", "linked/a.txt"]
+    assert [d.name for d in open_corpus(tmp_path / "text")] == ["b.txt", "linked/a.txt"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf16_is_told_from_latin1(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "x.txt").write_bytes("\ufefftext".encode(encoding))
     with pytest.raises(DataError, match="iconv -f utf-16 -t utf-8"):
-        list(read_documents(tmp_path))
+        list(open_corpus(tmp_path))
 
 
 def test_the_language_reference_is_a_text() -> None:
-    documents = list(read_documents("pydoc"))
+    documents = list(open_corpus("pydoc"))
     names = [document.name for document in documents]
     assert names == sorted(names)
     assert len(names) > 50
@@ -355,5 +360,5 @@ def test_the_language_reference_is_a_text() -> None:
 
 def test_a_python_without_its_reference_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    with pytest.raises(DataError, match="this Python comes without pydoc_data"):
-        list(read_documents("pydoc"))
+    with pytest.raises(DataError, match="this Python has no pydoc_data"):
+        list(open_corpus("pydoc"))

@@ -1,4 +1,4 @@
-"""Examples: what is in them, that keys alone decide it, and that nothing is trained that should not be."""
+"""Examples: their content, that (seed, epoch, index) alone decides it, and which labels are trained."""
 
 from pathlib import Path
 
@@ -10,14 +10,19 @@ from skipwise.data.examples import IGNORED, PoseDataset, collate
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
-from skipwise.recipe import Positions
+from skipwise.recipes.schema import Data, Positions
 from tests.tiny import byte_tokenizer, corpus
+
+
+def stored(folder: Path, words: int = 60) -> TokenStore:
+    source = Data(source=str(corpus(folder / "text", words=words)), cache=str(folder / "cache"))
+    return build_token_store(source, byte_tokenizer())
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     folder = tmp_path_factory.mktemp("corpus")
-    return build_token_store(str(corpus(folder / "text")), byte_tokenizer(), cache=folder / "cache")
+    return stored(folder)
 
 
 def dataset(store: TokenStore, **options: object) -> PoseDataset:
@@ -33,8 +38,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 def test_every_token_is_the_documents_token_at_its_place(store: TokenStore, content: str) -> None:
     data = dataset(store, positions=Positions(content=content, chunks=3))
     indices = np.arange(100)
-    spans, origins, keys = data._spans(indices)
-    plans = data._plan(keys, spans)
+    plans, origins, _ = data._drawn(indices)
     for i, example in enumerate(data.__getitems__(list(indices))):
         document = np.searchsorted(store.offsets, origins[i], side="right") - 1
         text = store.document(document)
@@ -62,8 +66,8 @@ def test_labels_with_little_of_their_text_before_them_are_left_out(
     store: TokenStore, train_jumps: bool
 ) -> None:
     data = dataset(store, min_context=5, train_jumps=train_jumps)
-    spans, origins, keys = data._spans(np.arange(60))
-    rows = origins[:, None] + data._plan(keys, spans).content_indices()
+    plans, origins, _ = data._drawn(np.arange(60))
+    rows = origins[:, None] + plans.content_indices()
     for row, example in zip(rows, data.__getitems__(range(60)), strict=True):
         for place in range(64):
             before = 0
@@ -75,7 +79,7 @@ def test_labels_with_little_of_their_text_before_them_are_left_out(
 
 def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
-    store = build_token_store(str(corpus(tmp_path / "text", words=400)), tokenizer, cache=tmp_path)
+    store = stored(tmp_path, words=400)
     options = {"passkey": 1.0, "tokenizer": tokenizer, "train_length": 400, "target_length": 1280}
     for index in range(20):
         plain, masked = dataset(store, **options)[index], dataset(store, **options, min_context=5)[index]
@@ -86,7 +90,7 @@ def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) 
 
 def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
-    store = build_token_store(str(corpus(tmp_path / "text", words=400)), tokenizer, cache=tmp_path)
+    store = stored(tmp_path, words=400)
     settings = {"train_length": 400, "target_length": 1280, "passkey": 1.0, "tokenizer": tokenizer}
     data = dataset(store, positions=Positions(scheme="full"), **settings)
     longest = max(
@@ -98,7 +102,8 @@ def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) 
 def test_a_context_that_may_leave_no_label_is_refused(store: TokenStore) -> None:
     dataset(store, min_context=31)
     with pytest.raises(
-        DataError, match=r"min_context 32 may leave no label of 64 tokens in 2 chunks; .* below 32"
+        DataError,
+        match=r"min_context 32 may leave no label of 64 tokens in 2 chunks; choose a value below 32",
     ):
         dataset(store, min_context=32)
 
@@ -110,7 +115,7 @@ def test_contiguous_text_keeps_every_label_though_positions_jump(store: TokenSto
         assert np.diff(example["position_ids"]).max() >= 1
 
 
-def test_an_example_is_a_function_of_its_key(store: TokenStore) -> None:
+def test_an_example_is_a_function_of_seed_epoch_and_index(store: TokenStore) -> None:
     data, again = dataset(store), dataset(store)
     batch = data.__getitems__([5, 9, 150])
     assert equal(batch[1], again[9])
@@ -134,7 +139,7 @@ def test_workers_see_the_epoch_and_give_the_same_examples(store: TokenStore) -> 
 
 def test_long_documents_are_sources_of_many_spans(store: TokenStore) -> None:
     data = dataset(store, target_length=128, examples=2000)
-    _, origins, _ = data._spans(np.arange(2000))
+    _, origins, _ = data._drawn(np.arange(2000))
     document = len(store) - 1
     inside = origins[(origins >= store.offsets[document]) & (origins < store.offsets[document + 1])]
     assert len(set(inside.tolist())) > 20
@@ -142,7 +147,7 @@ def test_long_documents_are_sources_of_many_spans(store: TokenStore) -> None:
 
 def test_passkey_examples_hold_a_whole_prompt_and_its_answer(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
-    store = build_token_store(str(corpus(tmp_path / "text", words=120)), tokenizer, cache=tmp_path)
+    store = stored(tmp_path, words=120)
     data = dataset(store, train_length=400, target_length=1280, passkey=1.0, tokenizer=tokenizer)
     texts = [tokenizer.decode(e["input_ids"]) for e in data.__getitems__(range(5))]
     for text in texts:
@@ -162,13 +167,13 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         PoseDataset(store, np.array([], dtype=int), train_length=8, target_length=16)
     with pytest.raises(DataError, match="is shorter than an example of 100,000"):
         dataset(store, train_length=100_000, target_length=200_000)
-    with pytest.raises(DataError, match="needs the tokenizer"):
+    with pytest.raises(DataError, match="needs a tokenizer"):
         dataset(store, passkey=0.1)
     with pytest.raises(DataError, match=r"passkey = 2 must lie in 0\.\.1"):
         dataset(store, passkey=2)
-    with pytest.raises(DataError, match="too short for a passkey prompt"):
+    with pytest.raises(DataError, match="too short for a retrieval prompt"):
         dataset(store, passkey=0.5, tokenizer=byte_tokenizer())
-    with pytest.raises(DataError, match="train length 7 is too short for 2 chunks: at least 8"):
+    with pytest.raises(DataError, match="train length 7 is too short for 2 chunks; choose at least 8 tokens"):
         dataset(store, train_length=7)
 
 
@@ -182,11 +187,15 @@ def test_the_data_set_ends(store: TokenStore) -> None:
 
 def test_from_source_reads_a_folder(tmp_path: Path) -> None:
     data = PoseDataset.from_source(
-        corpus(tmp_path / "text"),
+        Data(source=str(corpus(tmp_path / "text")), cache=str(tmp_path)),
         byte_tokenizer(),
         train_length=64,
         target_length="1k",
-        tokenising={"cache": tmp_path},
     )
     assert len(data) > 50
     assert data[0]["position_ids"].shape == (64,)
+
+
+def test_lengths_may_be_written_as_people_write_them(store: TokenStore) -> None:
+    written, counted = (dataset(store, train_length=64, target_length=length) for length in ("1k", 1024))
+    assert equal(written[3], counted[3])

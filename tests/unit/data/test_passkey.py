@@ -214,9 +214,9 @@ def test_training_examples_have_every_amount_of_filler_at_every_place():
 @pytest.mark.parametrize("draw", [passkey_prompt, training_passkey])
 def test_a_length_without_room_is_explained(draw):
     tokenizer = TOKENIZERS["words"]
-    with pytest.raises(DataError, match="length 20 is too short for a passkey prompt") as caught:
+    with pytest.raises(DataError, match="length 20 is too short for a retrieval prompt") as caught:
         draw(tokenizer, 20, np.random.default_rng(0))
-    needed = int(re.search(r"it needs (\d+) tokens", str(caught.value)).group(1))
+    needed = int(re.search(r"the shortest has (\d+) tokens", str(caught.value)).group(1))
     draw(tokenizer, needed, np.random.default_rng(0))
     with pytest.raises(DataError):
         draw(tokenizer, needed - 1, np.random.default_rng(0))
@@ -227,7 +227,7 @@ def test_a_tokenizer_without_digits_is_refused():
     backend = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
     with pytest.raises(
-        DataError, match=r"writes the digit 0 as .*use a tokenizer whose vocabulary has all ten"
+        DataError, match=r"turns the digit 0 into .*use a tokenizer whose vocabulary has all ten"
     ):
         passkey_prompt(tokenizer, 5000, np.random.default_rng(0))
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from skipwise.data import tokenising as tokens_module
 from skipwise.data.documents import is_held_out, open_corpus
-from skipwise.data.tokenising import build_token_store, tokenizer_fingerprint
+from skipwise.data.tokenising import build_token_store as build
+from skipwise.data.tokenising import tokenizer_fingerprint
 from skipwise.data.tokens import (
     TokenStore,
     check_vocabulary,
@@ -29,6 +30,7 @@ from skipwise.data.tokens import (
     split_by_name,
 )
 from skipwise.errors import DataError
+from skipwise.recipes.schema import Data
 from tests.tiny import byte_tokenizer
 
 TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}
@@ -56,6 +58,12 @@ def store(corpus, cache, tokenizer) -> TokenStore:
 def built(cache: Path) -> list[str]:
     """What lies in the folder of the stores beside the locks."""
     return [name for name in os.listdir(cache / "tokens") if name != ".locks"]
+
+
+def build_token_store(source, tokenizer, *, on_progress=None, **settings) -> TokenStore:
+    """Build by a ``Data`` section of these settings; paths may be given as such."""
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
+    return build(Data(source=str(source), **settings), tokenizer, on_progress=on_progress)
 
 
 def refuse_to_build(monkeypatch) -> None:
@@ -188,7 +196,9 @@ class TestCache:
             path.unlink()
         else:
             path.write_bytes(whole[name][:-5] if damage == "cut" else b"")
-        with pytest.raises(DataError, match=r"no whole token store .* remove it, and it is built again"):
+        with pytest.raises(
+            DataError, match=r"not a complete token store .* remove it, and it is built again"
+        ):
             TokenStore(store.path)
         again = build_token_store(corpus, tokenizer, cache=cache)
         assert {path.name: path.read_bytes() for path in again.path.iterdir()} == whole
@@ -296,13 +306,13 @@ class TestMaxTokens:
         assert len(build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)) == 1
 
 
-class TestGoingOn:
-    """A build that was stopped: the store is that of one that was not, and what was kept is not read again."""
+class TestContinuing:
+    """An interrupted build gives the same store as any other, and reads nothing again that it kept."""
 
     @pytest.fixture(params=["folder", "lines", "saved", "stream", "pydoc"])
     def source(self, request, tmp_path, monkeypatch) -> tuple[str, dict[str, bool]]:
         texts = [f"text {i} " * (i + 1) for i in range(9)]
-        options = {"stream": request.param == "stream"}
+        options = {"stream": request.param == "stream", "max_tokens": 10**9}
         rows = datasets.Dataset.from_list([{"text": text} for text in texts])
         if request.param == "folder":
             for i, text in enumerate(texts):
@@ -352,7 +362,7 @@ class TestGoingOn:
                 file.write_bytes(file.read_bytes() + b"half a batch")
         again = build_token_store(name, tokenizer, cache=cache, **options)
         read = [text for texts in seen for text in texts]
-        assert read == [document.text for document in open_corpus(name, **options)]
+        assert read == [document.text for document in open_corpus(Data(source=name, **options))]
         assert {p.name: p.read_bytes() for p in again.path.iterdir()} == {
             p.name: p.read_bytes() for p in whole.path.iterdir()
         }
@@ -387,13 +397,14 @@ class TestGoingOn:
         last = files[3].read_bytes()
         files[3].write_bytes(b"no Parquet")
         with pytest.raises(
-            DataError, match=r"owner/set: the stream broke off after row 9 \(.*run again, and it is read on"
+            DataError,
+            match=r"owner/set: the stream broke off after row 9 \(.*run again to continue from there",
         ):
-            build_token_store("owner/set", tokenizer, cache=cache, stream=True)
+            build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
         first = files[0].read_bytes()
         files[0].write_bytes(first[:4] + bytes(60) + first[64:])
         files[3].write_bytes(last)
-        store = build_token_store("owner/set", tokenizer, cache=cache, stream=True)
+        store = build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
         assert list(store.names) == [f"owner/set:{row}" for row in range(1, 13)]
         assert store.document(11).tolist() == tokenizer("text 11")["input_ids"]
 
@@ -421,8 +432,8 @@ class TestChoosing:
         with pytest.raises(DataError) as caught:
             check_vocabulary(store, 97)
         assert str(caught.value) == (
-            f"document {index} ({store.names[index]}): token {beyond} >= vocabulary 97: "
-            "another model's tokenizer?"
+            f"document {index} ({store.names[index]}): token {beyond} is not below the model's vocabulary size "
+            "97; tokenise the text with this model's own tokenizer"
         )
 
     def test_keep_long(self, store):
@@ -437,16 +448,19 @@ class TestChoosing:
             keep_long(store, 2048)
         assert str(caught.value) == (
             f"kept 0 of 4 documents; all are under 2,048 tokens: the longest, c.txt, has {store.lengths.max():,}. "
-            "Lower `train_length` or `data.min_tokens`, or pack them"
+            "Lower `train_length` or `data.min_tokens`, or join documents"
         )
         with pytest.raises(DataError, match="kept 0 of 0 documents"):
             keep_long(store, 1, among=np.array([], dtype=np.int64))
 
     def test_dropped_message(self):
         assert dropped_message(1000, 812, 2048) == (
-            "kept 812 of 1,000 documents; 188 under 2,048 tokens. Lower `train_length`, or pack them"
+            "kept 812 of 1,000 documents; 188 have fewer than 2,048 tokens. "
+            "To keep more, lower `train_length` or join documents"
         )
-        assert dropped_message(1000, 1000, 2048) == "kept all 1,000 documents; none under 2,048 tokens"
+        assert dropped_message(1000, 1000, 2048) == (
+            "kept all 1,000 documents; none has fewer than 2,048 tokens"
+        )
 
     @given(names=st.lists(st.text(), max_size=50), share=st.floats(0, 0.99))
     def test_split_is_a_partition_by_name(self, names, share):

@@ -4,7 +4,7 @@ import torch
 from skipwise.model import chunked_loss as subject
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.model.lora import adapt
-from skipwise.recipe import Lora
+from skipwise.recipes.schema import Lora
 from tests import families
 
 CAPPED = {"gemma2"}  # logits through tanh

@@ -13,7 +13,7 @@ from skipwise.model import lora
 from skipwise.model.loading import load_config, load_model
 from skipwise.model.rope import Extension, plan_extension
 from skipwise.model.saving import save_extended, write_card
-from skipwise.recipe import Lora
+from skipwise.recipes.schema import Lora
 from tests.tiny import byte_tokenizer, checkpoint
 
 TARGET = 256

@@ -21,7 +21,7 @@ from transformers import (
 from skipwise.errors import ModelError
 from skipwise.model.loading import load_config, load_model
 from skipwise.model.rope import check_frequencies, extension_of, plan_extension, set_interpolation
-from skipwise.recipe import load_recipe
+from skipwise.recipes.schema import load_recipe
 from tests.tiny import checkpoint
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from skipwise.interpolation import Rope, rope_parameters
+from skipwise.method.interpolation import Rope, rope_parameters
 from skipwise.model.serving import llama_cpp, vllm
 
 ROPE, FACTOR = Rope(10_000.0, 64, 2048), 8.0

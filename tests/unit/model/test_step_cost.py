@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.model.lora import adapt
 from skipwise.model.step_cost import step_cost
-from skipwise.recipe import Lora
+from skipwise.recipes.schema import Lora
 from tests import families
 
 TOKENS, MICRO = 256, 2

@@ -11,8 +11,6 @@ import pytest
 from rich.console import Console
 
 from skipwise.errors import RunError
-from skipwise.intervals import Interval
-from skipwise.report.effective_length import effective_length
 from skipwise.report.evaluation import (
     bucket_difference,
     evaluation_terminal,
@@ -20,7 +18,9 @@ from skipwise.report.evaluation import (
     perplexity_interval,
     read_evaluation,
 )
-from skipwise.results import ReadingRecord, TrialRecord, append_record
+from skipwise.results.effective_length import effective_length
+from skipwise.results.records import ReadingRecord, TrialRecord, append_record
+from skipwise.results.statistics import Interval
 
 GOOD, BAD = Interval(0.0, -0.01, 0.01), Interval(0.2, 0.1, 0.3)
 ALL, MOST, HALF = (100, 100), (97, 100), (50, 100)

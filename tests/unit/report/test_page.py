@@ -15,7 +15,7 @@ from skipwise.report.summary import (
     results_table,
     verdict,
 )
-from skipwise.results import PasskeyRecord, PerplexityRecord, append_record
+from skipwise.results.records import PasskeyRecord, PerplexityRecord, append_record
 
 WINDOWS = [256, 512, 1024, 2048]
 

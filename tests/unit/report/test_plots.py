@@ -7,11 +7,11 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from skipwise.coverage import closed_form, coverage_record
 from skipwise.errors import RecipeError, RunError
+from skipwise.method.coverage import closed_form, coverage_record
 from skipwise.report import plots
 from skipwise.report.plots import coverage_figure, draw_figures, hits_by_depth
-from skipwise.results import PasskeyRecord, PerplexityRecord, TrainingRecord
+from skipwise.results.records import PasskeyRecord, PerplexityRecord, TrainingRecord
 
 
 def perplexity(arm, window, value, data="held out"):

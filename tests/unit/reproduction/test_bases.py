@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from reproduction import bases
+from reproduction.bases import BASES, base_folder, make_base, new_model
 from skipwise.model.loading import load_config
 from skipwise.model.rope import plan_extension
-from skipwise.recipe import Data
-from skipwise.reproduction import bases
-from skipwise.reproduction.bases import BASES, base_folder, make_base, new_model
+from skipwise.recipes.schema import Data
 from tests.tiny import corpus
 
 

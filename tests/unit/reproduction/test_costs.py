@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from skipwise.recipe import load_recipe
-from skipwise.reproduction import costs
-from skipwise.reproduction.costs import constant_costs, costs_markdown, measure_costs
-from skipwise.results import CostRecord, append_record, read_records
+from reproduction import costs
+from reproduction.costs import constant_costs, costs_markdown, measure_costs
+from skipwise.recipes.schema import load_recipe
+from skipwise.results.records import CostRecord, append_record, read_records
 from tests.tiny import checkpoint
 
 TARGETS = [256 * factor for factor in costs.FACTORS]

@@ -5,15 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from skipwise.coverage import coverage
-from skipwise.reproduction import coverage_check
-from skipwise.reproduction.coverage_check import (
+from reproduction import coverage_check
+from reproduction.coverage_check import (
     CLOSED,
     agreements,
     check_closed_form,
     coverage_section,
     evenness,
 )
+from skipwise.method.coverage import coverage
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from skipwise.reproduction.estimate import Speed, measure_speed, seconds, tokens_of, total_seconds
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import SCALES
+from reproduction.estimate import Speed, measure_speed, seconds, tokens_of, total_seconds
+from reproduction.exhibits import EXHIBITS
+from reproduction.runs import plan_runs
+from reproduction.scales import SCALES
 from tests.tiny import checkpoint
 
 SPEED = Speed(train=(1e-4, 1e-7), read=(1e-5, 1e-8))

@@ -2,12 +2,12 @@
 
 import pytest
 
+from reproduction import paper
+from reproduction.claims import arms_of
+from reproduction.exhibits import BASELINES, EXHIBITS, TRAINED, find_exhibit
+from reproduction.runs import plan_runs
+from reproduction.scales import SCALES
 from skipwise.errors import RecipeError
-from skipwise.reproduction import paper
-from skipwise.reproduction.claims import arms_of
-from skipwise.reproduction.exhibits import BASELINES, EXHIBITS, TRAINED, find_exhibit
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import SCALES
 
 
 @pytest.mark.parametrize("scale", sorted(SCALES))

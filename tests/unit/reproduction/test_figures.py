@@ -1,10 +1,10 @@
 """Figures are files that a page can link to."""
 
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.reproduction.figures import exhibit_figures
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import SCALES
-from skipwise.reproduction.scores import Scores
+from reproduction.exhibits import EXHIBITS
+from reproduction.figures import exhibit_figures
+from reproduction.runs import plan_runs
+from reproduction.scales import SCALES
+from reproduction.scores import Scores
 
 
 def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:

@@ -3,12 +3,12 @@
 import pytest
 from transformers import LlamaConfig
 
-from skipwise.plan import Machine, plan_training
-from skipwise.recipe import load_recipe
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.reproduction.full_size import full_size
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import MODELS, SCALES
+from reproduction.exhibits import EXHIBITS
+from reproduction.full_size import full_size
+from reproduction.runs import plan_runs
+from reproduction.scales import MODELS, SCALES
+from skipwise.recipes.schema import load_recipe
+from skipwise.training.cost import Machine, plan_training
 
 
 def run(variant: str):

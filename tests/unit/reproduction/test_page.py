@@ -2,11 +2,11 @@
 
 import pytest
 
+from reproduction.exhibits import EXHIBITS
+from reproduction.page import _alike, _facts, read_notes, write_pages
+from reproduction.runs import plan_runs
+from reproduction.scales import SCALES
 from skipwise.errors import RecipeError, RunError
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.reproduction.page import _alike, _facts, read_notes, write_pages
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import SCALES
 
 
 def test_rows_are_compared_over_the_seeds_that_all_have() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from skipwise.recipe import load_recipe
-from skipwise.reproduction import paper
-from skipwise.reproduction.bases import BASES
-from skipwise.reproduction.estimate import tokens_of
-from skipwise.reproduction.exhibits import BASELINES, EXHIBITS
-from skipwise.reproduction.runs import ArmRun, plan_runs
-from skipwise.reproduction.scales import SCALES
+from reproduction import paper
+from reproduction.bases import BASES
+from reproduction.estimate import tokens_of
+from reproduction.exhibits import BASELINES, EXHIBITS
+from reproduction.runs import ArmRun, plan_runs
+from reproduction.scales import SCALES
+from skipwise.recipes.schema import load_recipe
 
 
 def runs(name: str, seeds=(0,), scale="nano", **changes):
@@ -50,7 +50,7 @@ def test_a_run_is_shared_by_what_decides_it(tmp_path) -> None:
 
 
 def test_a_setting_that_is_null_leaves_the_key_as_it_is(monkeypatch) -> None:
-    from skipwise.reproduction import runs as module
+    from reproduction import runs as module
 
     before, known = one("main", "linear, 8x", "pose").key, module.deciding_settings
     monkeypatch.setattr(module, "deciding_settings", lambda recipe: known(recipe) | {"new": None})

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import SCALES
-from skipwise.reproduction.scores import collect, whole_and_partial
-from skipwise.results import (
+from reproduction.exhibits import EXHIBITS
+from reproduction.runs import plan_runs
+from reproduction.scales import SCALES
+from reproduction.scores import collect, whole_and_partial
+from skipwise.results.records import (
     PasskeyRecord,
     PerplexityRecord,
     PositionRecord,

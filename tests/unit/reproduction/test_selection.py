@@ -2,11 +2,11 @@
 
 import pytest
 
+from reproduction.exhibits import EXHIBITS
+from reproduction.runs import plan_runs
+from reproduction.scales import SCALES
+from reproduction.selection import require_same_budget, require_undecided, select
 from skipwise.errors import RecipeError
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import SCALES
-from skipwise.reproduction.selection import require_same_budget, require_undecided, select
 
 
 def plans(*names: str, scale="nano", **changes):

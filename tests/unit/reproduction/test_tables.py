@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from skipwise.reproduction.exhibits import EXHIBITS
-from skipwise.reproduction.runs import plan_runs
-from skipwise.reproduction.scales import SCALES
-from skipwise.reproduction.scores import Scores
-from skipwise.reproduction.tables import exhibit_markdown, findings
-from skipwise.results import PositionRecord
+from reproduction.exhibits import EXHIBITS
+from reproduction.runs import plan_runs
+from reproduction.scales import SCALES
+from reproduction.scores import Scores
+from reproduction.tables import exhibit_markdown, findings
+from skipwise.results.records import PositionRecord
 
 
 def markdown(name: str, scores) -> str:

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from skipwise.reproduction.claims import Finds, FindsMore, Holds, Keeps, Lower, Reads
-from skipwise.reproduction.scores import Scores
-from skipwise.reproduction.verdicts import Finding, judge, verdict
-from skipwise.results import PositionRecord
+from reproduction.claims import Finds, FindsMore, Holds, Keeps, Lower, Reads
+from reproduction.scores import Scores
+from reproduction.verdicts import Finding, judge, verdict
+from skipwise.results.records import PositionRecord
 
 WINDOWS = (256, 512, 1024)
 

@@ -1,0 +1,153 @@
+"""Small bases that exhibits extend besides the embedded model: trained here once on the recipe's text, kept in the cache.
+
+Those of the paper's other families are what stock classes offer: GPT-J's block (attention and feed-forward side by
+side, LayerNorm, a quarter of each head rotated) is Phi's; LLaMA2 and Baichuan2 are Llama's with a window twice as long,
+the second with an output head of its own. The family of LLaMA is the embedded model. Three more differ in size and in
+the tokens that they have read, and in nothing else.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from skipwise.data.documents import open_corpus
+from skipwise.data.examples import PoseDataset, collate
+from skipwise.data.tokens import default_cache
+from skipwise.model.loading import load_tokenizer
+from skipwise.recipes.schema import Data, Positions, Training
+from skipwise.training.trainer import train
+
+_TOKENS = 8192  # a step
+
+
+@dataclass(frozen=True)
+class SmallBase:
+    """An architecture in small, and its training.
+
+    Attributes:
+        model_type: of transformers.
+        window: original length, in tokens.
+        differs: what its config has otherwise than the model type's default.
+        width: of the residual stream, in heads of 64.
+        layers: of the model.
+        steps: of training, 8,192 tokens each.
+    """
+
+    model_type: str
+    window: int
+    differs: Mapping[str, Any]
+    width: int = 192
+    layers: int = 4
+    steps: int = 1000
+
+
+_TIED = {"tie_word_embeddings": True}
+BASES = {
+    "LLaMA2": SmallBase("llama", 512, _TIED),
+    "GPT-J": SmallBase("phi", 256, {"partial_rotary_factor": 0.25, "tie_word_embeddings": False}),
+    "Baichuan2": SmallBase("llama", 512, {"tie_word_embeddings": False}),
+    "2.6M on 2M tokens": SmallBase("llama", 256, _TIED, steps=250),
+    "2.6M on 8M tokens": SmallBase("llama", 256, _TIED),
+    "12M on 8M tokens": SmallBase("llama", 256, _TIED, width=384, layers=6),
+}
+
+
+def base_folder(name: str, data: Data) -> Path:
+    """Where the base is kept: by name and by all that decides it, its text included.
+
+    Raises:
+        DataError: the text is missing or cannot be read.
+    """
+    base = BASES[name]
+    text = _fingerprint(data.source, **data.reading)
+    decides = [asdict(base), _settings(base).model_dump(), text, data.held_out]
+    if data.max_tokens is not None:
+        decides.append(data.max_tokens)
+    digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
+    return default_cache() / "bases" / f"{name.replace(' ', '-')}-{digest}"
+
+
+@cache
+def _fingerprint(source: str, **reading: Any) -> str:
+    return open_corpus(source, **reading).fingerprint()
+
+
+def make_base(name: str, data: Data, console: Console) -> Path:
+    """Train the base if it is not there; a training that was stopped goes on. Returns the model's folder.
+
+    Raises:
+        DataError: the text is missing, cannot be read, or too short.
+    """
+    folder, base = base_folder(name, data), BASES[name]
+    if (folder / "model" / "config.json").exists():
+        return folder / "model"
+    tokenizer = load_tokenizer("nano")
+    console.print(f"training a small base, {name}: {base.steps:,} steps of {_TOKENS:,} tokens")
+    dataset = PoseDataset.from_source(
+        data.source,
+        tokenizer,
+        train_length=base.window,
+        target_length=base.window,
+        held_out=data.held_out,
+        tokenising=data.tokenising,
+        positions=Positions(scheme="short"),
+        examples=base.steps * _TOKENS // base.window,
+        passkey=0.1,
+    )
+    model = new_model(base, tokenizer.vocab_size)
+    train(
+        model,
+        dataset,
+        collate,
+        _settings(base),
+        folder=folder / "checkpoints",
+        seed=0,
+        resume=(folder / "checkpoints").exists(),
+    )
+    model.save_pretrained(folder / "partial")
+    tokenizer.save_pretrained(folder / "partial")
+    os.replace(folder / "partial", folder / "model")
+    return folder / "model"
+
+
+def new_model(base: SmallBase, vocabulary: int) -> PreTrainedModel:
+    """Make the model with random weights; heads are 64 wide."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        base.model_type,
+        vocab_size=vocabulary,
+        hidden_size=base.width,
+        intermediate_size=8 * base.width // 3 if base.model_type == "llama" else 4 * base.width,
+        num_hidden_layers=base.layers,
+        num_attention_heads=base.width // 64,
+        max_position_embeddings=base.window,
+        bos_token_id=0,
+        eos_token_id=0,
+        **base.differs,
+    )
+    return AutoModelForCausalLM.from_config(config)
+
+
+def _settings(base: SmallBase) -> Training:
+    return Training.model_validate(
+        {
+            "max_steps": base.steps,
+            "batch_size": _TOKENS // base.window,
+            "per_device_train_batch_size": max(1, _TOKENS // 2 // base.window),
+            "learning_rate": 3e-3,
+            "lr_scheduler_type": "cosine",
+            "adam_beta2": 0.95,
+            "weight_decay": 0.1,
+            "warmup_steps": 50,
+            "save_steps": 250,
+        }
+    )

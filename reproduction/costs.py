@@ -1,0 +1,226 @@
+"""What a training step costs by target: full-length windows grow with it, PoSE's do not (the paper's Figure 3).
+
+Steps are timed with all targets in turn in one process, so that a change of the machine's speed meets each; peak memory
+is each target's own, in a process of its own. The text is random: cost does not depend on it.
+"""
+
+import hashlib
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from reproduction import paper
+from reproduction.tables import table
+from reproduction.verdicts import Finding, verdict
+from skipwise.method.lengths import format_length
+from skipwise.method.positions import SCHEMES
+from skipwise.method.rng import Rng
+from skipwise.model.loading import load_config, load_model
+from skipwise.model.precision import AUTOCAST, choose_precision
+from skipwise.model.rope import plan_extension
+from skipwise.recipes.schema import Recipe
+from skipwise.report.summary import arm_name
+from skipwise.results.records import CostRecord, append_record, read_records
+
+FACTORS = (2, 4, 8, 16, 32, 64)
+EXAMPLES = 2  # windows in a step
+_ROUNDS = {"pose": 120, "full": 1}
+_SHAPE = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_TOLERANCE = 0.02
+_SAME = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
+
+
+def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
+    """Measure full-length and PoSE steps at every target; what ``out/costs.jsonl`` holds is not measured again."""
+    path, key = out / "costs.jsonl", _key(recipe, original)
+    targets = [factor * original for factor in FACTORS]
+    for arm in ("pose", "full"):
+        if {r.target for r in known_costs(recipe, original, out) if r.arm == arm} >= set(targets):
+            continue
+        console.print(f"efficiency: timing {arm_name(arm)} at {', '.join(map(format_length, targets))}")
+        seconds = _in_own_process(_step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
+        for target, times in zip(targets, seconds, strict=True):
+            base, peak, device = _in_own_process(_peak_bytes, recipe, arm, target, original)
+            window = target if arm == "full" else original
+            append_record(path, CostRecord(arm, target, window, EXAMPLES, times, peak, base, device, key))
+    return known_costs(recipe, original, out)
+
+
+def known_costs(recipe: Recipe, original: int, out: Path) -> list[CostRecord]:
+    """What ``out/costs.jsonl`` holds of this model and recipe, the latest of each arm and target."""
+    key = _key(recipe, original)
+    records = [r for r in read_records(out / "costs.jsonl") if isinstance(r, CostRecord) and r.key == key]
+    return list({(r.arm, r.target): r for r in records}.values())
+
+
+def _key(recipe: Recipe, original: int) -> str:
+    """12 hex digits of what decides the cost of a step: the model's shape, its window, interpolation and precision."""
+    config = load_config(recipe.model)
+    shape = {name: getattr(config, name, None) for name in _SHAPE}
+    decides = [shape, original, recipe.interpolation, recipe.training.precision]
+    return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
+
+
+def _in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(function, *args).result()
+
+
+def _step_seconds(
+    recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int
+) -> list[list[float]]:
+    """Seconds of each step, by target; one step of each in turn, the first round not counted."""
+    steps = [_stepper(recipe, arm, target, original) for target in targets]
+    times: list[list[float]] = [[] for _ in targets]
+    for turn in range(rounds + 1):
+        for place, step in enumerate(steps):
+            began = time.perf_counter()
+            step(turn)
+            if turn:
+                times[place].append(round(time.perf_counter() - began, 5))
+    return times
+
+
+def _peak_bytes(recipe: Recipe, arm: str, target: int, original: int) -> tuple[int, int, str]:
+    """Memory held before the first step and at the peak of two, and the device that holds it."""
+    step = _stepper(recipe, arm, target, original)
+    base = most_held()
+    for turn in range(2):  # from the second on with the optimizer's state
+        step(turn)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return base, most_held(), device
+
+
+def most_held() -> int:
+    """The most bytes that this process has held so far.
+
+    On Linux from the process's own status: what ``getrusage`` reports begins with the most that its parent has held.
+    """
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")
+    if status.exists():
+        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+        return int(lines["VmHWM"].split()[0]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[int], None]:
+    """A function that takes one optimizer step on a fresh model, as ``training.py`` does without its bookkeeping."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = load_config(recipe.model)
+    extension = plan_extension(
+        config, target_length=target, original_length=original, interpolation=recipe.interpolation
+    )
+    model = load_model(recipe.model, extension, device=device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.training.learning_rate)
+    precision = AUTOCAST[choose_precision(recipe.training.precision, device)]
+    spans = np.full(EXAMPLES, target)
+
+    def step(turn: int) -> None:
+        keys = Rng.of(recipe.seed, 0, np.arange(turn * EXAMPLES, (turn + 1) * EXAMPLES))
+        positions = torch.from_numpy(SCHEMES[arm](keys, original, target, spans).position_ids())
+        ids = torch.randint(0, config.vocab_size, positions.shape)
+        for row, place in zip(ids.to(device), positions.to(device), strict=True):
+            one = {"input_ids": row[None], "position_ids": place[None], "labels": row[None]}
+            with torch.autocast(device.type, precision, enabled=precision is not None):
+                loss = model(**one, attention_mask=torch.ones_like(row[None]), use_cache=False).loss
+            (loss / EXAMPLES).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return step
+
+
+def costs_markdown(records: Sequence[CostRecord]) -> str:
+    """Step time and peak memory by target, ours and the paper's, and whether PoSE's are constant."""
+    by = {(r.arm, r.target): r for r in records}
+    targets = sorted({r.target for r in records})
+    lengths = [f"{format_length(t)}" for t in targets]
+    times, memory, tokens = [], [], []
+    for arm in dict.fromkeys(r.arm for r in records):
+        mine = [by[arm, t] for t in targets if (arm, t) in by]
+        times.append([arm_name(arm), *(f"{step_time(r):.3f}" for r in mine)])
+        tokens.append([arm_name(arm), *(f"{EXAMPLES * r.window:,}" for r in mine)])
+        memory.append([arm_name(arm), *(f"{r.peak_bytes / 2**20:,.0f}" for r in mine)])
+    published = [
+        [
+            arm_name(arm),
+            *(f"{value:g}" for value in (*paper.EFFICIENCY_HOURS[arm], *paper.EFFICIENCY_GB[arm])),
+        ]
+        for arm in ("full", "pose")
+    ]
+    head = [
+        "the paper",
+        *(f"hours, {x}" for x in ("2x", "4x", "8x")),
+        *(f"GB a GPU, {x}" for x in ("2x", "4x", "8x")),
+    ]
+    parts = [
+        f"A step is {EXAMPLES} windows, one in memory at a time: {records[0].device}. As in the paper's figure both arms take "
+        "as many windows; full-length training's have as many tokens as the target, PoSE's as the original length.",
+        table(["seconds a step, target", *lengths], times),
+        table(["tokens a step, target", *lengths], tokens),
+        table(["peak memory, MiB, target", *lengths], memory),
+        table(head, published),
+        "\n".join(verdict(finding) for finding in constant_costs(records)),
+    ]
+    return "\n\n".join(parts)
+
+
+def step_time(record: CostRecord) -> float:
+    """Median over the steps, in seconds."""
+    return statistics.median(record.step_seconds)
+
+
+def relative_times(records: Sequence[CostRecord]) -> list[float]:
+    """Each target's step over the mean of its round, the median over rounds.
+
+    Targets are timed in turn, so what slows the machine down for a while slows a whole round down, and is left out.
+    """
+    rounds = [statistics.fmean(times) for times in zip(*(r.step_seconds for r in records), strict=True)]
+    return [
+        statistics.median(t / mean for t, mean in zip(r.step_seconds, rounds, strict=True)) for r in records
+    ]
+
+
+def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
+    """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
+    mine = [r for r in records if r.arm == "pose"]
+    if len(mine) < len(FACTORS):
+        return [Finding(_SAME.format(name), None, "not measured") for name in ("step time", "peak memory")]
+    measures = {
+        "step time": relative_times(mine),
+        "peak memory": [float(r.peak_bytes) for r in mine],
+    }
+    return [
+        Finding(
+            _SAME.format(name),
+            max(values) / min(values) - 1 <= _TOLERANCE,
+            f"most {max(values) / min(values) - 1:.1%} above the least",
+        )
+        for name, values in measures.items()
+    ]

@@ -1,0 +1,344 @@
+"""What each exhibit compares, what the paper reports for it, and which of its claims are put to the test.
+
+An exhibit is a table: rows (variants of one recipe) measured alike, in blocks (settings), with the paper's claims as
+rules. Everything that it needs to be run is said here; ``runs.py`` makes run folders of it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from reproduction import paper
+from reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads, arms_of
+from skipwise.errors import RecipeError, nearest
+from skipwise.recipes.schema import Recipe
+
+Changes = Mapping[str, Any]
+
+BASELINES = ("original", "pi-only")
+TRAINED = ("full", "randpos", "pose", "short", "cream")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One block of an exhibit's table, and the paper's figures under it.
+
+    Attributes:
+        interpolation: a name of ``skipwise.method.interpolation.NAMES``, where a variant does not choose its own.
+        factor: target over original length.
+        published: text -> variant -> what the paper reports at 1, 2, 4, ... times the original length.
+        retrieved: variant -> the share of passkeys that the paper reports, at the exhibit's lengths.
+        family: a family of models, in place of the recipe's own.
+        miniature: there is no such block at the paper's scale.
+        windows: of perplexity, as multiples of the original length; default: doubled up to the target.
+        only: the variants of this block; default: all.
+    """
+
+    interpolation: str
+    factor: int
+    published: paper.Published = field(default_factory=dict)
+    retrieved: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+    family: str | None = None
+    miniature: bool = False
+    windows: tuple[int, ...] = ()
+    only: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """As the table names it: ``yarn, 8x``."""
+        return self.family or f"{self.interpolation}, {self.factor}x"
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of the paper.
+
+    Attributes:
+        name: as on the command line.
+        title: what it shows.
+        source: where the paper shows it.
+        settings: the blocks of the table.
+        variants: row label -> dotted recipe changes, or a function that makes them of the recipe and the original
+            length; the label is an arm where there is one of that name.
+        claims: what the paper says, as rules.
+        changes: to the recipe of every run.
+        segments: lengths at which loss by position is measured.
+        by_step: perplexity is measured during training too.
+        passkey: lengths at which 50 passkeys are asked for, as multiples of the original length.
+        texts: the paper's, by the last part of their names; of texts that a user gives no other is measured on.
+        show: which tables are made of the records.
+        drawn: the rows that the figures have, where all would be too many to tell apart.
+    """
+
+    name: str
+    title: str
+    source: str
+    settings: tuple[Setting, ...] = ()
+    variants: Mapping[str, Changes | Callable[[Recipe, int], Changes]] = field(default_factory=dict)
+    claims: tuple[Claim, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    segments: tuple[Literal["original", "target"], ...] = ()
+    by_step: bool = False
+    passkey: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+    show: tuple[str, ...] = ("perplexity", "by-position", "passkey")
+    drawn: tuple[str, ...] = ()
+
+    def claims_in(self, setting: Setting) -> list[Claim]:
+        """The claims about the variants that a block has."""
+        rows = set(setting.only or self.variants)
+        return [claim for claim in self.claims if set(arms_of(claim)) <= rows]
+
+
+def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, Any]:
+    """What an arm changes in the base recipe; all train on the same tokens in as many steps.
+
+    ``full`` takes windows of ``target`` tokens, so that fewer of them make a step; at least one, which
+    ``selection.require_same_budget`` refuses where it is more than the others train on.
+    """
+    if arm in BASELINES:
+        return {"evaluation.arms": [arm]}
+    changes: dict[str, Any] = {"evaluation.arms": ["trained"], "positions.scheme": arm}
+    if arm == "full":
+        windows = max(1, base.training.batch_size * train // target)
+        micro = max(1, base.training.per_device_train_batch_size * train // target)
+        changes |= {"training.batch_size": windows, "training.per_device_train_batch_size": micro}
+    return changes
+
+
+def _lever(
+    scheme: str, *, rate: float = 1.0, steps: int = 1, context: float = 0.0, **positions: Any
+) -> Callable[[Recipe, int], Changes]:
+    """A scheme with learning rate and steps times ``rate`` and ``steps``; labels that have less than ``context`` of the
+    original length of their own text before them are left out."""
+    return lambda recipe, original: {
+        "positions.scheme": scheme,
+        "training.learning_rate": rate * recipe.training.learning_rate,
+        "training.max_steps": steps * recipe.training.max_steps,
+        "data.min_context": max(recipe.data.min_context, int(context * original)),
+        **{f"positions.{name}": value for name, value in positions.items()},
+    }
+
+
+def _wider(times: int) -> Callable[[Recipe, int], Changes]:
+    """PoSE on windows several times as long, fewer of them: as many tokens."""
+    return lambda recipe, original: {
+        "train_length": times * (recipe.train_length or original),
+        "training.batch_size": max(1, recipe.training.batch_size // times),
+        "training.per_device_train_batch_size": max(1, recipe.training.per_device_train_batch_size // times),
+    }
+
+
+_YARN = Setting("yarn", 8, paper.YARN_16K)
+_PAPERS_ORDER = (
+    Lower("pose", "full", 1.03),
+    Lower("pose", "pi-only", 0.97, beyond=True),
+    Lower("full", "pi-only", 0.97, beyond=True),
+    Lower("pi-only", "original", 0.5, beyond=True),
+)
+_PLAIN = {
+    "linear": {"interpolation": "linear"},
+    "ntk": {"interpolation": "ntk"},
+    "yarn": {"interpolation": "yarn"},
+}
+
+EXHIBITS = {
+    exhibit.name: exhibit
+    for exhibit in (
+        Exhibit(
+            name="main",
+            title="Perplexity by way of training",
+            source="Table 1",
+            settings=(Setting("linear", 8, paper.LINEAR_16K), Setting("linear", 16, paper.LINEAR_32K)),
+            variants={arm: {} for arm in (*BASELINES, *TRAINED)},
+            claims=(*_PAPERS_ORDER, Lower("pose", "randpos"), Reads("pose", "short")),
+            segments=("target",),
+        ),
+        Exhibit(
+            name="interpolation",
+            title="The three interpolations",
+            source="Table 6",
+            settings=(
+                Setting("linear", 8, paper.LINEAR_16K),
+                Setting("ntk", 8, paper.NTK_16K),
+                _YARN,
+            ),
+            variants={arm: {} for arm in (*BASELINES, "full", "pose")},
+            claims=_PAPERS_ORDER,
+        ),
+        Exhibit(
+            name="passkey",
+            title="Passkeys found",
+            source="Figure 2b",
+            settings=(Setting("yarn", 8, retrieved=paper.PASSKEY),),
+            variants={arm: {} for arm in (*BASELINES, *TRAINED)},
+            claims=(
+                Finds("pose", least=0.9),
+                Finds("full", least=0.9),
+                Finds("original", most=0.1, beyond=True),
+                FindsMore("pose", "short"),
+                Reads("pose", "short"),
+                Lower("pose", "randpos"),
+            ),
+            segments=("target",),
+            passkey=(1, 2, 4, 8, 12, 16),
+        ),
+        Exhibit(
+            name="efficiency",
+            title="Memory and time by target, perplexity by step",
+            source="Figure 3",
+            settings=(Setting("yarn", 8),),
+            variants={"full": {}, "pose": {}},
+            by_step=True,
+            show=("costs", "steps"),
+        ),
+        Exhibit(
+            name="families",
+            title="Families and interpolations, on the first tokens of a text",
+            source="Figure 4",
+            settings=tuple(Setting("yarn", 8, family=family) for family in paper.FAMILIES),
+            variants={"original": {}, **_PLAIN},
+            claims=(
+                Holds("original", least=2.0),
+                Holds("linear", most=1.0),
+                Holds("yarn", most=1.0),
+                Holds("ntk", most=1.0),
+            ),
+            segments=("target",),
+            show=("curves",),
+        ),
+        Exhibit(
+            name="extreme",
+            title="48 and 64 times the window",
+            source="Table 2",
+            settings=(
+                Setting("yarn", 48, paper.EXTREME_96K, windows=(16, 32, 48)),
+                Setting("yarn", 64, paper.EXTREME_128K, windows=(16, 32, 48, 64)),
+            ),
+            variants={**{arm: {} for arm in BASELINES}, **_PLAIN},
+            claims=(Lower("yarn", "linear"), Lower("yarn", "ntk", beyond=True), Lower("yarn", "pi-only")),
+            changes={"evaluation.documents": 2},
+            texts=("books",),
+        ),
+        Exhibit(
+            name="original-ability",
+            title="What is left inside the original window",
+            source="Table 3",
+            settings=(
+                *(Setting(name, 8, windows=(1,)) for name in _PLAIN),
+                Setting("yarn", 64, windows=(1,), only=("original", "pose")),
+            ),
+            variants={"original": {}, "full": {}, "pose": {}},
+            claims=(Keeps("full", "original"), Keeps("pose", "original")),
+            changes={"evaluation.segments": 256},
+            segments=("original",),
+            show=("ability",),
+        ),
+        Exhibit(
+            name="content",
+            title="Which text the chunks hold",
+            source="Table 4",
+            settings=(Setting("linear", 8, paper.CONTENT),),
+            variants={
+                "v uniform": {"positions.content": "uniform"},
+                "v = 0": {"positions.content": "zero"},
+                "v = u": {"positions.content": "aligned"},
+            },
+            claims=(Lower("v = 0", "v uniform", 1.03), Lower("v = u", "v uniform", 1.03)),
+            segments=("target",),
+            passkey=(1, 2, 4, 8),
+        ),
+        Exhibit(
+            name="chunks",
+            title="How many chunks, and which skips",
+            source="Table 5",
+            settings=(Setting("linear", 8, paper.CHUNKS),),
+            variants={
+                "original": {},
+                "N = 1": {"positions.scheme": "short"},
+                "N = 2": {},
+                "N = 3": {"positions.chunks": 3},
+                "N = L_c": {"positions.scheme": "randpos"},
+                "N = 2, end-anchored": {"positions.skips": "end_anchored"},
+            },
+            claims=(
+                Lower("N = 3", "N = 2", 1.01),
+                Lower("N = 2", "N = L_c"),
+                Lower("N = 2", "original", 0.5, beyond=True),
+                FindsMore("N = 2", "N = 1"),
+                Reads("N = 2", "N = 1"),
+                FindsMore("N = 2, end-anchored", "N = 2"),
+                Reads("N = 2, end-anchored", "N = 2"),
+            ),
+            segments=("target",),
+            passkey=(1, 2, 4, 8),
+        ),
+        Exhibit(
+            name="gap",
+            title="What is left between PoSE and full-length, and what changes it",
+            source="claim that PoSE matches full-length training (Table 1)",
+            settings=(
+                Setting("yarn", 8),
+                *(
+                    Setting("yarn", 8, family=base, miniature=True, only=("full", "pose"))
+                    for base in ("2.6M on 2M tokens", "2.6M on 8M tokens", "12M on 8M tokens")
+                ),
+            ),
+            variants={
+                "full": {},
+                "short": {},
+                "pose": {},
+                "pose, end-anchored": _lever("pose", skips="end_anchored"),
+                "pose, 3 chunks": _lever("pose", chunks=3),
+                "pose, aligned content": _lever("pose", content="aligned"),
+                "pose, labels with context": _lever("pose", context=0.25),
+                "pose, half the rate": _lever("pose", rate=0.5),
+                "pose, these three": _lever("pose", content="aligned", context=0.25, rate=0.5),
+                "short, the last two": _lever("short", context=0.25, rate=0.5),
+                "full, half the rate": _lever("full", rate=0.5),
+                "pose, twice the steps": _lever("pose", steps=2),
+                "full, twice the steps": _lever("full", steps=2),
+                "pose, windows twice as long": _wider(2),
+                "pose, windows 4 times as long": _wider(4),
+            },
+            claims=(
+                Lower("pose", "full", 1.03),
+                Lower("pose, these three", "full, half the rate", 1.03),
+                Reads("pose, these three", "short, the last two"),
+                FindsMore("pose, these three", "short, the last two"),
+                Lower("pose, twice the steps", "full, twice the steps", 1.03),
+                Lower("pose, windows twice as long", "full", 1.03),
+                Lower("pose, windows 4 times as long", "full", 1.03),
+            ),
+            segments=("target",),
+            passkey=(8,),
+            drawn=(
+                "full",
+                "short",
+                "pose",
+                "pose, these three",
+                "pose, windows twice as long",
+                "pose, windows 4 times as long",
+            ),
+        ),
+        Exhibit(
+            name="coverage",
+            title="Which relative distances one example trains",
+            source="Figure 5",
+            show=("coverage",),
+        ),
+    )
+}
+
+
+def find_exhibit(name: str) -> Exhibit:
+    """The exhibit called ``name``.
+
+    Raises:
+        RecipeError: there is none; names the nearest and lists all.
+    """
+    if name not in EXHIBITS:
+        raise RecipeError(
+            f"exhibit {name!r} is unknown{nearest(name, EXHIBITS)}; there are {', '.join(EXHIBITS)}, and all"
+        )
+    return EXHIBITS[name]

@@ -1,0 +1,220 @@
+"""Each arm of an exhibit as a run folder, found again by what was trained: nothing is trained twice.
+
+    OUT/arms/<arm>-<key>/     a run folder as of ``skipwise extend``; key = hash of base, recipe and seed
+
+Two exhibits that compare the same arm share its folder; the second one adds only what it measures beyond.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from reproduction.bases import BASES, base_folder, make_base
+from reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes
+from reproduction.scales import MODELS, Scale
+from skipwise.errors import ModelError, RunError
+from skipwise.evaluation.arms import evaluate, plan_evaluation
+from skipwise.extend import extend
+from skipwise.model.loading import load_config, weights_fingerprint
+from skipwise.model.rope import plan_extension
+from skipwise.recipes.schema import Data, Recipe, load_recipe
+from skipwise.results.run_folder import RunFolder
+from skipwise.training.prepare import prepare
+from skipwise.training.run import begin_run, deciding_settings, open_run
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One arm under one setting and one seed.
+
+    Attributes:
+        setting: the block of the exhibit's table.
+        variant: the row.
+        recipe: resolved.
+        original: length, in tokens.
+        budget: windows in a step and tokens in a window, of the recipe that all arms change.
+        base: the small base that is trained first, if one.
+    """
+
+    setting: str
+    variant: str
+    recipe: Recipe
+    original: int
+    budget: tuple[int, int]
+    base: str | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether something is trained, and not only measured."""
+        return self.recipe.evaluation.arms == ["trained"]
+
+    @cached_property
+    def key(self) -> str:
+        """12 hex digits of what decides the model that is measured: the recipe's settings, and the weights it begins
+        from; a small base is known by its folder. A setting that is null says nothing, so that a new one, off where it
+        is not asked for, leaves the keys of older runs as they are."""
+        settings = {
+            name: value for name, value in deciding_settings(self.recipe).items() if value is not None
+        }
+        if self.recipe.evaluation.keep == "last":  # says nothing either: older runs had no choice
+            del settings["evaluation.keep"]
+        if self.base:  # its folder is named by what decides it; where the cache lies does not
+            settings["model"] = Path(self.recipe.model).parent.name
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+        if steps := self.recipe.evaluation.steps:  # only training itself can give them
+            digest.update(json.dumps(steps).encode())
+        if self.base is None:
+            digest.update(weights_fingerprint(self.recipe.model).encode())
+        return digest.hexdigest()[:12]
+
+    def folder(self, out: Path) -> Path:
+        """The run folder, shared by all exhibits under ``out``."""
+        name = self.recipe.positions.scheme if self.trained else self.recipe.evaluation.arms[0]
+        return out / "arms" / f"{name}-{self.key}"
+
+    def __str__(self) -> str:
+        return f"{self.setting}, {self.variant}" + (f", seed {self.recipe.seed}" if self.trained else "")
+
+
+def plan_runs(
+    exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: Mapping[str, Any]
+) -> list[ArmRun]:
+    """Every run that the exhibit needs, baselines first in each block; baselines have one seed.
+
+    Args:
+        exhibit: what is compared.
+        scale: in miniature, or as in the paper.
+        seeds: of the trained arms.
+        changes: dotted recipe keys that every run gets, as the texts to measure on.
+    """
+    given = changes.get("evaluation.source") or []
+    if its := [text for text in given if Path(text).name in exhibit.texts]:
+        changes = {**changes, "evaluation.source": its}
+    return [
+        _arm_run(exhibit, setting, variant, scale, {**changes, "seed": seed})
+        for seed in seeds
+        for setting in exhibit.settings
+        if scale.name == "nano" or not setting.miniature
+        for variant in setting.only or exhibit.variants
+        if variant not in BASELINES or seed == seeds[0]
+    ]
+
+
+def _arm_run(
+    exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]
+) -> ArmRun:
+    """Resolve one arm: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
+    chosen: dict[str, Any] = {"interpolation": setting.interpolation}
+    family = _family(setting, scale, load_recipe(scale.recipe, {**chosen, **changes}).data)
+    chosen |= family
+    plain = load_recipe(scale.recipe, {**chosen, **changes})
+    original = plain.original_length or _window(plain.model)
+    budget = plain.training.batch_size, plain.train_length or original
+    own = exhibit.variants[variant]
+    row = own(plain, original) if callable(own) else own
+    plain = load_recipe(scale.recipe, {**chosen, **changes, **row})
+    target, train = setting.factor * original, plain.train_length or original
+    arm = variant if variant in (*BASELINES, *TRAINED) else plain.positions.scheme
+    rule = {
+        "target": target,
+        # Documents that every arm can use, so that all read the same spans of the same text.
+        "data.min_tokens": plain.data.min_tokens or min(target, 16 * original),
+        "evaluation.source": list(scale.texts) or None,
+        **_measured(exhibit, setting, scale, original, target, plain.training.max_steps),
+        **exhibit.changes,
+    }
+    recipe = load_recipe(
+        scale.recipe, {**rule, **chosen, **changes, **row, **arm_changes(arm, plain, target, train)}
+    )
+    if variant in BASELINES:
+        recipe = _as_it_came(recipe, variant)
+    small = setting.family if family and scale.name == "nano" else None
+    return ArmRun(setting.label, variant, recipe, original, budget, small)
+
+
+def _family(setting: Setting, scale: Scale, data: Data) -> dict[str, Any]:
+    """The model of a family: at full size by its name, in miniature a small base where the recipe's is not its like."""
+    if setting.family is None:
+        return {}
+    if name := scale.families.get(setting.family):
+        return {"model": name, "original_length": MODELS[name].window}
+    if setting.family in BASES:
+        return {
+            "model": str(base_folder(setting.family, data) / "model"),
+            "original_length": BASES[setting.family].window,
+        }
+    return {}
+
+
+def _measured(
+    exhibit: Exhibit, setting: Setting, scale: Scale, original: int, target: int, steps: int
+) -> dict[str, Any]:
+    """What an exhibit measures, in tokens; ``steps`` are trained."""
+    rule: dict[str, Any] = {"evaluation.passkey_trials": 0}
+    if setting.windows:
+        rule["evaluation.windows"] = [n * original for n in setting.windows]
+    if exhibit.segments:
+        lengths = {"original": original, "target": target}
+        rule["evaluation.segment_lengths"] = [lengths[name] for name in exhibit.segments]
+    if exhibit.by_step:
+        rule["evaluation.steps"] = [step for step in scale.steps if step <= steps]
+    if exhibit.passkey:
+        rule["evaluation.passkey_lengths"] = [n * original for n in exhibit.passkey]
+        rule["evaluation.passkey_trials"] = 50
+    return rule
+
+
+def _as_it_came(recipe: Recipe, arm: str) -> Recipe:
+    """The recipe of an untrained arm without what only training reads; the original knows no interpolation either."""
+    training = Recipe().training.model_copy(update={"precision": recipe.training.precision})
+    plain: dict[str, Any] = {"training": training, "positions": Recipe().positions}
+    return recipe.model_copy(update=plain | ({"interpolation": "none"} if arm == "original" else {}))
+
+
+@cache
+def _window(model: str) -> int:
+    if model in MODELS:  # so that its plan needs no network
+        return MODELS[model].window
+    return plan_extension(load_config(model)).rope.original_length
+
+
+def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
+    """Train and measure what is not there yet; of a trained arm the checkpoints are not kept.
+
+    An arm whose records are all there is left alone, even where its model was deleted since.
+
+    Raises:
+        SkipwiseError: the text of its records has changed since, or what a run cannot do.
+    """
+    if run.base:
+        make_base(run.base, run.recipe.data, console)
+    path = run.folder(out)
+    job = prepare(run.recipe, Console(quiet=True))
+    plan = plan_evaluation(job, console)
+    taken = RunFolder(path)
+    trained_on = {"training text": job.store.fingerprint} if run.trained else {}
+    taken.require_same(**trained_on, **plan.fingerprints)
+    if plan.done(taken):
+        return taken
+    resume = taken.recipe.exists()
+    if run.trained:
+        try:
+            taken = extend(run.recipe, out=path, resume=resume, console=console)
+        except ModelError as error:
+            if taken.model.exists():  # the arm's own, of which some measurements are missing
+                raise RunError(f"{error}; or remove {taken.model}, and the arm is trained again") from error
+            raise
+        shutil.rmtree(taken.checkpoints, ignore_errors=True)
+        return taken
+    taken = open_run(run.recipe, path, job.name, resume=resume)
+    begin_run(taken, run.recipe)
+    taken.record(fingerprints=taken.read().get("fingerprints", {}) | plan.fingerprints)
+    evaluate(job, plan, taken, console)
+    return taken

@@ -1,0 +1,151 @@
+"""What to run of the asked-for exhibits: arms and settings by name, and whether the text is long enough for them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console
+
+from reproduction.bases import base_folder
+from reproduction.estimate import tokens_of
+from reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
+from reproduction.runs import ArmRun
+from skipwise.errors import DataError, RecipeError, nearest
+from skipwise.evaluation.arms import plan_evaluation
+from skipwise.report.summary import arm_name
+from skipwise.training.prepare import prepare
+
+Plans = Mapping[str, Sequence[ArmRun]]
+
+
+def chosen_exhibits(names: Sequence[str]) -> list[str]:
+    """The exhibits called ``names``, each once; ``all`` are all.
+
+    Raises:
+        RecipeError: there is none of a name.
+    """
+    found = [find_exhibit(name).name for name in names if name != "all"]
+    return list(EXHIBITS) if "all" in names else list(dict.fromkeys(found))
+
+
+# What the exhibits decide themselves, and the option that chooses it.
+_CHOSEN_BY = {
+    "interpolation": "--setting",
+    "target": "--setting",
+    "positions.scheme": "--arm",
+    "evaluation.arms": "--arm",
+    "seed": "--seeds",
+}
+
+
+def compared(exhibit: Exhibit) -> set[str]:
+    """The dotted recipe keys in which the rows of the exhibit differ by what they are set to."""
+    return {key for own in exhibit.variants.values() if not callable(own) for key in own}
+
+
+def require_undecided(names: Iterable[str], changes: Iterable[str]) -> None:
+    """Refuse changes that would make a row or a block something else than its name says.
+
+    Raises:
+        RecipeError: names the exhibit and the option in its place.
+    """
+    for name in (name for name in names if EXHIBITS[name].variants):
+        own = compared(EXHIBITS[name])
+        for key in changes:
+            if key in _CHOSEN_BY or key in own:
+                instead = _CHOSEN_BY.get(key, "--arm")
+                raise RecipeError(
+                    f"--set {key} would make the rows of {name} something else than their names say; "
+                    f"leave it out, and choose by {instead}"
+                )
+
+
+def require_same_budget(plans: Plans) -> None:
+    """Refuse runs whose windows do not divide a step, so that they would train on other amounts of text.
+
+    Raises:
+        RecipeError: names the run, and the batch that fits.
+    """
+    for run in (run for runs in plans.values() for run in runs if run.trained):
+        training, (batch, width) = run.recipe.training, run.budget
+        window = tokens_of(run) // (training.max_steps * training.batch_size)
+        if training.batch_size * window != batch * width:
+            raise RecipeError(
+                f"{run}: a step of {batch} x {width:,} tokens is no whole number of its windows of {window:,}, and its budget "
+                f"would not be that of the others; set training.batch_size to a multiple of {window // width}, or choose "
+                "other rows by --arm"
+            )
+
+
+def select(plans: Plans, arms: Sequence[str], settings: Sequence[str]) -> dict[str, list[ArmRun]]:
+    """Keep the runs of some arms and some settings; none asked for keeps all.
+
+    Raises:
+        RecipeError: no run of the exhibits has that arm or setting; names the nearest.
+    """
+    runs = [run for each in plans.values() for run in each]
+    shown = {arm_name(run.variant).lower(): run.variant for run in runs}
+    arms = [shown.get(arm.lower(), arm) for arm in arms]
+    _require_known("arm", arms, [run.variant for run in runs])
+    _require_known("setting", settings, [run.setting for run in runs])
+    kept = {
+        name: [
+            run
+            for run in each
+            if (not arms or run.variant in arms) and (not settings or run.setting in settings)
+        ]
+        for name, each in plans.items()
+    }
+    if runs and not any(kept.values()):
+        raise RecipeError(
+            f"none of these exhibits has the arm {' or '.join(arms)} in the setting {' or '.join(settings)}; leave one of "
+            "them out"
+        )
+    return kept
+
+
+def _require_known(kind: str, names: Iterable[str], valid: Sequence[str]) -> None:
+    there = list(dict.fromkeys(valid))
+    for name in names:
+        if name not in there:
+            listed = ", ".join(repr(one) for one in there) or "none"
+            raise RecipeError(
+                f"{kind} {name!r} is in none of these exhibits{nearest(name, there)}; there are {listed}"
+            )
+
+
+def require_text(plans: Plans) -> None:
+    """Refuse, before any training, what the text is too short for, and say what it is long enough for.
+
+    Raises:
+        DataError: names the settings, the longest documents, and the commands that can be run instead.
+    """
+    problems: dict[tuple[str, str], str] = {}
+    for name, runs in plans.items():
+        for run in _one_of_each_need(runs):
+            try:
+                plan_evaluation(prepare(run.recipe, _QUIET), _QUIET)
+            except DataError as error:
+                problems.setdefault((name, run.setting), str(error))
+    if not problems:
+        return
+    told = "\n".join(f"{name}, {setting}: {message}" for (name, setting), message in problems.items())
+    instead = []
+    for name, runs in plans.items():
+        settings = list(dict.fromkeys(run.setting for run in runs))
+        fits = [setting for setting in settings if (name, setting) not in problems]
+        some = "".join(f" --setting {setting!r}" for setting in fits) if len(fits) < len(settings) else ""
+        if fits or not settings:
+            instead.append(f"skipwise reproduce {name}{some}")
+    raise DataError(f"{told}\nThis text is long enough for: {'; '.join(instead) or 'none of them'}")
+
+
+_QUIET = Console(quiet=True)
+
+
+def _one_of_each_need(runs: Sequence[ArmRun]) -> list[ArmRun]:
+    """A run for each length of documents that is needed; a family's base that is not there yet is passed over."""
+    needs: dict[tuple[str, str, bool, bool], ArmRun] = {}
+    for run in runs:
+        if run.base is None or (base_folder(run.base, run.recipe.data) / "model").exists():
+            full = run.recipe.positions.scheme == "full"
+            needs.setdefault((run.setting, run.recipe.model, full, run.trained), run)
+    return list(needs.values())

@@ -1,0 +1,135 @@
+"""Tokens that a user has already -> training examples, inside any Trainer or DataLoader."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import TrainerCallback
+
+from skipwise.data.examples import ExampleRules, collate, examples_of, shared_epoch
+from skipwise.errors import DataError, RecipeError
+from skipwise.method.lengths import parse_length
+from skipwise.method.rng import Rng
+from skipwise.recipes.schema import Positions
+
+_UNKNOWN = -1  # the epoch, before anyone has set it
+
+Item = Mapping[str, Any]
+
+
+class PoseCollator(TrainerCallback):
+    """Turn tokenised documents into PoSE examples: the ``data_collator`` of a Trainer, and one of its callbacks.
+
+    Example::
+
+        collator = PoseCollator(train_length="4k", target_length="32k")
+        model = load_model(name, plan_extension(load_config(name), target_length=32768, interpolation="yarn"))
+        trainer = Trainer(model, arguments, train_dataset=tokenised, data_collator=collator, callbacks=[collator])
+        trainer.train()
+
+    An item is a mapping with ``input_ids``, a list, array or tensor of at least ``train_length`` token ids without
+    padding, and perhaps ``labels`` of the same length, in which -100 stands for labels that are not trained. Of a long
+    item a span of up to ``target_length`` tokens is drawn, and the plan takes its chunks from the span, as in
+    ``PoseDataset``. The batch holds int64 tensors [items, tokens]: ``input_ids``, ``position_ids``, ``labels``,
+    ``attention_mask`` (all ones). Other fields are dropped.
+
+    What is drawn for an item is a pure function of (seed, epoch, a hash of its ``input_ids``). So the order of the
+    items, the batch, the worker, the rank and a resume change nothing, and nothing has to be saved. Two items with the
+    same tokens get the same positions within an epoch.
+
+    A collator cannot see the epoch. Under a Trainer, ``callbacks=[collator]`` sets it; in other loops call ``set_epoch``
+    before each pass over the data, as for ``torch.utils.data.DistributedSampler``. A batch before that is an error, not
+    a batch with the same positions in every epoch. A Trainer counts one epoch for each pass over an iterable data set,
+    but restarts at 0 when it resumes on one. It also gives this collator to evaluation, whose positions then change with
+    the epoch.
+
+    Args:
+        train_length: L_c in tokens, as 2048 or "2k".
+        target_length: L_t in tokens.
+        positions: the scheme and its options; default: PoSE with two chunks.
+        seed: of all examples.
+        train_jumps: train the first label of a chunk too (``ExampleRules``).
+        min_context: tokens of its own text that a trained label needs directly before it (``ExampleRules``).
+
+    Raises:
+        SkipwiseError: no plan fits the lengths, or the options leave nothing to train.
+    """
+
+    def __init__(
+        self,
+        train_length: int | str,
+        target_length: int | str,
+        *,
+        positions: Positions | None = None,
+        seed: int = 0,
+        train_jumps: bool = False,
+        min_context: int = 0,
+    ) -> None:
+        lengths = parse_length(train_length), parse_length(target_length)
+        self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
+        self.seed = seed
+        self._epoch = shared_epoch(_UNKNOWN)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Change to the spans and positions of an epoch; workers that are running see it too."""
+        self._epoch.fill_(epoch)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start with the epoch in which the Trainer starts or resumes."""
+        self.set_epoch(int(state.epoch or 0))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.set_epoch(int(self._epoch) + 1)
+
+    def __call__(self, items: Sequence[Item]) -> dict[str, torch.Tensor]:
+        """Return the batch of ``items``.
+
+        Raises:
+            RecipeError: the epoch is not set.
+            DataError: an item has no ``input_ids``, is too short or padded, or its ``labels`` do not fit.
+        """
+        if int(self._epoch) == _UNKNOWN:
+            raise RecipeError(
+                "PoseCollator does not know the epoch, which decides the positions; give it to the Trainer as "
+                "callbacks=[collator] too, or call collator.set_epoch(epoch) before each pass over the data"
+            )
+        rows = [_tokens_and_labels(item) for item in items]
+        ids = np.array([_content_hash(tokens) for tokens, _ in rows], dtype=np.uint64)
+        rng = Rng.of(self.seed, int(self._epoch), ids)
+        spans, origins = self.rules.cut(rng, np.array([len(tokens) for tokens, _ in rows]))
+        plans = self.rules.plan(rng, spans)
+        places = origins[:, None] + plans.content_indices()
+        tokens, labels = (
+            np.stack([row[column][place] for row, place in zip(rows, places, strict=True)])
+            for column in (0, 1)
+        )
+        return collate(examples_of(tokens, plans.position_ids(), self.rules.trained(places, labels)))
+
+
+def _tokens_and_labels(item: Item) -> tuple[np.ndarray, np.ndarray]:
+    """Return an item's token ids and labels, both int64 [tokens]."""
+    if "input_ids" not in item:
+        raise DataError(
+            f"an item has the fields {', '.join(item) or 'none'}, not input_ids; tokenise the text first"
+        )
+    tokens = np.asarray(item["input_ids"], dtype=np.int64)
+    labels = tokens if item.get("labels") is None else np.asarray(item["labels"], dtype=np.int64)
+    if tokens.ndim != 1 or labels.shape != tokens.shape:
+        raise DataError(
+            f"an item has input_ids of shape {tokens.shape} and labels of shape {labels.shape}; both must be one row of "
+            "the same length: give one document per item"
+        )
+    mask = item.get("attention_mask")
+    if mask is not None and not np.all(np.asarray(mask)):
+        padding = int(np.sum(np.asarray(mask) == 0))
+        raise DataError(
+            f"an item of {len(tokens):,} tokens has {padding:,} of padding (attention_mask 0), which would be trained as "
+            "text; tokenise without padding"
+        )
+    return tokens, labels
+
+
+def _content_hash(tokens: np.ndarray) -> int:
+    return int.from_bytes(hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=8).digest(), "little")

@@ -1,0 +1,159 @@
+"""The arms of a run: which models its recipe measures, on which texts, after training and during it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from skipwise.data.tokens import TokenStore
+from skipwise.errors import DataError
+from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.runner import Batch, Readings, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.specification import Specification, specification_of
+from skipwise.evaluation.texts import (
+    EvaluationText,
+    Segment,
+    fair_documents,
+    held_out_share,
+    longest_first,
+    spread_segments,
+)
+from skipwise.model.loading import weights_fingerprint
+from skipwise.model.rope import Extension
+from skipwise.recipes.schema import Arm, Recipe
+from skipwise.results.records import ReadingRecord, Record
+from skipwise.results.statistics import loss
+
+
+@dataclass(frozen=True)
+class RunEvaluation:
+    """What is measured of the arms of one run.
+
+    Attributes:
+        recipe: of the run.
+        extension: the model's RoPE, the target, the interpolation.
+        tokenizer: the model's own.
+        specification: what is measured.
+        texts: what is read.
+        far: segments of the target length, on which training steps are compared; empty if the last step is kept.
+    """
+
+    recipe: Recipe
+    extension: Extension
+    tokenizer: PreTrainedTokenizerBase
+    specification: Specification
+    texts: list[EvaluationText]
+    far: list[Segment]
+
+    @property
+    def documents(self) -> dict[str, list[str]]:
+        """Names of the documents that are read, by text."""
+        return {text.source: [one.document for one in text.documents] for text in self.texts}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the texts, by which a resumed run knows that they are the same."""
+        return {f"evaluation text {text.source}": text.fingerprint for text in self.texts}
+
+    def label(self, arm: Arm) -> str:
+        """The arm's name in the results: the trained one is called after its scheme."""
+        return self.recipe.positions.scheme if arm == "trained" else arm
+
+    def model(self, arm: Arm, trained: Path) -> EvaluatedModel:
+        """The arm's model: the base as it is, the base with its positions interpolated, or the ``trained`` folder."""
+        name = str(trained) if arm == "trained" else self.recipe.model
+        extension = self.extension if arm == "pi-only" else None
+        lengths = self.extension.rope.original_length, self.extension.target_length
+        weights = weights_fingerprint(name)
+        return EvaluatedModel(self.label(arm), name, *lengths, weights=weights, extension=extension)
+
+    def batches(self, model: EvaluatedModel) -> list[Batch]:
+        """What is measured of an arm; the original is read at its own window too, which the others are compared with.
+
+        Raises:
+            DataError: a length is too short for a prompt, or the tokenizer cannot write digits.
+        """
+        own = {model.original} if model.label == "original" else set()
+        batches: list[Batch] = []
+        for text in self.texts:
+            windows = sorted({*text.windows, *(window for window in own if window <= text.windows[-1])})
+            batches += plan_readings(self.specification, model, [text], windows)
+        return [*batches, *plan_prompts(self.specification, model, self.tokenizer)]
+
+    @property
+    def steps(self) -> list[int]:
+        """The training steps that are measured; where the best is kept, the last one too."""
+        return measured_steps(self.recipe)
+
+    def step_batches(self, step: int) -> list[Readings]:
+        """What is measured of the model in training: the first text at the longest window, and the far segments.
+
+        Training waits for it, so it is less than what is measured afterwards.
+        """
+        first = self.texts[0]
+        target = self.extension.target_length
+        text = replace(first, segments={target: self.far})
+        model = EvaluatedModel(self.label("trained"), "", self.extension.rope.original_length, target)
+        return [
+            Readings([replace(request, step=step) for request in batch.requests], batch.documents)
+            for batch in plan_readings(self.specification, model, [text], [first.windows[-1]])
+        ]
+
+    def far_losses(self, records: Iterable[Record]) -> dict[int, float]:
+        """By training step the mean loss in nats of the tokens beyond the original window, each read with all of its
+        segment before it."""
+        segments: dict[int, list[ReadingRecord]] = {}
+        for record in records:
+            if isinstance(record, ReadingRecord) and record.mode == "segment" and record.step is not None:
+                segments.setdefault(record.step, []).append(record)
+        original = self.extension.rope.original_length
+        return {step: loss(readings, original).mean for step, readings in segments.items()}
+
+
+def measured_steps(recipe: Recipe) -> list[int]:
+    """The training steps after which a recipe measures; where the best is kept, the last one too."""
+    steps = recipe.evaluation.steps or []
+    return steps if recipe.evaluation.keep == "last" else sorted({*steps, recipe.training.max_steps})
+
+
+def plan_evaluation(
+    recipe: Recipe,
+    extension: Extension,
+    tokenizer: PreTrainedTokenizerBase,
+    store: TokenStore,
+    precision: str,
+    console: Console,
+) -> RunEvaluation:
+    """Plan every measurement of a run; settings that cannot be measured are refused here, before training.
+
+    Of the text that is trained on only held-out documents are read, the longest first.
+
+    Raises:
+        DataError: nothing is held out, no document fills a window, or the target where the best step is kept, or a length
+            is too short for a passkey prompt.
+        RecipeError: a window cannot take the stride, or documents are cut below a window.
+    """
+    original, target = extension.rope.original_length, extension.target_length
+    specification = specification_of(recipe, original, target, precision)
+    trained_on = [("this run", recipe.data)]
+    stores = {recipe.data.source: store}
+    texts = read_texts(specification, recipe.model, trained_on, console, stores)
+    far: list[Segment] = []
+    if recipe.evaluation.keep == "best":
+        quiet = Console(quiet=True)
+        first = specification.texts[0]
+        known = stores[first.source]
+        among = fair_documents(known, first, held_out_share(first, trained_on, quiet), quiet)
+        far = spread_segments(known, among, target, specification.segments)
+        if not far:
+            longest = longest_first(known, among)[0]
+            raise DataError(
+                f"evaluation.keep 'best' compares steps on documents of the target, {target:,} tokens; the longest of "
+                f"{first.source} to measure on, {known.names[longest]}, has {known.lengths[longest]:,}: give longer text by "
+                "evaluation.source, lower the target, or set evaluation.keep=last"
+            )
+    planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far)
+    list(plan_prompts(specification, EvaluatedModel("", "", original, target), tokenizer))
+    return planned

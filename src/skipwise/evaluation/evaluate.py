@@ -1,0 +1,202 @@
+"""Models and a specification -> a folder with one evaluation, which the same command goes on with.
+
+``run.json`` says what was asked, ``results.jsonl`` what was answered. Several machines take a shard each, and ``merge``
+puts the shards together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from skipwise.errors import DataError, RunError
+from skipwise.evaluation.benchmarks import Benchmarks
+from skipwise.evaluation.models import EvaluatedModel, training_text
+from skipwise.evaluation.runner import Batch, measure, missing, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.texts import EvaluationText
+from skipwise.model.loading import load_tokenizer
+from skipwise.results.records import Measured, Record, append_record, drop_cut_off_record, read_records
+from skipwise.results.run_folder import RunFolder
+
+Texts = dict[str, list[EvaluationText]]  # what each model reads, by its label
+
+
+def evaluate(
+    models: Sequence[EvaluatedModel],
+    specification: Specification,
+    *,
+    shard: tuple[int, int] = (1, 1),
+    benchmarks: Benchmarks | None = None,
+    out: Path | None = None,
+    console: Console,
+) -> RunFolder:
+    """Measure every model into a folder, or go on where a stopped evaluation ended.
+
+    Args:
+        models: as of ``find_models``.
+        specification: what is measured.
+        shard: part i of n of the documents and prompts is measured here; the first part runs the benchmarks too.
+        benchmarks: tasks of lm-evaluation-harness that every model and base runs besides.
+        out: the folder; None: ``evaluations/`` and the first model's label.
+        console: told what happens.
+
+    Raises:
+        SkipwiseError: what the models, the text or the folder cannot do.
+    """
+    folder = _folder(out, models, specification)
+    records = read_records(folder.results)
+    known = {record.key for record in records if isinstance(record, Measured)}
+    texts = _texts(models, specification, console)
+    batches = {model.label: list(_plan(model, models, specification, texts, console)) for model in models}
+    requests = sum(len(batch.requests) for each in batches.values() for batch in each)
+    folder.begin()
+    fingerprints = {
+        f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read
+    }
+    folder.require_same(**fingerprints)
+    folder.record(evaluation=_asked(models, specification), fingerprints=fingerprints, records=requests)
+    if drop_cut_off_record(folder.results):
+        console.print("the last record was cut off by a kill; it is measured again", style="yellow")
+    console.print(f"folder: {folder.path}", soft_wrap=True)
+
+    def keep(*made: Record) -> None:
+        append_record(folder.results, *made)
+
+    for model in models:
+        if left := missing(batches[model.label], known, shard):
+            measure(model.load(specification.precision), left, console, keep)
+        if benchmarks and shard[0] == 1:
+            benchmarks.run(model, specification.precision, records, keep, console)
+    return folder
+
+
+def merge(parts: Sequence[Path], out: Path) -> RunFolder:
+    """Put the shards of one evaluation together in a new folder.
+
+    Raises:
+        RunError: a part is no evaluation, asks something else than the first, or two answer the same differently.
+    """
+    folders = [RunFolder(part) for part in parts]
+    facts = [folder.read() for folder in folders]
+    for folder, its in zip(folders, facts, strict=True):
+        if "models" not in (its.get("evaluation") or {}):
+            raise RunError(
+                f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote"
+            )
+        for key in ("evaluation", "fingerprints", "records"):
+            if its.get(key) != facts[0].get(key):
+                raise RunError(
+                    f"{folder.path} and {folders[0].path} differ in {_first_difference(its.get(key), facts[0].get(key))}; "
+                    "only shards of the same evaluation can be merged"
+                )
+    merged: dict[str, Measured] = {}
+    for folder in folders:
+        for record in read_records(folder.results):
+            if isinstance(record, Measured) and _answer(merged.setdefault(record.key, record)) != _answer(
+                record
+            ):
+                raise RunError(
+                    f"{folder.path} and an earlier part answer the same request differently ({record.key}: "
+                    f"{_answer(record)}); measure one of them again"
+                )
+    whole = RunFolder(out)
+    if whole.path.exists() and (not whole.path.is_dir() or any(whole.path.iterdir())):
+        raise RunError(f"{out} exists and is not empty; give another --out")
+    whole.begin()
+    whole.record(**{key: facts[0].get(key) for key in ("evaluation", "fingerprints", "records")})
+    append_record(whole.results, *merged.values())
+    return whole
+
+
+def _answer(record: Any) -> dict[str, Any]:
+    """The fields of a record without how long it took."""
+    return {key: value for key, value in asdict(record).items() if key != "seconds"}
+
+
+def _first_difference(ours: Any, theirs: Any) -> str:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        for key in {**theirs, **ours}:
+            if ours.get(key) != theirs.get(key):
+                return f"{key} ({ours.get(key)!r}, {theirs.get(key)!r})"
+    return f"({ours!r}, {theirs!r})"
+
+
+def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: Specification) -> RunFolder:
+    """The folder of this evaluation: a new one, or one that was begun with the same specification.
+
+    Raises:
+        RunError: it holds something else.
+    """
+    folder = RunFolder(out or Path("evaluations") / models[0].label.replace("/", "-"))
+    if not folder.path.exists():
+        return folder
+    if not folder.path.is_dir() or (not folder.facts.exists() and any(folder.path.iterdir())):
+        raise RunError(f"{folder.path} exists and is no evaluation of skipwise; give another --out")
+    asked = folder.read().get("evaluation")
+    if folder.facts.exists() and not (isinstance(asked, dict) and "models" in asked):
+        raise RunError(f"{folder.path} holds a run, and no evaluation; give another --out")
+    if asked is not None and "windows" not in asked:
+        raise RunError(
+            f"{folder.path} was measured by skipwise 0.1, which this version cannot go on with: skipwise report still shows "
+            "it; give another --out to measure again"
+        )
+    if asked is not None and asked != _asked(models, specification):
+        raise RunError(
+            f"{folder.path} was begun with other settings: {_first_difference(_asked(models, specification), asked)}, now "
+            "and then; give the same settings to go on, or another --out"
+        )
+    return folder
+
+
+def _asked(models: Sequence[EvaluatedModel], specification: Specification) -> dict[str, Any]:
+    return {**specification.as_dict(), "models": [model.as_dict() for model in models]}
+
+
+def _texts(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Texts:
+    """What each model reads, in its own tokens.
+
+    Raises:
+        DataError: no document is long enough, or a base reads other tokens than the model that was extended from it.
+    """
+    trained = [(model.label, text) for model in models if (text := training_text(model.name))]
+    texts: Texts = {}
+    for number, model in enumerate(models):
+        told = console if number == 0 else Console(quiet=True)
+        texts[model.label] = read_texts(specification, model.name, trained, told)
+        for read in texts[model.label]:
+            told.print(read.described)
+    digests = {label: [one.digest for one in each] for label, each in texts.items()}
+    if any(digests[model.label] != digests[models[0].label] for model in models if not model.control):
+        console.print(
+            "the models read different tokens (tokenizers or lengths): their perplexities are not comparable",
+            style="yellow",
+        )
+    for model in models:
+        if model.base and digests[model.label] != digests[model.base]:
+            raise DataError(
+                f"{model.label} and {model.base} read the text as different tokens, so their losses cannot be compared; "
+                "give the model's own base by --base, or none by --base none"
+            )
+    return texts
+
+
+def _plan(
+    model: EvaluatedModel,
+    models: Sequence[EvaluatedModel],
+    specification: Specification,
+    texts: Texts,
+    console: Console,
+) -> list[Batch]:
+    """What is measured of one model; of a base only its reading in windows of its own original length."""
+    batches: list[Batch] = []
+    for text in texts[model.label]:
+        own = {model.original} | {other.original for other in models if other.base == model.label}
+        own |= set() if model.control else set(text.windows)
+        windows = sorted({min(window, text.windows[-1]) for window in own})
+        batches += plan_readings(specification, model, [text], windows)
+    if not model.control and specification.tasks:
+        batches += plan_prompts(specification, model, load_tokenizer(model.name), console)
+    return batches

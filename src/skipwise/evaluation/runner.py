@@ -1,0 +1,407 @@
+"""A specification and a model -> requests -> records, one by one, with a progress bar over all of them.
+
+A request is a record whose answer is still empty. What is there already is known by its key and not measured again.
+"""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from skipwise.data.passkey import Prompt
+from skipwise.data.tokenising import tokenise
+from skipwise.data.tokens import TokenStore, check_vocabulary
+from skipwise.errors import EvaluationError, TooShortError
+from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
+from skipwise.evaluation.retrieval import draw_prompt, retrieve
+from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.texts import (
+    EvaluationText,
+    Segment,
+    fair_documents,
+    filled_windows,
+    held_out_share,
+    longest_documents,
+    spread_segments,
+)
+from skipwise.evaluation.windows import position_buckets
+from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.recipes.schema import Data
+from skipwise.results.records import Measured, ReadingRecord, Record, TrialRecord, append_record, read_records
+
+OnProgress = Callable[[int], None]
+_PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Requests to read documents under one window and stride.
+
+    Attributes:
+        requests: one for each document or segment.
+        documents: their tokens, int [tokens] each.
+    """
+
+    requests: Sequence[ReadingRecord]
+    documents: Sequence[np.ndarray]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens will be fed to the model."""
+        return fed_tokens(self.documents, self.requests[0].window, self.requests[0].stride)
+
+    def only(self, keys: Collection[str]) -> "Readings":
+        """The requests that have one of these keys."""
+        kept = [i for i, request in enumerate(self.requests) if request.key in keys]
+        return Readings([self.requests[i] for i in kept], [self.documents[i] for i in kept])
+
+    def answers(
+        self, model: PreTrainedModel, on_progress: OnProgress | None = None
+    ) -> Iterator[ReadingRecord]:
+        """Read each document and yield its record as soon as it is read.
+
+        Raises:
+            EvaluationError: the loss is not a number.
+        """
+        how = self.requests[0]
+        scores = sliding_scores(
+            model,
+            self.documents,
+            window=how.window,
+            stride=how.stride,
+            precision=how.precision,
+            on_progress=on_progress,
+        )
+        for request, score in zip(self.requests, scores, strict=True):
+            nll, hits = score.buckets(request.edges)
+            if np.isnan(nll).any():
+                raise not_finite(how.arm)
+            yield replace(
+                request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3)
+            )
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Requests to answer prompts of one task and length.
+
+    Attributes:
+        requests: one for each prompt.
+        tokenizer: the model's own.
+    """
+
+    requests: Sequence[TrialRecord]
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the prompts have, about."""
+        return len(self.requests) * self.requests[0].length
+
+    def only(self, keys: Collection[str]) -> "Prompts":
+        """The requests that have one of these keys."""
+        return Prompts([request for request in self.requests if request.key in keys], self.tokenizer)
+
+    def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[TrialRecord]:
+        """Answer each prompt and yield its record.
+
+        Raises:
+            EvaluationError: logits are not numbers.
+        """
+        prompts = [self._prompt(request) for request in self.requests]
+        with _finite_logits(model, self.requests[0].arm):
+            for answer in retrieve(model, self.tokenizer, prompts, precision=self.requests[0].precision):
+                request, prompt = self.requests[answer.number], prompts[answer.number]
+                yield replace(
+                    request,
+                    depth=prompt.depth,
+                    prompt_tokens=len(prompt.ids),
+                    hit=answer.hit,
+                    answer=answer.text,
+                    seconds=round(answer.seconds, 3),
+                )
+                if on_progress:
+                    on_progress(request.length)
+
+    def _prompt(self, request: TrialRecord) -> Prompt:
+        return draw_prompt(
+            request.task, self.tokenizer, request.length, request.seed, request.trial, request.depths
+        )
+
+
+Batch = Readings | Prompts
+
+
+def read_texts(
+    specification: Specification,
+    name: str,
+    trained_on: Sequence[tuple[str, Data]],
+    console: Console,
+    stores: dict[str, TokenStore] | None = None,
+) -> list[EvaluationText]:
+    """Tokenise the texts for model ``name`` and choose the documents that are read of each.
+
+    Args:
+        specification: what is measured.
+        name: of the model whose tokenizer is used.
+        trained_on: label of a model and the text that it was trained on, which is not measured on.
+        console: told what is read and what is left out.
+        stores: tokens that are there already, by source; those that are tokenised here are added.
+
+    Raises:
+        DataError: a text cannot be read, none of its documents is long enough, or it has tokens that the model lacks.
+        RecipeError: documents would be cut below a window.
+    """
+    if not specification.documents:
+        return []
+    tokenizer, config = load_tokenizer(name), load_config(name)
+    texts, stores = [], {} if stores is None else stores
+    for text in specification.texts:
+        if text.source not in stores:
+            stores[text.source] = tokenise(text, tokenizer, console)
+        store = stores[text.source]
+        check_vocabulary(store, config.get_text_config().vocab_size)
+        among = fair_documents(store, text, held_out_share(text, trained_on, console), console)
+        windows = filled_windows(store, among, specification.windows, console)
+        limit = specification.tokens_per_document
+        if limit is None and specification.windows_per_document is not None:
+            limit = specification.windows_per_document * windows[-1]
+        documents = longest_documents(
+            store, among, at_least=windows[-1], most=specification.documents, limit=limit
+        )
+        segments = {
+            length: spread_segments(store, among, length, specification.segments)
+            for length in specification.segment_lengths
+        }
+        texts.append(EvaluationText(text.source, documents, windows, segments, store.fingerprint))
+    return texts
+
+
+def plan_readings(
+    specification: Specification,
+    model: EvaluatedModel,
+    texts: Iterable[EvaluationText],
+    windows: Sequence[int] = (),
+) -> Iterator[Readings]:
+    """Plan what ``model`` reads: every text at every window, and its segments.
+
+    Args:
+        specification: what is measured.
+        model: that reads.
+        texts: as of ``read_texts``.
+        windows: to read in place of those that the texts fill.
+    """
+    for text in texts:
+        how = ReadingRecord(
+            model.label, text.source, "", "sliding", 0, 1, 1, [], specification.precision, digest=""
+        )
+        for window in windows or text.windows:
+            sliding = replace(how, window=window, stride=specification.stride_of(window))
+            for tokens, documents in groupby(text.documents, key=lambda one: len(one.tokens)):
+                edges = bucket_edges(tokens, text.windows, specification.original)
+                yield _readings(replace(sliding, edges=edges), model, list(documents))
+        for length, segments in text.segments.items():
+            if segments:  # else no document is as long, which the windows have said
+                edges = position_buckets(length, specification.original)
+                segment = replace(how, mode="segment", window=length, stride=length, edges=edges)
+                yield _readings(segment, model, segments)
+
+
+def plan_prompts(
+    specification: Specification,
+    model: EvaluatedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    console: Console | None = None,
+) -> Iterator[Prompts]:
+    """Plan what ``model`` is asked: every task at every length.
+
+    Args:
+        specification: what is measured.
+        model: that answers.
+        tokenizer: the model's own.
+        console: told which lengths are too short for a task; without it they are an error.
+
+    Raises:
+        TooShortError: a length is too short for a prompt.
+        DataError: the tokenizer cannot write digits.
+    """
+    for task in specification.tasks:
+        for length in specification.prompt_lengths:
+            requests = [
+                TrialRecord(
+                    model.label,
+                    task,
+                    length,
+                    specification.seed,
+                    trial,
+                    specification.depths,
+                    specification.precision,
+                    model.digest,
+                )
+                for trial in range(specification.trials)
+            ]
+            try:
+                draw_prompt(task, tokenizer, length, specification.seed, 0, specification.depths)
+            except TooShortError as error:
+                if console is None:
+                    raise
+                console.print(
+                    f"{task} at {length:,} tokens is left out for {model.label}: {error}", style="yellow"
+                )
+                continue
+            yield Prompts(requests, tokenizer)
+
+
+def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:
+    """Keep the requests that no record answers yet and that belong to ``shard``, part i of n."""
+    part, parts = shard
+    rest = (
+        batch.only({request.key for request in batch.requests[part - 1 :: parts]}.difference(known))
+        for batch in batches
+    )
+    return [batch for batch in rest if batch.requests]
+
+
+def measure(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    console: Console,
+    on_record: Callable[[Record], None],
+) -> None:
+    """Answer every request in turn under one progress bar, and hand each record on as soon as it is made.
+
+    Raises:
+        EvaluationError: memory does not suffice, the model's positions end before a length, or logits are not numbers.
+    """
+    if not batches:
+        return
+    label = batches[0].requests[0].arm
+    with measuring_progress(console) as bar:
+        line = bar.add_task(f"measuring {label}", total=sum(batch.tokens for batch in batches))
+
+        def advance(tokens: int) -> None:
+            bar.advance(line, tokens)
+
+        for batch in batches:
+            with _explained(model, label, batch.requests[0]):
+                for record in batch.answers(model, advance):
+                    on_record(record)
+
+
+def answered(
+    model: Callable[[], PreTrainedModel], batches: Sequence[Batch], results: Path | None, console: Console
+) -> list[Record]:
+    """Answer the requests that ``results`` does not answer yet, and return the records of all requests.
+
+    Args:
+        model: loads the model; called only if something is left to measure.
+        batches: the requests.
+        results: file to which each record is appended as soon as it is made; None keeps them in memory alone.
+        console: shows the progress.
+
+    Raises:
+        SkipwiseError: as ``measure``, or the file cannot be read or written.
+    """
+    known = {r.key: r for r in read_records(results) if isinstance(r, Measured)} if results else {}
+    made: dict[str, Record] = dict(known)
+
+    def keep(record: Record) -> None:
+        assert isinstance(record, Measured)
+        made[record.key] = record
+        if results is not None:
+            append_record(results, record)
+
+    if left := missing(batches, known):
+        measure(model(), left, console, keep)
+    return [made[request.key] for batch in batches for request in batch.requests]
+
+
+def measuring_progress(console: Console) -> Progress:
+    """Build the progress bar of measuring: share done, time taken, time left."""
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def not_finite(label: str) -> EvaluationError:
+    """The error of a measurement that gave no number."""
+    return EvaluationError(
+        f"logits of {label} are not finite: its weights are damaged, or overflow in this precision; try precision "
+        "float32, or train again"
+    )
+
+
+def _readings(how: ReadingRecord, model: EvaluatedModel, read: Sequence[Segment]) -> Readings:
+    """Requests to read documents or segments as ``how`` says."""
+    requests = [
+        replace(how, document=one.document, begin=one.begin, digest=_digest(model, one)) for one in read
+    ]
+    return Readings(requests, [one.tokens for one in read])
+
+
+def _digest(model: EvaluatedModel, read: Segment) -> str:
+    """16 hex digits of a model's weights and the tokens that it reads."""
+    tokens = np.asarray(read.tokens, dtype=np.int64).tobytes()
+    return hashlib.sha256(model.digest.encode() + tokens).hexdigest()[:16]
+
+
+def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int]:
+    """Return the edges of the buckets of a document of ``tokens`` tokens: positions doubling from a quarter of the original
+    length, the windows, and 16 even parts of the longest window."""
+    parts = {windows[-1] * k // _PREFIXES for k in range(1, _PREFIXES + 1)}
+    inner = {*position_buckets(tokens, original), *windows, *parts}
+    return sorted({1, tokens} | {edge for edge in inner if 1 < edge < tokens})
+
+
+@contextmanager
+def _explained(model: PreTrainedModel, label: str, request: ReadingRecord | TrialRecord) -> Iterator[None]:
+    """Turn a want of memory, or a position beyond the model's, into a message with the way out."""
+    length = request.window if isinstance(request, ReadingRecord) else request.length
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError, IndexError) as error:
+        memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
+        if memory:
+            raise EvaluationError(
+                f"out of memory measuring {label} at {length:,} tokens: it held the model, the keys and values of that many "
+                "tokens and the logits of those scored. What was measured is kept. Lower the lengths (evaluation.windows "
+                "and evaluation.passkey_lengths of a recipe, --lengths of evaluate) and run the command again"
+            ) from error
+        most = getattr(model.config, "max_position_embeddings", None)
+        beyond = isinstance(error, IndexError) or "device-side assert" in str(error)
+        if not beyond or not isinstance(most, int) or length <= most:
+            raise
+        raise EvaluationError(
+            f"{label} cannot read {length:,} tokens: its positions end at {most:,} "
+            "(config max_position_embeddings); lower the length"
+        ) from error
+
+
+@contextmanager
+def _finite_logits(model: PreTrainedModel, label: str) -> Iterator[None]:
+    """Refuse answers that were decoded from logits which are not numbers: greedy decoding accepts any of them."""
+    broken: list[torch.Tensor] = []
+    head = model.get_output_embeddings()
+    assert isinstance(head, torch.nn.Module)
+    hook = head.register_forward_hook(lambda _module, _inputs, logits: broken.append(logits.isnan().any()))
+    try:
+        yield
+    finally:
+        hook.remove()
+    if any(broken):
+        raise not_finite(label)

@@ -1,0 +1,167 @@
+"""One model and one kind of measurement: what ``skipwise perplexity``, ``passkey`` and ``benchmark`` ask.
+
+Each writes a specification and hands it to the runner. With a file of results, what it holds is not measured again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+from rich.console import Console
+
+from skipwise.errors import RecipeError, one_of
+from skipwise.evaluation.benchmarks import Benchmarks
+from skipwise.evaluation.models import EvaluatedModel, training_text
+from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.specification import Specification, doubled_windows
+from skipwise.model.loading import load_tokenizer
+from skipwise.recipes.schema import Data
+from skipwise.results.records import (
+    BenchmarkRecord,
+    ReadingRecord,
+    Record,
+    TrialRecord,
+    append_record,
+    read_records,
+    require_results,
+)
+
+Mode = Literal["sliding", "truncated", "by-position"]
+
+
+@dataclass(frozen=True)
+class PerplexitySettings:
+    """How ``skipwise perplexity`` reads.
+
+    Attributes:
+        mode: sliding windows; the first tokens of each document, by one pass; or loss by position.
+        specification: what is measured; in the last two modes its windows are the ends of the parts that are shown.
+    """
+
+    mode: Mode
+    specification: Specification
+
+
+_K = 1024
+# The paper's settings: mode, windows, stride, documents.
+PAPER_SETTINGS: dict[str, tuple[Mode, tuple[int, ...], int | None, int]] = {
+    # The main table: GovReport and Proof-pile, 50 documents of more than 32,768 tokens each.
+    "paper": ("sliding", tuple(_K * 2**i for i in range(1, 6)), _K, 50),
+    # 96k and 128k: Books3 and PG-19, 20 documents of more than 128k tokens.
+    "paper-far": ("sliding", (32 * _K, 64 * _K, 96 * _K, 128 * _K), 16 * _K, 20),
+    # The families' figure: GovReport, no sliding windows.
+    "paper-truncated": ("truncated", tuple(_K * i for i in range(1, 17)), None, 50),
+}
+
+
+def perplexity_settings(
+    settings: str | None,
+    model: EvaluatedModel,
+    *,
+    mode: str | None,
+    windows: Sequence[int] | None,
+    stride: int | None,
+    documents: int | None,
+    tokens_per_document: int | None,
+    precision: str,
+    text: Data,
+) -> PerplexitySettings:
+    """Settle how to read: as a name of ``PAPER_SETTINGS`` says, and over that as is given.
+
+    Whole documents are read in sliding windows, and as many tokens as the longest window in the other modes.
+
+    Raises:
+        RecipeError: a name is unknown, or a number breaks its rule.
+    """
+    if settings is not None:
+        one_of("settings", settings, PAPER_SETTINGS)
+    default = ("sliding", tuple(doubled_windows(model.original, model.target)), None, 8)
+    known = PAPER_SETTINGS[settings] if settings else default
+    chosen = cast(Mode, one_of("mode", mode or known[0], get_args(Mode)))
+    if chosen != "sliding" and (stride is not None or tokens_per_document is not None):
+        given = "--stride" if stride is not None else "--tokens-per-document"
+        raise RecipeError(f"{given} belongs to sliding windows, and mode {chosen} has none; leave it out")
+    if documents is not None and documents < 1:
+        raise RecipeError(f"documents {documents} must be at least 1; raise it")
+    ends = tuple(sorted(set(windows or known[1])))
+    if ends[0] < 2:
+        raise RecipeError(f"window {ends[0]} must be at least 2 tokens; widen it")
+    specification = Specification(
+        texts=(text,),
+        windows=ends,
+        original=model.original,
+        target=ends[-1],
+        stride=stride or (known[2] if chosen == "sliding" else None),
+        documents=documents or known[3],
+        tokens_per_document=tokens_per_document,
+        windows_per_document=None if chosen == "sliding" else 1,
+        precision=precision,
+    )
+    return PerplexitySettings(chosen, specification)
+
+
+def measure_perplexity(
+    model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console
+) -> tuple[list[ReadingRecord], list[int]]:
+    """Read the longest documents that the model was not trained on.
+
+    Returns:
+        The readings, and the windows that the text fills, in tokens.
+
+    Raises:
+        SkipwiseError: model, text or lengths cannot be used.
+    """
+    if out is not None:
+        require_results(out)
+    trained = [(model.label, known)] if (known := training_text(model.name)) else []
+    [text] = read_texts(how.specification, model.name, trained, console)
+    console.print(text.described)
+    ends = text.windows
+    windows = {"sliding": ends, "truncated": ends[-1:], "by-position": sorted({ends[0], ends[-1]})}[how.mode]
+    specification = how.specification
+    if how.mode != "sliding":  # one pass: any stride that every window can take
+        specification = replace(specification, stride=max(1, ends[0] // 2))
+    batches = list(plan_readings(specification, model, [text], windows))
+    records = answered(lambda: model.load(specification.precision), batches, out, console)
+    return [record for record in records if isinstance(record, ReadingRecord)], ends
+
+
+def measure_retrieval(
+    model: EvaluatedModel, specification: Specification, out: Path | None, console: Console
+) -> list[TrialRecord]:
+    """Ask every prompt of the specification.
+
+    Raises:
+        SkipwiseError: model or lengths cannot be used.
+    """
+    if out is not None:
+        require_results(out)
+    batches = list(plan_prompts(specification, model, load_tokenizer(model.name)))
+    records = answered(lambda: model.load(specification.precision), batches, out, console)
+    return [record for record in records if isinstance(record, TrialRecord)]
+
+
+def run_benchmarks(
+    model: EvaluatedModel,
+    benchmarks: Benchmarks,
+    target: int | None,
+    precision: str,
+    out: Path | None,
+    console: Console,
+) -> list[BenchmarkRecord]:
+    """Run tasks of lm-evaluation-harness at the extended length.
+
+    Raises:
+        SkipwiseError: model, tasks or data cannot be used, or a request is longer than ``target``.
+    """
+    known: list[Record] = []
+    if out is not None:
+        require_results(out)
+        known = read_records(out)
+
+    def keep(*records: Record) -> None:
+        if out is not None:
+            append_record(out, *records)
+
+    return benchmarks.run(model, precision, known, keep, console, target)

@@ -1,0 +1,180 @@
+"""What is measured of every model: texts, windows, prompts, precision. Each command writes one and hands it to the runner."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from rich.console import Console
+
+from skipwise.data.retrieval_prompts import TASKS
+from skipwise.errors import RecipeError, one_of
+from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.windows import sliding_windows
+from skipwise.recipes.schema import Data, Recipe
+from skipwise.results.effective_length import FOUND
+from skipwise.results.statistics import wilson_interval
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What is measured; lengths are in tokens.
+
+    Attributes:
+        texts: to read.
+        windows: of sliding perplexity, rising.
+        original: the original length, from which the default stride follows.
+        target: the target length, from which it follows too.
+        stride: of the windows; None: half the original length, or a 16th of the target if that is more.
+        documents: read of each text at the most, the longest first; 0: none is read.
+        tokens_per_document: read of each document; None: as ``windows_per_document`` says.
+        windows_per_document: times the longest window that is read of each document; None: all of it.
+        segment_lengths: of segments that are read in one pass, for loss by position.
+        segments: of each length, at the most.
+        tasks: of retrieval.
+        prompt_lengths: of retrieval.
+        trials: prompts for each task and length.
+        seed: of the prompts.
+        depths: how the place of the hidden number is drawn: ``random`` as in the paper, or ``spread`` over tenths.
+        precision: bf16, fp16 or float32.
+
+    Raises:
+        RecipeError: a number breaks its rule, a task is unknown, or a window cannot take the stride.
+    """
+
+    texts: tuple[Data, ...] = ()
+    windows: tuple[int, ...] = ()
+    original: int = 1
+    target: int = 1
+    stride: int | None = None
+    documents: int = 8
+    tokens_per_document: int | None = None
+    windows_per_document: int | None = None
+    segment_lengths: tuple[int, ...] = ()
+    segments: int = 32
+    tasks: tuple[str, ...] = ()
+    prompt_lengths: tuple[int, ...] = ()
+    trials: int = 0
+    seed: int = 0
+    depths: Literal["random", "spread"] = "spread"
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("documents", self.documents, 0),
+            ("trials", self.trials, 1 if self.tasks else 0),
+            ("seed", self.seed, 0),
+        ):
+            if value < least:
+                raise RecipeError(f"{name} {value} must be at least {least}; raise it")
+        for task in self.tasks:
+            one_of("task", task, TASKS)
+        for window in self.windows:
+            sliding_windows(window, window, self.stride_of(window))
+
+    def stride_of(self, window: int) -> int:
+        """By how many tokens windows advance; the default is at most half the window."""
+        return self.stride or min(max(self.original // 2, self.target // 16), window // 2)
+
+    @property
+    def too_few_trials(self) -> str:
+        """A warning if even finding every passkey would not show that a length is read; else empty."""
+        if "passkey" not in self.tasks or wilson_interval(self.trials, self.trials)[0] >= FOUND:
+            return ""
+        return (
+            f"{self.trials} trials cannot show that {FOUND:.0%} of the passkeys are found, even if all are: no effective "
+            "length can be reported. Ask for 35 at least"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields for ``run.json``."""
+        texts = [{"source": text.source, **text.reading} for text in self.texts]
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()} | {"texts": texts}
+
+
+def doubled_windows(original: int, target: int) -> list[int]:
+    """The original length, doubled up to the target, and the target."""
+    return [*(original * 2**k for k in range(32) if original * 2**k < target), target]
+
+
+def specification_of(recipe: Recipe, original: int, target: int, precision: str) -> Specification:
+    """What a recipe's evaluation section asks for.
+
+    Args:
+        recipe: of the run.
+        original: length of the model, in tokens.
+        target: length, in tokens.
+        precision: bf16, fp16 or float32.
+
+    Raises:
+        RecipeError: as ``Specification``.
+    """
+    rule = recipe.evaluation
+    windows = tuple(sorted(set(rule.windows or doubled_windows(original, target))))
+    sources = dict.fromkeys(rule.source or [recipe.data.source])
+    return Specification(
+        texts=tuple(recipe.data.model_copy(update={"source": source}) for source in sources),
+        windows=windows,
+        original=original,
+        target=target,
+        stride=rule.stride,
+        documents=rule.documents,
+        tokens_per_document=rule.tokens_per_document,
+        windows_per_document=2,
+        segment_lengths=tuple(rule.segment_lengths or ()),
+        segments=rule.segments,
+        tasks=("passkey",) if rule.passkey_trials else (),
+        prompt_lengths=tuple(rule.passkey_lengths or windows) if rule.passkey_trials else (),
+        trials=rule.passkey_trials,
+        seed=recipe.seed,
+        depths="random",
+        precision=precision,
+    )
+
+
+def specification_for(
+    models: Sequence[EvaluatedModel],
+    text: Data,
+    *,
+    lengths: Sequence[int] | None,
+    target: int | None,
+    console: Console,
+    **settings: Any,
+) -> Specification:
+    """What ``skipwise evaluate`` asks of models: windows and prompts from the shortest original length to the target.
+
+    Args:
+        models: that are measured.
+        text: to read.
+        lengths: of windows and prompts; None: the shortest original length, doubled up to the target.
+        target: the longest length; None: the longest that a model's config says.
+        console: told what the settings cannot show.
+        settings: other fields of ``Specification``.
+
+    Raises:
+        RecipeError: both lengths and target are given, or as ``Specification``.
+    """
+    if lengths and target:
+        raise RecipeError(
+            "--lengths gives the longest length already, and --target another: give one of them"
+        )
+    original, longest = min(m.original for m in models), target or max(m.target for m in models)
+    windows = tuple(sorted(set(lengths))) if lengths else tuple(doubled_windows(original, longest))
+    specification = Specification(
+        texts=(text,),
+        windows=windows,
+        original=original,
+        target=windows[-1],
+        windows_per_document=1,
+        prompt_lengths=windows,
+        **settings,
+    )
+    if warning := specification.too_few_trials:
+        console.print(warning, style="yellow")
+    for model in models:
+        if not model.control and windows[-1] > model.target:
+            console.print(
+                f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond: the page shows how",
+                style="yellow",
+            )
+    return specification

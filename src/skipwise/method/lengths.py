@@ -1,0 +1,26 @@
+"""Lengths in tokens as people write them: ``2048`` or ``2k`` (k = 1,024)."""
+
+from skipwise.errors import RecipeError
+
+
+def parse_length(value: float | str) -> int:
+    """Return the number of tokens that ``2048``, ``"2,048"``, ``"2k"`` or ``"1.5k"`` means.
+
+    Raises:
+        RecipeError: the value is not a positive whole number of tokens.
+    """
+    text = str(value).strip().lower().replace(",", "").replace("_", "")
+    try:
+        tokens = float(text[:-1]) * 1024 if text.endswith("k") else float(text)
+    except ValueError:
+        tokens = float("nan")
+    if not 0 < tokens < 2**40 or tokens != int(tokens):
+        raise RecipeError(
+            f"{value!r} is not a length; write a positive number of tokens, for example 2048 or 2k (k = 1,024)"
+        )
+    return int(tokens)
+
+
+def format_length(tokens: int) -> str:
+    """Return a short form of a length: ``2k`` for 2048, ``1000`` for 1000."""
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else str(tokens)

@@ -1,0 +1,392 @@
+"""All settings of a run, typed and validated; each run folder holds its recipe with every default written out.
+
+A recipe is YAML with the fields below. An unknown key is an error that names the nearest valid key. A recipe may start
+from another one, named by ``like``, and give only the differences.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+
+from skipwise.errors import RecipeError, nearest, one_of
+from skipwise.method import interpolation
+from skipwise.method.lengths import parse_length
+from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
+
+Arm = Literal["original", "pi-only", "trained"]
+
+_MOST = 2**31 - 1  # steps or examples
+_LAST_SEED = 2**32 - 1  # the largest that numpy accepts
+_LORA_RATE = 2e-4  # ten times the rate for training all weights
+
+
+def _reported(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Turn the RecipeError of ``check`` into a ValueError, which pydantic reports together with the key."""
+
+    def reporting(value: Any) -> Any:
+        try:
+            return check(value)
+        except RecipeError as error:
+            raise ValueError(str(error)) from error
+
+    return reporting
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("must be a number of tokens, for example 2048 or 2k")
+    return parse_length(value)
+
+
+def _no_truth(value: Any) -> Any:
+    """Refuse true, which pydantic would read as 1."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """Read a single string as a list of one."""
+    return [value] if isinstance(value, str) and value != "all-linear" else value
+
+
+Whole = Annotated[int, BeforeValidator(_no_truth)]
+Real = Annotated[float, BeforeValidator(_no_truth)]
+Length = Annotated[int, BeforeValidator(_reported(_length)), Field(gt=0)]
+Interpolation = Annotated[
+    str, AfterValidator(_reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
+]
+Scheme = Annotated[str, AfterValidator(_reported(lambda name: one_of("scheme", name, SCHEMES)))]
+
+
+class Section(BaseModel):
+    """A part of the recipe; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class Positions(Section):
+    """Which positions the training examples get; ``skipwise.method.positions`` describes schemes and rules."""
+
+    scheme: Scheme = Field("pose", description="a name in ``skipwise.method.positions.SCHEMES``")
+    chunks: Whole = Field(PAPER.chunks, ge=1, description="number of chunks N (pose)")
+    lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
+    skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
+    content: ContentRule = Field(PAPER.content, description="how content offsets v_i are drawn (pose)")
+
+    @property
+    def rules(self) -> ChunkRules:
+        """The options of ``scheme``."""
+        return ChunkRules(self.chunks, self.lengths, self.skips, self.content)
+
+
+class Data(Section):
+    """The text, and what training uses of it."""
+
+    source: str = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
+    split: str = Field("train", description="split of a Hugging Face data set")
+    subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
+    stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
+    max_tokens: Length | None = Field(
+        None, description="stop after the document that reaches it; default: all"
+    )
+    text_field: str = Field("text", description="field of a record or data set row that holds the text")
+    min_tokens: Length | None = Field(None, description="shortest document used; default: the train length")
+    held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
+    passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
+    train_jumps: bool = Field(
+        False,
+        description="train the first label of a chunk too, although its text does not continue the chunk before it",
+    )
+    min_context: Whole = Field(
+        0,
+        ge=0,
+        description="train a label only if the example has at least this many tokens of the text directly before it; "
+        "leaves out the first labels of each chunk",
+    )
+    cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
+    workers: Whole | None = Field(None, ge=1, description="tokenisation threads; default: all cores")
+
+    @classmethod
+    def of(cls, source: "str | Path | Data") -> "Data":
+        """Return the section itself, or the defaults with this source."""
+        return source if isinstance(source, Data) else cls(source=str(source))
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The settings besides ``source`` that decide which documents there are."""
+        return self.model_dump(include={"text_field", "split", "subset", "stream"})
+
+    @model_validator(mode="after")
+    def _stream_ends(self) -> "Data":
+        if self.stream and self.max_tokens is None:
+            raise ValueError(
+                f"data.stream reads {self.source} from its beginning and needs a limit: set data.max_tokens; "
+                "a run trains on training.max_steps x training.batch_size x train_length tokens"
+            )
+        return self
+
+
+class Training(BaseModel):
+    """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
+
+    ``batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
+    number of processes, so one GPU and eight GPUs see the same examples in each step.
+    """
+
+    model_config = ConfigDict(extra="allow", validate_default=True, allow_inf_nan=False)
+
+    max_steps: Whole = Field(1000, gt=0, le=_MOST, description="optimizer steps")
+    batch_size: Whole = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
+    per_device_train_batch_size: Whole = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
+    learning_rate: Real = Field(2e-5, gt=0)
+    lr_scheduler_type: str = "linear"
+    warmup_steps: Real = Field(10, ge=0, le=_MOST, description="below 1: a share of max_steps")
+    optim: str = "adamw_torch"
+    precision: Literal["auto", "bf16", "fp16", "float32"] = Field(
+        "auto", description="auto: bf16 where it is fast"
+    )
+    save_steps: Whole = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
+    save_total_limit: Whole = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
+    logging_steps: Whole = Field(10, gt=0, le=_MOST)
+
+
+class Lora(Section):
+    """Train low-rank additions to frozen weights instead of all weights (``skipwise.model.lora``)."""
+
+    rank: Whole = Field(16, ge=1, description="r, the rank of each addition")
+    alpha: Real | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
+    dropout: Real = Field(0.0, ge=0, lt=1)
+    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
+        "all-linear", description="names of layers, or all-linear: all but the output layer"
+    )
+    also: list[Literal["embeddings", "norms"]] = Field(
+        [], description="layers that are trained in full as well"
+    )
+    base: Literal["auto", "float32", "4bit"] = Field(
+        "auto", description="data type of the frozen weights; auto: as training.precision"
+    )
+    saved: Literal["merged", "adapter"] = Field(
+        "merged", description="what is saved: merged, a stock checkpoint; or the adapter alone"
+    )
+
+
+class Evaluation(Section):
+    """What is measured after training, on held-out documents."""
+
+    arms: list[Arm] = Field(["original", "pi-only", "trained"], min_length=1, description="models measured")
+    source: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = Field(
+        None, description="one text or several; default: the held-out documents of data"
+    )
+    windows: list[Length] | None = Field(
+        None, min_length=1, description="default: the original length, doubled up to the target"
+    )
+    stride: Length | None = Field(
+        None,
+        description="at most half the window; default: half the original length, or target / 16 if larger",
+    )
+    documents: Whole = Field(8, gt=0, description="largest number of documents")
+    tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
+    passkey_lengths: list[Length] | None = Field(None, min_length=1, description="default: the windows")
+    passkey_trials: Whole = Field(50, ge=0, description="prompts per length; 0 leaves passkey out")
+    segment_lengths: list[Length] | None = Field(None, min_length=1, description="for loss by position")
+    segments: Whole = Field(32, gt=0, description="largest number of segments of each length")
+    steps: list[Annotated[Whole, Field(gt=0)]] | None = Field(
+        None, description="training steps after which perplexity at the largest window is also measured"
+    )
+    keep: Literal["last", "best"] = Field(
+        "last", description="weights saved: of the last step, or of the best of steps and the last step"
+    )
+
+
+class Recipe(Section):
+    """One extension: a model, a target length, the method and the text.
+
+    Raises:
+        RecipeError: through ``load_recipe``; it names the key, its rule and the nearest valid name.
+    """
+
+    model: str = Field("nano", description="nano (embedded), a folder, or a model name on the hub")
+    target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
+    original_length: Length | None = Field(None, description="L_c; default: from the model's config")
+    train_length: Length | None = Field(None, description="training window; default: the original length")
+    interpolation: Interpolation = "yarn"
+    existing_rope: Literal["refuse", "replace"] = Field(
+        "refuse", description="if the config has RoPE scaling"
+    )
+    seed: Whole = Field(0, ge=0, le=_LAST_SEED)
+    positions: Positions = Positions()
+    data: Data = Data()
+    training: Training = Training()
+    lora: Lora | None = Field(None, description="train low-rank additions only; default: train all weights")
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        if self.lora and "learning_rate" not in self.training.model_fields_set:
+            self.training.learning_rate = _LORA_RATE
+        if self.train_length and self.positions.chunks > self.train_length:
+            raise ValueError(
+                f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
+                "a chunk has at least one token"
+            )
+        steps, last = self.evaluation.steps, self.training.max_steps
+        if self.evaluation.keep == "best" and not any(step < last for step in steps or []):
+            raise ValueError(
+                f"evaluation.keep 'best' compares the last step, {last:,}, with earlier ones, and evaluation.steps "
+                f"{steps} has none; add steps below {last:,}, or set evaluation.keep=last"
+            )
+        return self
+
+
+def shipped_recipes() -> list[str]:
+    """Return the names of the recipes in the package, for ``--recipe NAME``."""
+    return sorted(
+        entry.name.removesuffix(".yaml")
+        for entry in resources.files("skipwise").joinpath("recipes").iterdir()
+        if entry.name.endswith(".yaml")
+    )
+
+
+def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Read a recipe from a YAML file or by its shipped name, then apply dotted ``changes``.
+
+    Args:
+        source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults above.
+        changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
+
+    Raises:
+        RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
+    """
+    read = {} if source is None else _read_yaml(source)
+    values = {key: value for key, value in read.items() if value is not None}
+    for key, value in (changes or {}).items():
+        _set_dotted(values, key, value)
+    try:
+        return Recipe.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError(_explain(error)) from None
+
+
+def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
+    """Return the changes in ``key=value`` words; the value is YAML, such as ``1e-5``, ``true`` or ``[1k, 2k]``.
+
+    Raises:
+        RecipeError: a word has no ``=`` or its value is not YAML.
+    """
+    changes = {}
+    for word in assignments:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise RecipeError(f"--set {word!r} must be KEY=VALUE, for example training.learning_rate=1e-5")
+        try:
+            changes[key.strip()] = _number(yaml.safe_load(text))
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise RecipeError(f"--set {key}: {text!r} is not a YAML value ({error})") from None
+    return changes
+
+
+def dump_recipe(recipe: Recipe, path: Path) -> None:
+    """Write every setting, with the defaults, as YAML that ``load_recipe`` reads back as an equal recipe."""
+    path.write_text(
+        yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True), encoding="utf-8"
+    )
+
+
+def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the keys of a recipe, with those of the recipe named by ``like``; ``behind`` led here by ``like``."""
+    path = Path(source)
+    name = str(source).removeprefix("recipes/").removesuffix(".yaml")
+    if not path.is_file() and name in shipped_recipes():
+        path = Path(str(resources.files("skipwise").joinpath("recipes", f"{name}.yaml")))
+    if not path.is_file():
+        shipped = shipped_recipes()
+        raise RecipeError(
+            f"recipe {str(source)!r} is neither a file nor shipped{nearest(path.stem, shipped)}; "
+            f"give a file or one of {', '.join(shipped)}"
+        )
+    try:
+        values = _number(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is not YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
+    like = values.pop("like", None)
+    if like is None:
+        return values
+    if not isinstance(like, str) or path in behind:
+        raise RecipeError(f"{path}: like = {like!r} must name another recipe, a file or a shipped one")
+    beside = path.parent / like
+    return _merged(_read_yaml(beside if beside.is_file() else like, (*behind, path)), values)
+
+
+def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``, section by section."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], value) if both else value
+    return merged
+
+
+def _number(value: Any) -> Any:
+    """Turn every ``1e-5`` in a recipe, which YAML 1.1 reads as text, into a number."""
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, str) and "e" in value.lower():
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
+    *parents, leaf = key.split(".")
+    section = values
+    for parent in parents:
+        section = section.setdefault(parent, {})
+        if not isinstance(section, dict):
+            raise RecipeError(f"{key}: {parent} is a value, not a section")
+    section[leaf] = value
+
+
+def _explain(error: ValidationError) -> str:
+    """Return one line per problem: the key, its value, the rule, the nearest valid name."""
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"]) or "recipe"
+        if problem["type"] == "extra_forbidden":
+            valid = _fields_at(problem["loc"][:-1])
+            lines.append(
+                f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}"
+            )
+        else:
+            rule = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{key} = {problem['input']!r}: {rule}" if problem["loc"] else rule)
+    return "\n".join(lines)
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = Recipe
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation
+        kinds = get_args(annotation) or (annotation,)  # Lora | None
+        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(section.model_fields)

@@ -1,0 +1,71 @@
+"""The model card: the ``README.md`` beside an extended model, with what was measured and how each engine loads it."""
+
+import html
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from skipwise.model import lora, serving
+from skipwise.model.loading import resolve
+
+_SHORT_OF_MEMORY = (
+    "Where memory is short pass `dtype=torch.bfloat16`. Do not cast the loaded model, because that rounds the rotary "
+    "frequencies."
+)
+
+
+def write_card(
+    folder: Path, *, title: str, headline: str, facts: Mapping[str, str], table: str, figure: Path | None
+) -> None:
+    """Write the model card into ``folder``, with the results' table and a copy of their figure.
+
+    Args:
+        folder: of the model.
+        title: of the card.
+        headline: how far the model reads, in one sentence.
+        facts: what it was made of and how.
+        table: of results, in Markdown.
+        figure: PNG of the perplexity, if there is one.
+    """
+    lines = ["---", "library_name: transformers", "tags: [long-context, pose, rope]", "---", ""]
+    lines += [f"# {html.escape(title, quote=False)}", "", f"{headline}.", ""]
+    lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
+    lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
+    if figure is not None and figure.exists():
+        shutil.copyfile(figure, folder / figure.name)
+        lines += ["", f"![Perplexity by window]({figure.name})"]
+    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _ways_to_load(folder: Path) -> list[str]:
+    """The lines on transformers, vLLM and llama.cpp."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    path = "path/to/this/folder"
+    if base := lora.base_of(str(folder)):
+        return [
+            "This is an adapter. It is right only on a base that has this folder's `config.json`, which holds the extended "
+            "RoPE.",
+            "",
+            "```python",
+            serving.peft(resolve(base), path),
+            "```",
+            "",
+            "peft warns that it does not know `rope_parameters`: they stand there as a reminder. "
+            + _SHORT_OF_MEMORY,
+            "",
+            'Engines that serve it need it merged: `model.merge_and_unload().save_pretrained("merged")`, which is '
+            "what `lora.saved: merged` would have saved.",
+        ]
+    return [
+        "Stock transformers loads it; the interpolation is in `config.json`:",
+        "",
+        "```python",
+        serving.transformers(path),
+        "```",
+        "",
+        _SHORT_OF_MEMORY,
+        "",
+        f"- vLLM: {serving.vllm(config, path)}",
+        f"- llama.cpp: {serving.llama_cpp(config, path)}",
+    ]

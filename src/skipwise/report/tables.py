@@ -1,0 +1,300 @@
+"""Rows -> tables of text, and how a terminal and Markdown show them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from skipwise.data.retrieval_prompts import TASKS
+from skipwise.method.lengths import format_length
+from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, rows_of
+from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
+from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
+
+_SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: above it.
+        group: what its numbers are, where tables stand side by side.
+        head: of each column; the first is of the rows' labels.
+        rows: cells, the label first.
+        strong: numbers of the rows that stand out.
+    """
+
+    title: str
+    group: str
+    head: list[str]
+    rows: list[list[str]]
+    strong: frozenset[int] = frozenset()
+
+
+def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
+    """Every table that the records of some folders allow; ``brief`` leaves intervals out where a terminal lacks room."""
+    rows = rows_of(folders)
+    evaluated = any(folder.models for folder in folders)
+    tables = [_perplexity_table([row for row in rows if row.perplexity], brief)]
+    tables += [
+        _found_table(task, [row for row in rows if task in row.found], brief, evaluated)
+        for task in dict.fromkeys(task for row in rows for task in row.found)
+    ]
+    tables.append(_benchmark_table(benchmarks_of(folders)))
+    if evaluated:
+        tables += [_position_table(judgement) for judgement in judgements(rows)]
+    return [table for table in tables if table.rows]
+
+
+def _strong(rows: Sequence[Row]) -> frozenset[int]:
+    """Extended models stand out among baselines."""
+    return frozenset(i for i, row in enumerate(rows) if row.judged and not all(r.judged for r in rows))
+
+
+def _perplexity_table(rows: Sequence[Row], brief: bool) -> Table:
+    windows = sorted({window for row in rows for window in row.perplexity})
+    cells = [[row.label, *(_number(row.perplexity.get(w), brief) for w in windows)] for row in rows]
+    title = "Perplexity by sliding window (lower is better)"
+    return Table(title, "perplexity", ["window", *map(format_length, windows)], cells, _strong(rows))
+
+
+def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -> Table:
+    lengths = sorted({length for row in rows for length in row.found[task]})
+    brief &= len(lengths) > 4 or not evaluated
+    cells = [[row.label, *(_share(row.found[task].get(n), brief) for n in lengths)] for row in rows]
+    title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
+    return Table(title, task, ["prompt", *map(format_length, lengths)], cells, _strong(rows))
+
+
+def task_title(task: str) -> str:
+    """What people call a retrieval task; the task's own name if it is unknown here."""
+    return TASKS[task].title if task in TASKS else task
+
+
+def _benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
+    labels = list(dict.fromkeys(r.arm for r in records))
+    values = {(_task(r), r.arm): r for r in records}
+    rows = [
+        [task, *(_score(values.get((task, label))) for label in labels)]
+        for task in dict.fromkeys(map(_task, records))
+    ]
+    return Table("Benchmarks (standard error)", "benchmarks", ["task", *labels], rows)
+
+
+def _position_table(judgement: Judgement) -> Table:
+    rows = [
+        [
+            f"{b.begin:,} .. {b.end - 1:,}",
+            f"{b.loss.mean:.3f}",
+            str(b.gain) if b.gain else "–",
+            str(b.excess) if b.excess else "–",
+        ]
+        for b in judgement.buckets
+    ]
+    head = ["position", "loss (nats)", "gain by far text", "over the base"]
+    return Table(f"Loss by position: {judgement.row.label}", "loss by position", head, rows)
+
+
+def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequence[int]) -> Table:
+    """What ``skipwise perplexity`` shows of one model.
+
+    Args:
+        mode: sliding, truncated or by-position.
+        readings: of the windows that the mode reads.
+        ends: the windows asked for; in the other modes the ends of the parts that are shown.
+    """
+    windows = sorted({r.window for r in readings})
+    of = {window: [r for r in readings if r.window == window] for window in windows}
+    if mode == "sliding":
+        rows = [
+            [
+                format_length(w),
+                *_with_span(perplexity(of[w])),
+                f"{len(of[w])}",
+                f"{sum(r.tokens for r in of[w]):,}",
+            ]
+            for w in windows
+        ]
+        head = ["window", "perplexity", "95% interval", "documents", "tokens"]
+        return Table("perplexity", "perplexity", head, rows)
+    whole = of[windows[-1]]
+    if mode == "truncated":
+        rows = [[format_length(end), *_with_span(perplexity(whole, end))] for end in ends]
+        return Table(
+            "perplexity of the first tokens", "perplexity", ["tokens", "perplexity", "95% interval"], rows
+        )
+    rows = [
+        [
+            f"{begin:,} .. {end - 1:,}",
+            f"{loss(whole, begin, end).mean:.3f}",
+            str(difference(of[windows[0]], whole, begin, end)),
+        ]
+        for begin, end in pairwise([1, *ends])
+    ]
+    title = f"loss by position; gain over windows of {windows[0]:,}"
+    return Table(title, "loss", ["position", "loss (nats)", "gain by far text"], rows)
+
+
+def trials_table(task: str, trials: Sequence[TrialRecord]) -> Table:
+    """What ``skipwise passkey`` shows of one model."""
+    rows = []
+    for length in sorted({trial.length for trial in trials}):
+        hits, asked = found(trial for trial in trials if trial.length == length)
+        low, high = wilson_interval(hits, asked)
+        span = f"{100 * low:.0f} to {100 * high:.0f}%"
+        rows.append([format_length(length), f"{hits} of {asked}", format_share(hits / asked), span])
+    return Table(task, task, ["length", "found", "share", "95% interval"], rows)
+
+
+def benchmarks_table(records: Sequence[BenchmarkRecord]) -> Table:
+    """What ``skipwise benchmark`` shows of one model, a row for each metric; values as the harness gives them."""
+    rows = [
+        [
+            r.task,
+            str(r.fewshot),
+            r.metric,
+            f"{r.value:.4f}",
+            "–" if r.standard_error is None else f"{r.standard_error:.4f}",
+            f"{r.samples:,}",
+        ]
+        for r in records
+    ]
+    head = ["task", "shots", "metric", "value", "standard error", "questions"]
+    return Table("benchmarks", "benchmarks", head, rows)
+
+
+def rich_table(table: Table) -> RenderableType:
+    """A table for the terminal, below its title."""
+    grid = RichTable(box=None, pad_edge=False, header_style="dim")
+    for number, column in enumerate(table.head):
+        grid.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for number, row in enumerate(table.rows):
+        grid.add_row(*map(Text, row), style="bold" if number in table.strong else None)
+    return Group(Text(table.title), grid) if table.title else grid
+
+
+def summary_table(folder: Folder) -> RenderableType:
+    """Perplexity and passkeys of a run for the terminal: side by side, or one below the other where that is too wide."""
+    tables = _summary(folder)
+    if sum(len(table.head) - 1 for table in tables) > _SIDE_BY_SIDE:
+        return Group(*map(rich_table, tables))
+    head, rows, strong = _beside(tables, "\n")
+    return rich_table(Table("", "", head, rows, strong))
+
+
+def summary_markdown(folder: Folder) -> str:
+    """Perplexity and passkeys of a run as a Markdown table, for the model card; empty without results."""
+    head, rows, _ = _beside(_summary(folder), " ")
+    if not rows:
+        return ""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *([_plain(row[0]), *row[1:]] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _summary(folder: Folder) -> list[Table]:
+    return [table for table in tables_of([folder], brief=True) if table.group in ("perplexity", *TASKS)]
+
+
+def _beside(tables: Sequence[Table], separator: str) -> tuple[list[str], list[list[str]], frozenset[int]]:
+    """Several tables as one: the head says the group of each column, or with line breaks of each first column."""
+    head = [f"{separator.strip(' ')}arm"]
+    for table in tables:
+        for number, column in enumerate(table.head[1:]):
+            head.append(f"{table.group if number == 0 or separator == ' ' else ''}{separator}{column}")
+    labels = list(dict.fromkeys(row[0] for table in tables for row in table.rows))
+    cells = [{row[0]: row[1:] for row in table.rows} for table in tables]
+    rows = [
+        [
+            label,
+            *(
+                c
+                for t, of in zip(tables, cells, strict=True)
+                for c in of.get(label, ["–"] * (len(t.head) - 1))
+            ),
+        ]
+        for label in labels
+    ]
+    strong = {table.rows[i][0] for table in tables for i in table.strong}
+    return head, rows, frozenset(i for i, label in enumerate(labels) if label in strong)
+
+
+def evaluation_summary(folder: Folder) -> RenderableType:
+    """What an evaluation's page says, for the terminal."""
+    parts: list[RenderableType] = []
+    if folder.unfinished:
+        parts.append(Text(folder.unfinished, style="yellow"))
+    judged = judgements(rows_of([folder]))
+    for one in judged:
+        parts.append(Text(f"{one.row.label}: {one.headline}", style="bold"))
+        parts += [Text(told) for told in (one.effective.next, one.cost_sentence) if told]
+        if one.cost and one.cost.warning:
+            parts.append(Text(one.cost.warning, style="yellow"))
+    parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in judged)]
+    for table in tables_of([folder], brief=True):
+        parts += [Text(""), rich_table(table)]
+    return Group(*parts)
+
+
+def format_number(value: float) -> str:
+    """Write a perplexity in two to three digits: 4.84, 15.7, 134, 1.2e4, ∞."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    if value >= 999.5:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+def format_share(share: float) -> str:
+    """Write a share in per cent; 0% and 100% only where they are exact."""
+    text = f"{100 * share:.0f}%"
+    if share < 1 and text == "100%":
+        return ">99%"
+    return "<1%" if share > 0 and text == "0%" else text
+
+
+def _with_span(value: Interval) -> list[str]:
+    """A perplexity and its interval; a dash where one document gives none."""
+    span = f"{format_number(value.low)} to {format_number(value.high)}"
+    return [format_number(value.mean), span if math.isfinite(value.high) else "–"]
+
+
+def _number(value: Interval | None, brief: bool) -> str:
+    if value is None:
+        return "–"
+    if brief or math.isinf(value.high):
+        return format_number(value.mean)
+    return f"{format_number(value.mean)} [{format_number(value.low)}, {format_number(value.high)}]"
+
+
+def _share(found: tuple[int, int] | None, brief: bool) -> str:
+    if found is None:
+        return "–"
+    share = format_share(found[0] / found[1])
+    low, high = wilson_interval(*found)
+    return share if brief else f"{share} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def _task(record: BenchmarkRecord) -> str:
+    return f"{record.task}, {record.fewshot}-shot, {record.metric}"
+
+
+def _score(record: BenchmarkRecord | None) -> str:
+    if record is None:
+        return "–"
+    return f"{record.value:.4f}" + (f" ({record.standard_error:.4f})" if record.standard_error else "")
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and the HTML inside it read as text."""
+    for mark, harmless in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("\n", " ")):
+        text = text.replace(mark, harmless)
+    return text

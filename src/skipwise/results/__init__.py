@@ -1,0 +1,1 @@
+"""What was measured: records on the disk, and the statistics that are computed from them."""

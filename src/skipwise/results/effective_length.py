@@ -1,0 +1,104 @@
+"""The effective length: how far a model reads, by one rule for reports, ``evaluate`` and model cards.
+
+A length passes where the hidden passkeys are found, and where far positions are predicted no worse than the base
+predicts the same tokens inside its own window. Each condition has three answers, for its 95% interval may lie on one
+side of the limit, on the other, or across it: then too little was measured to say.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from skipwise.results.statistics import Interval, wilson_interval
+
+FOUND = 0.9  # the share of passkeys that must be found
+EXCESS = math.log(1.05)  # nats a token: 5% in perplexity
+
+
+@dataclass(frozen=True)
+class EffectiveLength:
+    """The answer, and what was seen at the first length that did not pass.
+
+    Attributes:
+        tokens: the longest length at which this and every shorter tested length passes; 0 where none does.
+        rule: in words, with its numbers.
+        next: what was seen at the next length; empty where all tested lengths passed.
+        unknown: whether too little was measured to say that the next length fails.
+    """
+
+    tokens: int
+    rule: str
+    next: str = ""
+    unknown: bool = False
+
+    def headline(self, original: int | None, target: int | None = None) -> str:
+        """How far the model reads, in one sentence; ``original`` and ``target`` are lengths in tokens."""
+        extended = self.tokens > (original or 0)
+        if self.unknown and not extended:
+            return "Too little was measured to say how far it reads"
+        if not self.tokens:
+            return "Not extended: it fails the rule at the shortest length that was tested"
+        if not extended:
+            return f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
+        times = f", {self.tokens / original:.3g} times its original {original:,}" if original else ""
+        if self.unknown:
+            return f"Reads at least {self.tokens:,} tokens{times}; too little was measured to say more"
+        short = f", short of its target {target:,}" if target and self.tokens < target else ""
+        return f"Reads {self.tokens:,} tokens{times}{short}"
+
+
+def effective_length(
+    found: Mapping[int, tuple[int, int]], excess: Mapping[int, Interval], control: str
+) -> EffectiveLength:
+    """Go up through the tested lengths and stop at the first that does not pass.
+
+    Args:
+        found: passkeys (found, asked for) by prompt length.
+        excess: by length n, the loss in nats at the positions up to n that the next shorter length does not have, each
+            token read with all of its document before it, less the loss of the same tokens under the control.
+        control: the control in words.
+    """
+    rule = (
+        f"The longest length such that, at it and at every shorter tested one, at least {FOUND:.0%} of the passkeys are "
+        f"found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above that of "
+        f"{control} on the same tokens; both by the far end of the 95% interval."
+    )
+    missing = [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]
+    if missing:
+        return EffectiveLength(0, rule, f"Not measured: {' and '.join(missing)}.", unknown=True)
+    reached, lengths = 0, sorted({*found, *excess})
+    for length in lengths:
+        told = [_judge_passkeys(*found[length])] if length in found else []
+        told += [_judge_loss(excess[length])] if length in excess else []
+        if failures := [why for passes, why in told if passes is False]:
+            return EffectiveLength(reached, rule, f"At {length:,} tokens it fails: {'; '.join(failures)}.")
+        if unknown := [why for passes, why in told if passes is None]:
+            why = f"At {length:,} tokens too little was measured: {'; '.join(unknown)}."
+            return EffectiveLength(reached, rule, why, unknown=True)
+        if length in found and length in excess:  # a length at which only one was measured is not reached
+            reached = length
+    if beyond := [length for length in lengths if length > reached]:
+        other = "loss" if beyond[0] in found else "passkeys"
+        why = f"At {beyond[0]:,} tokens too little was measured: {other} not measured."
+        return EffectiveLength(reached, rule, why, unknown=True)
+    return EffectiveLength(reached, rule)
+
+
+def _judge_passkeys(hits: int, asked: int) -> tuple[bool | None, str]:
+    """Whether enough passkeys are found, None where too few were asked for, and the figures."""
+    low, high = wilson_interval(hits, asked)
+    passes = True if low >= FOUND else False if high < FOUND else None
+    return passes, (
+        f"{hits} of {asked} passkeys found, 95% interval {low:.0%} to {high:.0%}, {FOUND:.0%} needed"
+        + ("; ask for more prompts" * (passes is None))
+    )
+
+
+def _judge_loss(excess: Interval) -> tuple[bool | None, str]:
+    """Whether the loss is low enough, None where too few documents were read, and the figures."""
+    passes = True if excess.high <= EXCESS else None
+    if excess.low > EXCESS or math.isnan(excess.mean):
+        passes = False
+    return passes, f"loss {excess} nats above the control, {EXCESS:.3f} allowed" + (
+        "; read more documents" * (passes is None)
+    )

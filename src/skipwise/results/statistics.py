@@ -1,0 +1,153 @@
+"""Records -> means, shares and differences, each with its 95% interval.
+
+Losses are in nats a token. Means over documents are weighted by tokens, and their intervals come from resampling
+documents, because the tokens of one document are alike.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from skipwise.results.records import ReadingRecord, TrialRecord
+
+Sums = Literal["nll", "hits"]
+
+_RESAMPLES = 4000
+_Z = 1.959964  # of the normal distribution, 97.5%
+# Of Student's t, the 97.5% quantile at 1 to 9 degrees of freedom.
+_T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the ends of its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> "Interval":
+        """The interval in another unit."""
+        return Interval(self.mean * factor, self.low * factor, self.high * factor)
+
+    def exp(self) -> "Interval":
+        """The interval of the perplexity, of which this is the interval of the loss."""
+        return Interval(*(perplexity_of(nats) for nats in (self.mean, self.low, self.high)))
+
+    def __str__(self) -> str:
+        if not (math.isfinite(self.low) and math.isfinite(self.high)):
+            return f"{self.mean:+.3f} [one document]"
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def perplexity_of(nats: float) -> float:
+    """exp(nats), infinite where a float cannot hold it."""
+    return math.exp(nats) if nats < 700 else math.inf
+
+
+def loss(
+    readings: Sequence[ReadingRecord], begin: int = 0, end: int | None = None, sums: Sums = "nll"
+) -> Interval:
+    """Mean loss at positions ``begin .. end - 1`` over all readings, or with ``sums="hits"`` the share of hits.
+
+    Only buckets that lie inside count. Without ``end`` all positions from ``begin`` on count.
+    """
+    parts = [_within(r, begin, end, sums) for r in readings]
+    return mean_interval([s for s, _ in parts], [n for _, n in parts], [r.document for r in readings])
+
+
+def perplexity(readings: Sequence[ReadingRecord], end: int | None = None) -> Interval:
+    """Perplexity over all readings, token by token, of their first ``end`` tokens or of all."""
+    return loss(readings, 0, end).exp()
+
+
+def difference(
+    ours: Sequence[ReadingRecord],
+    theirs: Sequence[ReadingRecord],
+    begin: int = 0,
+    end: int | None = None,
+    sums: Sums = "nll",
+) -> Interval | None:
+    """Our loss (or share of hits) less theirs on the same tokens, paired by document; None where they share none."""
+    other = {(r.document, r.begin): r for r in theirs}
+    pairs = [(r, other[r.document, r.begin]) for r in ours if (r.document, r.begin) in other]
+    pairs = [(a, b) for a, b in pairs if a.edges == b.edges]
+    apart = [_within(a, begin, end, sums)[0] - _within(b, begin, end, sums)[0] for a, b in pairs]
+    tokens = [_within(a, begin, end, sums)[1] for a, _ in pairs]
+    return mean_interval(apart, tokens, [a.document for a, _ in pairs]) if sum(tokens) else None
+
+
+def found(trials: Iterable[TrialRecord]) -> tuple[int, int]:
+    """How many prompts were answered rightly, and how many were asked."""
+    hits = [trial.hit for trial in trials]
+    return sum(hits), len(hits)
+
+
+def _within(reading: ReadingRecord, begin: int, end: int | None, sums: Sums) -> tuple[float, int]:
+    """Sum and number of targets of the buckets that lie in ``begin .. end - 1``."""
+    inside = [
+        (value, high - low)
+        for value, (low, high) in zip(getattr(reading, sums), pairwise(reading.edges), strict=True)
+        if low >= begin and (end is None or high <= end)
+    ]
+    return sum(value for value, _ in inside), sum(tokens for _, tokens in inside)
+
+
+def mean_interval(totals: Sequence[float], counts: Sequence[float], clusters: Sequence[str]) -> Interval:
+    """The mean ``sum(totals) / sum(counts)`` and its 95% interval, by resampling clusters with replacement.
+
+    The percentile bootstrap over clusters (documents), not over what is inside them: tokens of one document are alike
+    (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8). With one cluster the interval
+    is infinite: nothing is known of other documents.
+
+    Args:
+        totals: of each segment.
+        counts: of tokens in each segment.
+        clusters: the document of each segment.
+    """
+    names = sorted(set(clusters))
+    member = np.array([names.index(name) for name in clusters])
+    sums = np.bincount(member, np.asarray(totals, dtype=float))
+    sizes = np.bincount(member, np.asarray(counts, dtype=float))
+    mean = float(sums.sum() / sizes.sum())
+    if len(names) < 2:
+        return Interval(mean, -math.inf, math.inf)
+    drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
+    low, high = np.quantile(sums[drawn].sum(1) / sizes[drawn].sum(1), [0.025, 0.975])
+    return Interval(mean, float(low), float(high))
+
+
+def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
+    """The 95% score interval of a share (Wilson 1927); honest at 0% and 100%, where p +- 2 s.e. is empty."""
+    p, scale = hits / trials, 1 + _Z * _Z / trials
+    middle = (p + _Z * _Z / (2 * trials)) / scale
+    half = _Z * math.sqrt(p * (1 - p) / trials + _Z * _Z / (4 * trials * trials)) / scale
+    return 0.0 if hits == 0 else middle - half, 1.0 if hits == trials else middle + half
+
+
+def seeds_interval(values: Sequence[float]) -> Interval:
+    """The mean of one value a seed, two at least, and its 95% interval by Student's t (1908): wide, where seeds are few."""
+    mean, n = statistics.fmean(values), len(values)
+    half = _t(n - 1) * statistics.stdev(values) / math.sqrt(n)
+    return Interval(mean, mean - half, mean + half)
+
+
+def _t(freedom: int) -> float:
+    """The 97.5% quantile of Student's t: from the tables for few degrees of freedom, else by its expansion in 1 / freedom
+    (Abramowitz and Stegun, 26.7.5), right to 0.2%."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    return _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)
+
+
+def share_difference(ours: tuple[int, int], theirs: tuple[int, int]) -> Interval:
+    """The 95% interval of ours - theirs, (hits, trials) each: Newcombe's, from the two Wilson intervals (1998)."""
+    p, q = ours[0] / ours[1], theirs[0] / theirs[1]
+    (p_low, p_high), (q_low, q_high) = wilson_interval(*ours), wilson_interval(*theirs)
+    low, high = p - q - math.hypot(p - p_low, q_high - q), p - q + math.hypot(p_high - p, q - q_low)
+    return Interval(p - q, low, high)

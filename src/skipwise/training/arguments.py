@@ -1,0 +1,217 @@
+"""A recipe's training section -> ``transformers.TrainingArguments``; a mistake in it is found before any work.
+
+Any field of TrainingArguments may be set. What something else in the recipe decides is refused with what to
+set instead, and what Trainer would only build later (optimizer, schedule, loader) is tried on a stand-in.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch.utils.data import DataLoader, Dataset
+from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.utils import is_liger_kernel_available
+
+from skipwise.errors import RecipeError, nearest
+from skipwise.model.precision import choose_precision
+from skipwise.recipes import schema as recipe
+from skipwise.training import processes
+
+# Fields of TrainingArguments that something else in the recipe decides, and what to set instead.
+_DECIDED = {
+    "output_dir": "checkpoints lie in the run folder: choose it with --out",
+    "seed": "set seed at the top of the recipe",
+    "data_seed": "set seed at the top of the recipe",
+    "bf16": "set training.precision",
+    "fp16": "set training.precision",
+    "num_train_epochs": "set training.max_steps",
+    "resume_from_checkpoint": "pass --resume",
+    "save_strategy": "set training.save_steps",
+    "save_only_model": "a checkpoint must be resumable: set training.save_total_limit to hold less",
+    "logging_strategy": "set training.logging_steps",
+    "logging_nan_inf_filter": "a loss that is not finite stops the run",
+    "remove_unused_columns": "the collator decides what the model sees",
+    "train_sampling_strategy": "an example is known by its place in the run, which resume relies on",
+    "dataloader_in_order": "an example is known by its place in the run, which resume relies on",
+    "ignore_data_skip": "resume is exact",
+    "include_num_input_tokens_seen": "tokens are always counted",
+    "auto_find_batch_size": "set training.per_device_train_batch_size",
+    "eval_strategy": "the evaluation section measures after training",
+    "load_best_model_at_end": "set evaluation.keep=best and evaluation.steps",
+    "push_to_hub": "nothing is published while it is trained; publish the run's model folder afterwards",
+}
+
+
+def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> TrainingArguments:
+    """Turn the recipe's training section into ``TrainingArguments``, and try what they name on a stand-in.
+
+    ``gradient_accumulation_steps`` follows from the global batch, the micro-batch and the processes.
+
+    Raises:
+        RecipeError: an unknown field, a value it does not take, a package that is not installed, or settings
+            that contradict each other.
+    """
+    given = known_fields(settings)
+    use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
+    device = (
+        torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator() or torch.device("cpu")
+    )
+    precision = choose_precision(settings.precision, device)
+    given["gradient_accumulation_steps"] = accumulation(settings, processes.launched())
+    on_gpu = device.type == "cuda"
+    if on_gpu and given["optim"] == "adamw_torch":  # the same sums, without a copy of all that is trained
+        given["optim"] = "adamw_torch_fused"
+    defaults = {
+        "report_to": "none",
+        "disable_tqdm": True,
+        "dataloader_num_workers": min(4, os.cpu_count() or 1) if on_gpu else 0,
+        "dataloader_pin_memory": on_gpu,
+        "ddp_find_unused_parameters": False,
+        **processes.engine_settings(),
+    }
+    fixed = {
+        "output_dir": str(folder),
+        "seed": seed,
+        "data_seed": seed,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "save_strategy": "steps",
+        "save_total_limit": None,  # guards.rotate does it, after the new checkpoint is complete
+        "logging_nan_inf_filter": False,
+        "remove_unused_columns": False,
+        "train_sampling_strategy": "sequential",
+    }
+    with settings_errors():
+        args = TrainingArguments(**{**defaults, **given, **fixed})
+        _check_arguments(args)
+    args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU: several are for several processes
+    if args.world_size != processes.launched():
+        raise RecipeError(
+            f"{processes.launched()} processes were launched and training sees {args.world_size}: each would train by "
+            "itself; leave training.use_cpu and training.local_rank to the launcher"
+        )
+    examples = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
+    assert examples == settings.batch_size, f"{examples} examples a step instead of {settings.batch_size}"
+    return args
+
+
+def known_fields(settings: recipe.Training) -> dict[str, Any]:
+    """The recipe's fields of TrainingArguments, each of the type it asks for.
+
+    Raises:
+        RecipeError: a field is unknown, decided by something else, or of another type.
+    """
+    hints = _argument_types()
+    for name in settings.model_extra or {}:
+        if name in _DECIDED:
+            raise RecipeError(f"training.{name} cannot be set: {_DECIDED[name]}")
+        if name not in hints:
+            valid = {*type(settings).model_fields, *hints} - _DECIDED.keys()
+            raise RecipeError(
+                f"unknown key training.{name}{nearest(name, valid)}; "
+                "valid are the fields of transformers.TrainingArguments, batch_size and precision"
+            )
+    given = settings.model_dump(exclude={"batch_size", "precision"})
+    given = {name: _typed(name, value, hints[name]) for name, value in given.items()}
+    if "gradient_checkpointing" in given and "activation_checkpointing" in hints:  # its name from v5.2x on
+        given["activation_checkpointing"] = given.pop("gradient_checkpointing")
+    return given
+
+
+@cache
+def _argument_types() -> dict[str, Any]:
+    hints = get_type_hints(TrainingArguments)
+    return {field.name: hints[field.name] for field in fields(TrainingArguments) if field.init}
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    rules = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
+    try:
+        typed = TypeAdapter(hint | None, config=rules).validate_python(value)
+    except ValidationError as error:
+        raise RecipeError(f"training.{name} = {value!r}: {error.errors()[0]['msg']}") from None
+    if isinstance(value, bool) and type(typed) in (int, float):
+        raise RecipeError(f"training.{name} = {value!r}: must be a number, not true or false")
+    return typed
+
+
+@contextmanager
+def settings_errors() -> Iterator[None]:
+    """Turn what cannot be built from the settings into a mistake in them; around construction only."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise RecipeError(f"training: {error}") from error
+
+
+def _check_arguments(args: TrainingArguments) -> None:
+    """Build on a stand-in what Trainer builds only once the run folder is there."""
+    if args.max_grad_norm is None or args.max_grad_norm < 0:
+        raise RecipeError(
+            f"training.max_grad_norm = {args.max_grad_norm} must be above 0, or 0 for no clipping"
+        )
+    if args.fsdp and args.parallel_mode.value != "distributed":
+        raise RecipeError(
+            "training.fsdp shards over processes, and this is one; start several with torchrun, or leave it out"
+        )
+    if args.use_liger_kernel and not is_liger_kernel_available():
+        raise RecipeError(
+            "training.use_liger_kernel = True needs the liger-kernel package; install it, or leave it out"
+        )
+    for callback in get_reporting_integration_callbacks(args.report_to):
+        callback()
+    DataLoader(
+        cast(Dataset, [0]),
+        num_workers=args.dataloader_num_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        persistent_workers=args.dataloader_persistent_workers,
+    )
+    if not args.deepspeed:  # its own file may decide both
+        _check_optimizer(args)
+
+
+def _check_optimizer(args: TrainingArguments) -> None:
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    if not args.optim_target_modules and "lomo" not in args.optim:  # those look into the model
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
+            kind(weights, **options)
+    get_scheduler(
+        args.lr_scheduler_type,
+        torch.optim.SGD(weights, lr=args.learning_rate),
+        args.get_warmup_steps(args.max_steps),
+        args.max_steps,
+        cast(dict | None, args.lr_scheduler_kwargs),
+    )
+
+
+def accumulation(settings: recipe.Training, workers: int) -> int:
+    """Forward passes per optimizer step, so that any number of processes sees the same global batch.
+
+    Raises:
+        RecipeError: the batch is no multiple of what ``workers`` processes take at a time.
+    """
+    batch, micro = settings.batch_size, settings.per_device_train_batch_size
+    together = micro * workers
+    if batch % together:
+        raise RecipeError(
+            f"training.batch_size = {batch} must be a multiple of {together} "
+            f"(training.per_device_train_batch_size {micro} x {workers} processes); set batch_size="
+            f"{max(together, batch // together * together)} or a per_device_train_batch_size that divides it"
+        )
+    given = (settings.model_extra or {}).get("gradient_accumulation_steps", batch // together)
+    if given != batch // together:
+        raise RecipeError(
+            f"training.gradient_accumulation_steps = {given} contradicts training.batch_size {batch}, which "
+            f"makes it {batch // together}; leave it out, or set batch_size={together * int(given)}"
+        )
+    return batch // together

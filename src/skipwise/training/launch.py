@@ -1,0 +1,64 @@
+"""Start a command again in several processes of this machine, with the engine that shards it."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from skipwise.errors import RecipeError, nearest
+from skipwise.training.processes import ENGINE, require_engine_installed
+
+ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
+
+
+def processes_of(engine: str, processes: int | None) -> int:
+    """How many processes to start: as asked for, else one a GPU.
+
+    Raises:
+        RecipeError: an unknown engine, one that is not installed, or a number of processes that makes no sense.
+    """
+    if engine not in ENGINES:
+        raise RecipeError(
+            f"--launch {engine!r} is unknown{nearest(engine, ENGINES)}; choose {', '.join(ENGINES)}"
+        )
+    processes = max(torch.cuda.device_count(), 1) if processes is None else processes
+    if processes < 2:
+        raise RecipeError(
+            f"--launch {engine} starts several processes, not {processes}: give --processes, or leave --launch out"
+        )
+    require_engine_installed(engine)
+    return processes
+
+
+def launch(engine: str, processes: int, words: Sequence[str]) -> None:
+    """Run ``skipwise`` with ``words`` in each process; torch's own launcher (torchrun) starts and watches them.
+
+    Raises:
+        SystemExit: a process failed; it has said why.
+    """
+    os.environ[ENGINE] = engine
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call what torch renamed
+    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what failed says it itself
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id="skipwise",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.5,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "skipwise", *words)
+    except SignalException as stop:
+        raise SystemExit(128 + stop.sigval) from None
+    except ChildFailedError as failure:
+        codes = [error.exitcode for error in failure.failures.values() if error.exitcode > 0]
+        raise SystemExit(min(codes, default=1)) from None

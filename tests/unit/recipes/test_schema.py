@@ -1,0 +1,326 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import skipwise
+from skipwise.errors import RecipeError
+from skipwise.method.positions import SCHEMES, randpos
+from skipwise.recipes.schema import (
+    Positions,
+    Recipe,
+    dump_recipe,
+    load_recipe,
+    nearest,
+    parse_changes,
+    shipped_recipes,
+)
+
+TARGETS = {"16k": 16384, "32k": 32768, "96k": 98304, "128k": 131072}
+PAPER_RUNS = {
+    f"llama-7b-{target}-{name}": (tokens, name)
+    for target, tokens in TARGETS.items()
+    for name in ("linear", "ntk", "yarn")
+} | {
+    "llama-7b-16k-yarn-revised": (16384, "yarn-revised"),
+    **{
+        f"{family}-16k-{name}": (16384, name)
+        for family in ("llama2-7b", "gptj-6b", "baichuan2-7b")
+        for name in ("linear", "ntk", "yarn")
+    },
+}
+ADAPTED = {"qwen3-8b-128k-lora", "llama-3.1-8b-512k-lora"}
+
+
+def message(source: Path | str | None = None, changes: dict[str, Any] | None = None) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(source, changes)
+    return str(caught.value)
+
+
+def test_the_papers_runs_and_nano_are_shipped() -> None:
+    assert set(shipped_recipes()) == {"nano", *PAPER_RUNS, *ADAPTED}
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_loads_and_begins_with_a_comment_on_its_origin(name: str) -> None:
+    recipe = load_recipe(name)
+    assert load_recipe(f"recipes/{name}.yaml") == recipe
+    text = (Path(skipwise.__file__).parent / "recipes" / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+
+
+@pytest.mark.parametrize("name", PAPER_RUNS)
+def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
+    recipe = load_recipe(name)
+    training, evaluation = recipe.training, recipe.evaluation
+    assert (recipe.target, recipe.interpolation) == PAPER_RUNS[name]
+    assert (training.max_steps, training.batch_size, training.learning_rate) == (1000, 64, 2e-5)
+    assert (training.lr_scheduler_type, training.warmup_steps, training.optim) == (
+        "linear",
+        10,
+        "adamw_torch",
+    )
+    assert recipe.positions.model_dump() == {
+        "scheme": "pose",
+        "chunks": 2,
+        "lengths": "paper",
+        "skips": "uniform",
+        "content": "uniform",
+    }
+    assert recipe.data.train_jumps
+    assert recipe.data.passkey == 0
+    assert recipe.data.min_tokens in (2048, 4096)
+    assert evaluation.stride == 1024
+    assert evaluation.passkey_trials == 50
+    assert evaluation.windows
+    assert max(evaluation.windows) == recipe.target
+
+
+def test_a_recipe_says_what_differs_from_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("like: nano\ndata: {passkey: 0}\ntraining: {max_steps: 3}\n")
+    mine, nano = load_recipe(tmp_path / "mine.yaml"), load_recipe("nano")
+    assert (mine.data.passkey, mine.training.max_steps) == (0, 3)
+    assert mine.training.learning_rate == nano.training.learning_rate
+    (tmp_path / "his.yaml").write_text(f"like: {tmp_path / 'mine.yaml'}\nseed: 3\n")
+    his = load_recipe(tmp_path / "his.yaml")
+    assert his == mine.model_copy(update={"seed": 3})
+    (tmp_path / "all.yaml").write_text("like: qwen3-8b-128k-lora\nlora: null\noriginal_length: null\n")
+    everything = load_recipe(tmp_path / "all.yaml")
+    assert (everything.lora, everything.original_length) == (None, None)
+    (tmp_path / "near.yaml").write_text("like: mine.yaml\n")  # beside it, wherever the command is given
+    assert load_recipe(tmp_path / "near.yaml") == mine
+    (tmp_path / "odd.yaml").write_text("like: nanoo\n")
+    assert "recipe 'nanoo' is neither a file nor shipped (did you mean nano?)" in message(
+        tmp_path / "odd.yaml"
+    )
+    (tmp_path / "loop.yaml").write_text("like: 3\n")
+    assert "like = 3 must name another recipe" in message(tmp_path / "loop.yaml")
+    (tmp_path / "loop.yaml").write_text(f"like: {tmp_path / 'loop.yaml'}\n")
+    assert "must name another recipe" in message(tmp_path / "loop.yaml")
+
+
+def test_training_fields_of_shipped_recipes_are_known_to_transformers() -> None:
+    arguments = pytest.importorskip("transformers.training_args").TrainingArguments
+    ours = {"batch_size", "precision"}
+    for name in shipped_recipes():
+        assert load_recipe(name).training.model_dump().keys() - ours <= arguments.__dataclass_fields__.keys()
+
+
+def test_a_new_scheme_needs_nothing_but_its_entry_in_the_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMES, "mine", randpos)
+    assert Positions(scheme="mine").scheme == "mine"
+
+
+def test_defaults_are_valid_and_not_shared() -> None:
+    first, second = Recipe(), Recipe()
+    first.evaluation.arms.clear()
+    first.training.max_steps = 1
+    assert second.evaluation.arms == ["original", "pi-only", "trained"]
+    assert second == load_recipe() == load_recipe(None, {})
+
+
+def test_a_dumped_recipe_reads_back_equal_with_every_default_written(tmp_path: Path) -> None:
+    recipe = load_recipe("nano", {"training.weight_decay": 0.1, "evaluation.windows": ["256", "2k"]})
+    path = tmp_path / "recipe.yaml"
+    dump_recipe(recipe, path)
+    assert load_recipe(path) == recipe
+    written = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert written["training"]["weight_decay"] == 0.1
+    assert written["evaluation"]["windows"] == [256, 2048]
+    assert written["data"]["held_out"] == 0.1
+
+
+def test_changes_win_over_the_file_and_open_sections(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("target: 4k\ntraining:\nseed: 3\n", encoding="utf-8")
+    recipe = load_recipe(path, {"target": "8k", "training.learning_rate": 1e-4, "positions.chunks": 3})
+    assert (recipe.target, recipe.seed, recipe.training.learning_rate) == (8192, 3, 1e-4)
+    assert recipe.positions.chunks == 3
+
+
+def test_an_empty_file_and_an_empty_section_mean_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing yet\n", encoding="utf-8")
+    assert load_recipe(path) == Recipe()
+    path.write_text("training:\n  # max_steps: 3\n", encoding="utf-8")
+    assert load_recipe(path) == Recipe()
+
+
+def test_a_file_wins_over_a_shipped_name_and_a_folder_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nano").mkdir()
+    assert load_recipe("nano").target == 2048
+    (tmp_path / "nano").rmdir()
+    (tmp_path / "nano").write_text("target: 4k", encoding="utf-8")
+    assert load_recipe("nano").target == 4096
+
+
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-5", "0.00001"])
+def test_numbers_in_every_notation(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"training: {{learning_rate: {text}, adam_epsilon: {text}}}\n", encoding="utf-8")
+    training = load_recipe(path).training
+    assert (training.learning_rate, training.model_dump()["adam_epsilon"]) == (1e-5, 1e-5)
+    assert parse_changes([f"a={text}"]) == {"a": 1e-5}
+
+
+def test_parse_changes_reads_yaml_values() -> None:
+    words = ["a.b=true", "c=[1k, 2e3]", "d=", "e=x=y", "f=none", "g={h: 1e-8}"]
+    assert parse_changes(words) == {
+        "a.b": True,
+        "c": ["1k", 2000.0],
+        "d": None,
+        "e": "x=y",
+        "f": "none",
+        "g": {"h": 1e-8},
+    }
+
+
+@pytest.mark.parametrize("word", ["training.learning_rate", "=3"])
+def test_set_without_key_or_value(word: str) -> None:
+    with pytest.raises(RecipeError, match=r"must be KEY=VALUE, for example training\.learning_rate=1e-5"):
+        parse_changes([word])
+
+
+def test_set_that_is_not_yaml() -> None:
+    with pytest.raises(RecipeError, match=r"--set a: '\[1' is not a YAML value"):
+        parse_changes(["a=[1"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"taget": "2k"}, ["unknown key taget", "did you mean target?", "valid here: model, target"]),
+        ({"positions.chunk": 3}, ["unknown key positions.chunk", "did you mean chunks?", "content"]),
+        ({"data.sauce": "x"}, ["unknown key data.sauce", "did you mean source?"]),
+        ({"target": "2x"}, ["target = '2x'", "positive number of tokens", "2048 or 2k"]),
+        ({"target": True}, ["target = True", "for example 2048 or 2k"]),
+        ({"train_length": -256}, ["train_length = -256", "positive"]),
+        ({"evaluation.windows": ["1k", 0]}, ["evaluation.windows.1 = 0", "positive"]),
+        ({"evaluation.keep": "first"}, ["evaluation.keep = 'first'", "'last'", "'best'"]),
+        (
+            {"evaluation.keep": "best"},
+            ["evaluation.steps None has none", "add steps below 1,000", "keep=last"],
+        ),
+        (
+            {"evaluation.keep": "best", "evaluation.steps": [9, 10], "training.max_steps": 9},
+            ["the last step, 9", "evaluation.steps [9, 10] has none"],
+        ),
+        ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'", "valid number"]),
+        ({"training.max_steps": 0}, ["training.max_steps = 0", "greater than 0"]),
+        ({"interpolation": "yarm"}, ["interpolation = 'yarm'", "did you mean yarn?", "yarn, yarn-revised"]),
+        (
+            {"positions.scheme": "posse"},
+            ["positions.scheme = 'posse'", "did you mean pose?", "pose, randpos"],
+        ),
+        ({"positions.chunks": 0}, ["positions.chunks = 0", "greater than or equal to 1"]),
+        (
+            {"positions.chunks": 300, "train_length": 256},
+            ["chunks 300", "train_length 256", "at least one token"],
+        ),
+        ({"data.held_out": 1}, ["data.held_out = 1", "less than 1"]),
+        ({"seed": 2**32}, ["seed = 4294967296", "less than or equal to 4294967295"]),
+        ({"training.batch_size": 1e20}, ["training.batch_size = 1e+20"]),
+        ({"training.batch_size": 2**31}, ["training.batch_size", "less than or equal to 2147483647"]),
+        ({"training.max_steps": 10**19}, ["training.max_steps", "less than or equal to 2147483647"]),
+        ({"training.max_steps": True}, ["training.max_steps = True", "a number, not true or false"]),
+        ({"training.learning_rate": float("inf")}, ["training.learning_rate = inf", "finite"]),
+        ({"training.learning_rate": True}, ["training.learning_rate = True", "not true or false"]),
+        ({"data.passkey": float("nan")}, ["data.passkey = nan"]),
+    ],
+)
+def test_message_has_key_value_rule_and_nearest_name(changes: dict[str, Any], parts: list[str]) -> None:
+    said = message(changes=changes)
+    for part in parts:
+        assert part in said
+
+
+def test_bounds_are_taken_and_whole_numbers_in_any_notation() -> None:
+    recipe = load_recipe(
+        None, {"seed": 2**32 - 1, "training.max_steps": 1e3, "training.batch_size": 2**31 - 1}
+    )
+    assert (recipe.seed, recipe.training.max_steps) == (2**32 - 1, 1000)
+
+
+def test_each_problem_has_a_line() -> None:
+    said = message(changes={"taget": 1, "training.max_steps": 0, "positions.chunks": 0})
+    assert len(said.splitlines()) == 3
+
+
+def test_a_value_is_not_a_section() -> None:
+    assert message("nano", {"target.tokens": 3}) == "target.tokens: target is a value, not a section"
+
+
+def test_a_missing_recipe_names_the_nearest_and_all() -> None:
+    said = message("llama-7b-16k-liner")
+    assert "'llama-7b-16k-liner' is neither a file nor shipped (did you mean llama-7b-16k-linear?)" in said
+    assert "nano" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a: [1", "is not YAML"),
+        (b"\xff\xfe\xfa", "is not YAML"),
+        (b"- a\n- b\n", "must hold keys and values, not a list"),
+        (b"!!python/object/apply:os.getcwd []", "is not YAML"),
+        (b"1: 2\n", "1"),
+    ],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    assert said in message(path)
+
+
+def test_any_training_argument_may_be_set() -> None:
+    recipe = load_recipe(None, {"training.weight_decay": 0.1, "training.gradient_checkpointing": True})
+    assert recipe.training.model_dump()["gradient_checkpointing"] is True
+
+
+def test_nearest_is_silent_where_nothing_is_near() -> None:
+    assert nearest("xyz", ["target", "model"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.held_out", -0.1),
+        ("data.passkey", -0.1),
+        ("data.passkey", 1.1),
+        ("data.workers", 0),
+        ("training.batch_size", 0),
+        ("training.per_device_train_batch_size", 0),
+        ("training.learning_rate", 0),
+        ("training.warmup_steps", -1),
+        ("training.save_steps", 0),
+        ("training.save_total_limit", 0),
+        ("training.logging_steps", 0),
+        ("evaluation.documents", 0),
+        ("evaluation.passkey_trials", -1),
+        ("seed", -1),
+    ],
+)
+def test_bounds_of_every_number(key, value) -> None:
+    assert f"{key} = {value}: Input should be " in message(changes={key: value})
+
+
+def test_as_many_chunks_as_tokens_are_no_contradiction() -> None:
+    assert load_recipe(None, {"train_length": 4, "positions.chunks": 4})
+
+
+@pytest.mark.parametrize("key", ["evaluation.arms", "evaluation.windows", "evaluation.passkey_lengths"])
+def test_lists_that_leave_nothing_to_measure_are_refused(key: str) -> None:
+    assert f"{key} = []: List should have at least 1 item" in message(changes={key: []})
+
+
+@pytest.mark.parametrize("value", ["2020-13-45", "&a [*a]"])
+def test_yaml_that_cannot_be_built_is_explained(value: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="is not a YAML value"):
+        parse_changes([f"data.source={value}"])
+    (tmp_path / "recipe.yaml").write_text(f"model: {value}\n")
+    assert "is not YAML" in message(tmp_path / "recipe.yaml")

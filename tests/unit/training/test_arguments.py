@@ -1,0 +1,168 @@
+"""A recipe's training section becomes TrainingArguments, or a message that names the key."""
+
+import importlib.util
+import math
+
+import pytest
+import torch
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
+
+from skipwise.errors import RecipeError
+from skipwise.model.precision import choose_precision
+from skipwise.recipes import schema as recipe
+from skipwise.training import arguments
+from skipwise.training.arguments import training_arguments
+
+
+def settings(**changes) -> recipe.Training:
+    values = {"max_steps": 4, "batch_size": 4, "precision": "float32"}
+    return recipe.Training(**{**values, **changes})
+
+
+def test_any_field_of_training_arguments_passes_through(tmp_path, monkeypatch):
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", TrainerCallback)
+    args = training_arguments(
+        settings(weight_decay=0.1, adam_beta2=0.95, max_grad_norm="0.5", report_to=["seen"]),
+        tmp_path,
+        7,
+    )
+    assert (args.weight_decay, args.adam_beta2, args.max_grad_norm) == (0.1, 0.95, 0.5)
+    assert (args.seed, args.data_seed, args.max_steps, args.output_dir) == (7, 7, 4, str(tmp_path))
+    assert args.report_to == ["seen"]
+
+
+def test_what_trainer_gets_wrong_is_off(tmp_path):
+    args = training_arguments(settings(), tmp_path, 0)
+    assert args.report_to == []
+    assert not args.logging_nan_inf_filter
+    assert not args.remove_unused_columns
+    assert args.save_total_limit is None
+    assert args.train_sampling_strategy == "sequential"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("weigth_decay", 0.1, r"unknown key training.weigth_decay \(did you mean weight_decay\?\)"),
+        ("batchsize", 8, r"unknown key training.batchsize \(did you mean batch_size\?\)"),
+        ("weight_decay", "heavy", r"training.weight_decay = 'heavy': Input should be a valid number"),
+        ("dataloader_num_workers", 1.5, r"training.dataloader_num_workers = 1.5: "),
+        ("optim", "adamm", r"training: .*adamm.* is not a valid OptimizerNames"),
+        ("lr_scheduler_type", "lineer", r"training: .*lineer.* is not a valid SchedulerType"),
+        ("bf16", True, r"training.bf16 cannot be set: set training.precision"),
+        ("seed", 3, r"training.seed cannot be set: set seed at the top"),
+        ("save_only_model", True, r"training.save_only_model cannot be set: .*resumable"),
+        (
+            "push_to_hub",
+            True,
+            r"training.push_to_hub cannot be set: .*publish the run's model folder afterwards",
+        ),
+        ("max_grad_norm", -1, r"training.max_grad_norm = -1.0 must be above 0, or 0 for no clipping"),
+        ("max_grad_norm", math.inf, r"training.max_grad_norm = inf: Input should be a finite number"),
+        ("max_grad_norm", True, r"training.max_grad_norm = True: must be a number, not true or false"),
+        ("adam_beta1", 2.0, r"training: Invalid beta parameter"),
+        ("dataloader_num_workers", -1, r"training: num_workers option should be non-negative"),
+        ("fsdp", "full_shard", r"training.fsdp shards over processes, and this is one; start several"),
+        ("lr_scheduler_type", "cosine_with_min_lr", r"training: .*min_lr"),
+        ("lr_scheduler_kwargs", {"speed": 1}, r"training: .*speed"),
+        ("max_grad_norm", None, r"training.max_grad_norm = None must be above 0"),
+        ("dataloader_prefetch_factor", 2, r"training: "),
+        ("dataloader_persistent_workers", True, r"training: "),
+        ("report_to", "nobody", r"training: nobody is not supported, only "),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, field, value, message):
+    with pytest.raises(RecipeError, match=message):
+        training_arguments(settings(**{field: value}), tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("package", "field", "value", "message"),
+    [
+        ("bitsandbytes", "optim", "adamw_bnb_8bit", r"training: .*bitsandbytes"),
+        ("wandb", "report_to", "wandb", r"training: .*wandb"),
+        (
+            "liger_kernel",
+            "use_liger_kernel",
+            True,
+            r"training.use_liger_kernel = True needs the liger-kernel",
+        ),
+    ],
+)
+def test_a_package_that_is_not_there_is_named(tmp_path, package, field, value, message):
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(RecipeError, match=message):
+        training_arguments(settings(**{field: value}), tmp_path, 0)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "rmsprop"])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_what_can_be_built_is_taken(tmp_path, optim, schedule):
+    training_arguments(settings(optim=optim, lr_scheduler_type=schedule), tmp_path, 0)
+
+
+def test_gradient_checkpointing_by_either_name(tmp_path):
+    args = training_arguments(settings(gradient_checkpointing=True), tmp_path, 0)
+    assert args.gradient_checkpointing or args.activation_checkpointing
+
+
+def test_accumulation_follows_from_the_global_batch(tmp_path, monkeypatch):
+    wanted = settings(batch_size=12, per_device_train_batch_size=3)
+    assert training_arguments(wanted, tmp_path, 0).gradient_accumulation_steps == 4
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert arguments.accumulation(wanted, 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"batch_size": 7, "per_device_train_batch_size": 3},
+            r"training.batch_size = 7 must be a multiple of 3 .*3 x 1 processes.*; set batch_size=6 or",
+        ),
+        ({"batch_size": 2, "per_device_train_batch_size": 3}, r"multiple of 3 .* set batch_size=3 or"),
+        (
+            {"batch_size": 6, "gradient_accumulation_steps": 2},
+            r"gradient_accumulation_steps = 2 contradicts training.batch_size 6, which makes it 6; .*batch_size=2",
+        ),
+    ],
+)
+def test_batches_that_do_not_add_up(tmp_path, changes, message):
+    with pytest.raises(RecipeError, match=message):
+        training_arguments(settings(**changes), tmp_path, 0)
+
+
+def test_accumulation_given_rightly_is_taken(tmp_path):
+    args = training_arguments(settings(batch_size=6, gradient_accumulation_steps=6), tmp_path, 0)
+    assert args.gradient_accumulation_steps == 6
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"avx512f"}, "float32"),
+        ({"avx512f", "avx512_bf16"}, "bf16"),
+        ({"amx_bf16"}, "bf16"),
+        (set(), "float32"),
+    ],
+)
+def test_precision_by_the_cpu(monkeypatch, flags, expected):
+    monkeypatch.setattr(arguments, "_cpu_flags", lambda: flags)
+    assert choose_precision("auto", "cpu") == expected
+    assert choose_precision("float32", "cpu") == "float32"
+    assert choose_precision("bf16", "cpu") == "bf16"
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "float32")])
+def test_precision_by_the_gpu(monkeypatch, native, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
+    assert choose_precision("auto", "cuda") == expected
+    assert choose_precision("fp16", "cuda") == "fp16"
+    assert choose_precision("auto", "mps") == "float32"
+
+
+def test_fp16_needs_a_gpu():
+    with pytest.raises(RecipeError, match="'fp16' needs a GPU"):
+        choose_precision("fp16", "cpu")

@@ -1,0 +1,396 @@
+import io
+import math
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from rich.console import Console
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+
+from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError
+from skipwise.recipes import schema as recipe
+from skipwise.training import guards, progress
+from skipwise.training import trainer as training
+from tests import families
+
+pytestmark = pytest.mark.usefixtures("frozen_imports")
+VOCABULARY, LENGTH = 32, 8
+
+
+def tiny_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.5,  # far from uniform, so that no two examples have the same loss
+    )
+    return LlamaForCausalLM(config)
+
+
+class Keyed(torch.utils.data.Dataset):
+    """Example i is a function of i alone; i % 5 of its labels are masked."""
+
+    def __init__(self, examples: int = 10_000) -> None:
+        self.examples = examples
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return self.examples
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        self.asked.append(i)
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(i))
+        labels = ids.clone()
+        labels[: i % 5] = -100
+        positions = torch.arange(LENGTH)
+        return {
+            "input_ids": ids,
+            "labels": labels,
+            "position_ids": positions,
+            "attention_mask": torch.ones_like(positions),
+        }
+
+
+def collate(examples):
+    return {key: torch.stack([example[key] for example in examples]) for key in examples[0]}
+
+
+def settings(**changes) -> recipe.Training:
+    values = {
+        "max_steps": 4,
+        "batch_size": 4,
+        "precision": "float32",
+        "learning_rate": 1e-2,
+        "warmup_steps": 0,
+    }
+    return recipe.Training(**{**values, **changes})
+
+
+def run(folder, model=None, dataset=None, *, resume=False, on_log=None, shown=False, **changes):
+    model = model or tiny_model()
+    dataset = Keyed() if dataset is None else dataset
+    summary = training.train(
+        model,
+        dataset,
+        collate,
+        settings(**changes),
+        folder=folder,
+        seed=0,
+        resume=resume,
+        on_log=on_log,
+        progress=shown,
+    )
+    return model, summary
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(a, b) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", ["__init__", "create_optimizer", "create_scheduler"])
+def test_what_trainer_cannot_build_is_a_mistake_in_the_settings(tmp_path, monkeypatch, name):
+    def fail(*args, **kwargs):
+        raise ImportError("no such package")
+
+    monkeypatch.setattr(Trainer, name, fail)
+    with pytest.raises(RecipeError, match="training: no such package"):
+        run(tmp_path)
+
+
+def test_an_error_of_training_itself_stays_what_it_is(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise ValueError("in the middle")
+
+    monkeypatch.setattr(Trainer, "training_step", fail)
+    with pytest.raises(ValueError, match="in the middle"):
+        run(tmp_path)
+
+
+def test_examples_come_in_their_place_in_the_run(tmp_path):
+    dataset = Keyed()
+    run(tmp_path, dataset=dataset, max_steps=3, per_device_train_batch_size=2)
+    assert dataset.asked == list(range(12))
+
+
+def test_records_count_tokens_and_the_last_step_is_logged(tmp_path):
+    records = []
+    _, summary = run(tmp_path, on_log=records.append, max_steps=5, logging_steps=2)
+    assert [record["step"] for record in records] == [2, 4, 5]
+    assert [record["tokens"] for record in records] == [2 * 32, 4 * 32, 5 * 32]
+    assert records[0].keys() == {"step", "loss", "learning_rate", "grad_norm", "tokens", "tokens_per_second"}
+    assert all(isinstance(record["grad_norm"], float) for record in records)
+    assert (summary.steps, summary.tokens, summary.loss) == (5, 160, records[-1]["loss"])
+    assert summary.tokens_per_second > 0
+
+
+def test_the_last_step_has_a_complete_checkpoint(tmp_path):
+    model, _ = run(tmp_path, max_steps=5, save_steps=2, save_total_limit=2)
+    assert guards.latest_complete(tmp_path) == tmp_path / "checkpoint-5"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-5"]
+    assert same(weights(LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-5")), weights(model))
+
+
+def token_mean(model, examples) -> float:
+    """The oracle: the sum of nats over all labels that count, over their number."""
+    total = count = 0.0
+    for example in examples:
+        logits = model(input_ids=example["input_ids"][None]).logits[0, :-1]
+        labels = example["labels"][1:]
+        total += torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum").item()
+        count += (labels != -100).sum().item()
+    return total / count
+
+
+@pytest.mark.parametrize("micro", [1, 2, 8])
+def test_loss_is_the_token_mean_over_the_global_batch(tmp_path, micro):
+    records, dataset = [], Keyed()
+    expected = token_mean(tiny_model(), [dataset[i] for i in range(8)])
+    one_step = {"max_steps": 1, "batch_size": 8, "max_grad_norm": 1e9, "optim": "sgd"}
+    model, _ = run(tmp_path / "micro", on_log=records.append, per_device_train_batch_size=micro, **one_step)
+    assert records[0]["loss"] == pytest.approx(expected, rel=1e-6)
+    whole, _ = run(tmp_path / "whole", per_device_train_batch_size=8, **one_step)
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-5, atol=1e-7)
+
+
+def test_a_mean_of_micro_batch_means_would_be_seen(tmp_path, monkeypatch):
+    """The mutation of the test above: without the count of labels Trainer averages the micro-batches' means."""
+    monkeypatch.setattr(training._Trainer, "_get_num_items_in_batch", lambda *args: None)
+    records = []
+    run(tmp_path, on_log=records.append, max_steps=1, batch_size=8, per_device_train_batch_size=1)
+    expected = token_mean(tiny_model(), [Keyed()[i] for i in range(8)])
+    assert records[0]["loss"] != pytest.approx(expected, rel=1e-4)
+
+
+def test_bf16_autocast_keeps_float32_weights_and_the_stock_model(tmp_path):
+    records, spied = [], []
+    model = tiny_model()
+    model.lm_head.register_forward_hook(lambda module, args, output: spied.append(output.dtype))
+    run(tmp_path, model, on_log=records.append, precision="bf16")
+    assert set(spied) == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert {t.dtype for state in torch.load(tmp_path / "checkpoint-4/optimizer.pt")["state"].values()
+            for t in state.values()} == {torch.float32}  # fmt: skip
+    assert model.forward.__func__ is LlamaForCausalLM.forward
+    assert model.config.use_cache
+    assert model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits.dtype == torch.float32
+    assert math.isfinite(records[-1]["loss"])
+
+
+# --- what stops it ----------------------------------------------------------------------------------------
+
+
+class PoisonedLoss:
+    """Turns the loss of forward pass ``at`` into ``value`` and keeps the weights from before it."""
+
+    def __init__(self, model, at: int, value: float) -> None:
+        self.at, self.value, self.calls, self.before = at, value, 0, {}
+        model.register_forward_hook(self)
+
+    def __call__(self, model, args, output):
+        self.calls += 1
+        if self.calls == self.at:
+            self.before = weights(model)
+            output.loss = output.loss * self.value
+        return output
+
+
+@pytest.mark.parametrize(
+    ("micro", "value", "precision"),
+    [(4, math.nan, "float32"), (2, math.inf, "float32"), (1, math.nan, "bf16")],
+)
+def test_non_finite_loss_stops_before_the_update(tmp_path, micro, value, precision):
+    model = tiny_model()
+    passes = 4 // micro
+    poison = PoisonedLoss(model, at=5 * passes + 1, value=value)  # the first micro-batch of step 6
+    message = "step 6: loss is not finite; weights untouched; .*; checkpoint 4 is intact"
+    changes = {"max_steps": 8, "save_steps": 2, "per_device_train_batch_size": micro, "precision": precision}
+    with pytest.raises(NonFiniteLossError, match=message):
+        run(tmp_path, model, **changes)
+    assert poison.calls == 6 * passes
+    assert same(weights(model), poison.before)
+    assert guards.latest_complete(tmp_path) == tmp_path / "checkpoint-4"
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_non_finite_gradient_stops_before_the_update(tmp_path, max_grad_norm):
+    model, calls = tiny_model(), []
+    before = weights(model)
+
+    def poison(gradient):
+        calls.append(1)
+        return gradient * math.nan
+
+    model.lm_head.weight.register_hook(poison)
+    with pytest.raises(
+        NonFiniteLossError, match=r"step 1: the gradient norm is not finite.*no checkpoint yet"
+    ):
+        run(tmp_path, model, max_grad_norm=max_grad_norm, per_device_train_batch_size=4)
+    assert calls == [1]
+    assert same(weights(model), before)
+
+
+def test_without_the_guard_trainer_goes_on_with_nan_weights(tmp_path, monkeypatch):
+    """The mutation of the tests above."""
+    monkeypatch.setattr(guards.NonFiniteGuard, "check", lambda *args: None)
+    model = tiny_model()
+    PoisonedLoss(model, at=2, value=math.nan)
+    run(tmp_path, model, per_device_train_batch_size=4)
+    assert not all(tensor.isfinite().all() for tensor in model.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_out_of_memory_says_what_was_held(tmp_path, error):
+    model = tiny_model()
+
+    def fail(*args):
+        raise error
+
+    model.lm_head.register_forward_pre_hook(fail)
+    message = (
+        r"step 1: out of memory with 4 x 8 tokens.*per_device_train_batch_size=2 or "
+        r"training.gradient_checkpointing=true; there is no checkpoint yet"
+    )
+    with pytest.raises(TrainingError, match=message):
+        run(tmp_path, model, per_device_train_batch_size=4)
+
+
+def test_other_errors_are_not_taken_for_memory(tmp_path):
+    model = tiny_model()
+
+    def fail(*args):
+        raise RuntimeError("a shape")
+
+    model.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match=r"^a shape$"):
+        run(tmp_path, model)
+
+
+def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    real, usage = guards.shutil.disk_usage, namedtuple("usage", "total used free")
+    monkeypatch.setattr(
+        guards.shutil,
+        "disk_usage",
+        lambda path: usage(1, 1, 5) if list(tmp_path.glob("*/complete.json")) else real(path),
+    )
+    with pytest.raises(
+        TrainingError, match=r"the checkpoint needs [\d.]+ kB, 5 bytes free; .*checkpoint 2 is intact"
+    ):
+        run(tmp_path, save_steps=2)
+    assert guards.latest_complete(tmp_path) == tmp_path / "checkpoint-2"
+
+
+def test_too_few_examples(tmp_path):
+    message = "the data set has 15 examples; 4 steps of 4 need 16; set training.max_steps=3"
+    with pytest.raises(RecipeError, match=message):
+        run(tmp_path, dataset=Keyed(15))
+
+
+def test_a_used_folder_is_not_written_over(tmp_path):
+    run(tmp_path)
+    with pytest.raises(
+        RunError, match=r"holds checkpoint-4 already; pass --resume, or another folder with --out"
+    ):
+        run(tmp_path)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------
+
+
+def shown_on(monkeypatch, terminal: bool) -> io.StringIO:
+    text = io.StringIO()
+    monkeypatch.setattr(
+        progress, "Console", lambda **options: Console(file=text, force_terminal=terminal, width=120)
+    )
+    return text
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
+    text = shown_on(monkeypatch, terminal=False)
+    run(tmp_path, max_steps=20, logging_steps=5, save_steps=20, batch_size=1, shown=True)
+    lines = text.getvalue().splitlines()
+    assert [line.split()[1] for line in lines] == [f"{step}/20" for step in range(2, 21, 2)]
+    assert "loss -" in lines[0]
+    assert "tokens/s  0:00:0" in lines[-1]
+
+
+def test_a_bar_in_a_terminal(tmp_path, monkeypatch):
+    text = shown_on(monkeypatch, terminal=True)
+    run(tmp_path, shown=True)
+    assert "4/4" in text.getvalue()
+    assert "tokens/s" in text.getvalue()
+
+
+def test_nothing_when_quiet(tmp_path, monkeypatch, capfd):
+    text = shown_on(monkeypatch, terminal=True)
+    run(tmp_path)
+    assert text.getvalue() == ""
+    assert capfd.readouterr().out == ""
+
+
+def test_a_checkpoint_of_other_processes_is_refused(tmp_path) -> None:
+    checkpoint_folder = tmp_path / "checkpoint-4"
+    checkpoint_folder.mkdir()
+    for name in (
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+        "trainer_state.json",
+    ):
+        (checkpoint_folder / name).touch()
+    guards.mark_complete(checkpoint_folder)
+    with pytest.raises(RunError, match="written by 2 processes and cannot be resumed exactly by 1"):
+        training._resume_point(tmp_path, True, 1)
+
+
+def test_speed_counts_this_session_only(tmp_path) -> None:
+    run(tmp_path, max_steps=4, save_steps=2)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    records = []
+    _, summary = run(tmp_path, max_steps=4, save_steps=2, logging_steps=2, resume=True, on_log=records.append)
+    assert summary.tokens_per_second == pytest.approx(2 * 4 * 8 / summary.seconds)
+
+
+def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
+    plain: list[float] = []
+    expected, _ = run(tmp_path / "plain", on_log=lambda log: plain.append(log["loss"]), logging_steps=1)
+    sliced: list[float] = []
+    monkeypatch.setattr(training, "worth_chunking", lambda tokens, vocabulary: tokens == 4 * LENGTH)
+    model, _ = run(
+        tmp_path / "sliced",
+        on_log=lambda log: sliced.append(log["loss"]),
+        logging_steps=1,
+        per_device_train_batch_size=4,
+    )
+    assert sliced == pytest.approx(plain, rel=1e-6)
+    for name, weight in weights(expected).items():
+        torch.testing.assert_close(weights(model)[name], weight, rtol=0, atol=1e-5)
+    assert "forward" not in vars(model.lm_head)
+
+
+def test_layers_that_slide_are_trained_by_position(tmp_path):
+    seen = []
+    for family in ("gemma3", "llama"):
+        model = families.model(family)
+        model.register_forward_pre_hook(
+            lambda module, args, kwargs: seen.append(type(kwargs["attention_mask"])), with_kwargs=True
+        )
+        run(tmp_path / family, model=model, max_steps=1, per_device_train_batch_size=4)
+    assert seen == [dict, torch.Tensor]
