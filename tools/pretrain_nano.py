@@ -28,7 +28,7 @@ from safetensors.torch import save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
-from skipwise.data.documents import is_held_out, read_documents  # noqa: E402
+from skipwise.data.documents import is_held_out, open_corpus  # noqa: E402
 from skipwise.data.passkey import training_passkey  # noqa: E402
 
 WINDOW = 256
@@ -41,7 +41,7 @@ PASSKEY = 0.1
 
 def read_sources(prose: Path | None) -> dict[str, list[str]]:
     """Read the texts of each source, less what is held out by name."""
-    library = list(read_documents("stdlib"))
+    library = list(open_corpus("stdlib"))
     sources = {
         "library": [d.text for d in library if not is_held_out(d.name, HELD_OUT)],
         "tests": standard_library_tests(),
@@ -49,7 +49,7 @@ def read_sources(prose: Path | None) -> dict[str, list[str]]:
     }
     if prose is not None:
         sources["prose"] = [
-            d.text for d in read_documents(str(prose)) if not is_held_out(Path(d.name).name, HELD_OUT)
+            d.text for d in open_corpus(str(prose)) if not is_held_out(Path(d.name).name, HELD_OUT)
         ]
     return sources
 

@@ -11,7 +11,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from skipwise.data.documents import is_held_out, read_documents
+from skipwise.data.documents import is_held_out, open_corpus
 from skipwise.recipes.schema import Data
 
 
@@ -20,7 +20,7 @@ def lay_out(prose: Path, out: Path) -> None:
     shutil.copytree(prose / "train", out / "train")
     for kind in ("books", "reports", "math"):
         shutil.copytree(prose / "eval" / kind, out / kind)
-    for module in read_documents("stdlib"):
+    for module in open_corpus("stdlib"):
         part = "modules" if is_held_out(module.name, Data().held_out) else "train/modules"
         target = out / part / module.name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -3,16 +3,41 @@
 The public names are imported on first use, so ``import skipwise`` takes no time.
 """
 
-import ast
 from importlib import import_module
-from pkgutil import get_data
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-if (
-    TYPE_CHECKING
-):  # The only list of public names. Type checkers follow the imports; ``_public_names`` reads them.
+_PUBLIC = {
+    "PoseCollator": "skipwise.data.collator",
+    "PoseDataset": "skipwise.data.examples",
+    "collate": "skipwise.data.examples",
+    "SkipwiseError": "skipwise.errors",
+    "sliding_perplexity": "skipwise.evaluation.perplexity",
+    "retrieval_accuracy": "skipwise.evaluation.retrieval",
+    "coverage": "skipwise.method.coverage",
+    "Rope": "skipwise.method.interpolation",
+    "frequencies": "skipwise.method.interpolation",
+    "rope_parameters": "skipwise.method.interpolation",
+    "parse_length": "skipwise.method.lengths",
+    "ChunkRules": "skipwise.method.positions",
+    "Plans": "skipwise.method.positions",
+    "pose": "skipwise.method.positions",
+    "Rng": "skipwise.method.rng",
+    "load_config": "skipwise.model.loading",
+    "load_model": "skipwise.model.loading",
+    "load_tokenizer": "skipwise.model.loading",
+    "probe_connectivity": "skipwise.model.probe",
+    "Extension": "skipwise.model.rope",
+    "plan_extension": "skipwise.model.rope",
+    "Positions": "skipwise.recipes.schema",
+    "Recipe": "skipwise.recipes.schema",
+    "load_recipe": "skipwise.recipes.schema",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.data.collator import PoseCollator as PoseCollator
     from skipwise.data.examples import PoseDataset as PoseDataset
     from skipwise.data.examples import collate as collate
@@ -37,20 +62,6 @@ if (
     from skipwise.recipes.schema import Positions as Positions
     from skipwise.recipes.schema import Recipe as Recipe
     from skipwise.recipes.schema import load_recipe as load_recipe
-
-
-def _public_names() -> dict[str, str]:
-    """Return the module of each public name, from the imports above, which do not run."""
-    imports = (
-        node
-        for node in ast.walk(ast.parse(get_data(__name__, "__init__.py") or b""))
-        if isinstance(node, ast.ImportFrom)
-    )
-    return {name.name: str(node.module) for node in imports for name in node.names if name.asname}
-
-
-_PUBLIC = _public_names()
-__all__ = [*_PUBLIC, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,17 +1,7 @@
-"""The exceptions that a user can meet.
+"""The exceptions that a user can see; all are a ``SkipwiseError``.
 
-    SkipwiseError
-    ├── RecipeError      a setting is unknown, of the wrong type, or contradicts another
-    ├── DataError        a document, file or field cannot be used
-    │   └── TooShortError
-    ├── ModelError       a checkpoint cannot be extended, or would not attend across chunks
-    ├── TrainingError    training cannot go on; what was written before is intact
-    │   └── NonFiniteLossError
-    ├── EvaluationError  a model cannot be measured; what was measured before is kept
-    └── RunError         the run folder is taken, incomplete or of another run
-
-Each message states the value met, the rule it breaks and the way out. The command line prints it without
-a traceback. A broken invariant of our own is an ``AssertionError`` and does show one.
+Each message says the value, the rule that it breaks and what to do. The command line prints it without a traceback.
+A bug in Skipwise itself is an ``AssertionError``, with a traceback.
 """
 
 import difflib
@@ -19,7 +9,7 @@ from collections.abc import Iterable
 
 
 class SkipwiseError(Exception):
-    """A mistake that a user can mend; its message says how."""
+    """A mistake that the user can correct; the message says how."""
 
 
 class RecipeError(SkipwiseError):
@@ -31,7 +21,7 @@ class DataError(SkipwiseError):
 
 
 class TooShortError(DataError):
-    """A length leaves no room for the shortest prompt of its kind."""
+    """A length is too short for the shortest retrieval prompt."""
 
 
 class ModelError(SkipwiseError):
@@ -39,7 +29,7 @@ class ModelError(SkipwiseError):
 
 
 class TrainingError(SkipwiseError):
-    """Training cannot go on; what was written before is intact."""
+    """Training cannot continue; what was written before is intact."""
 
 
 class NonFiniteLossError(TrainingError):
@@ -51,11 +41,11 @@ class EvaluationError(SkipwiseError):
 
 
 class RunError(SkipwiseError):
-    """The run folder is taken, incomplete or belongs to another run."""
+    """The run folder is in use, incomplete or belongs to another run."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """`` (did you mean x?)`` for the valid name closest to ``name``, or nothing."""
+    """Return `` (did you mean x?)`` with the valid name closest to ``name``, or nothing if none is close."""
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -64,7 +54,7 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
     """Return ``value`` if it is one of ``valid``.
 
     Raises:
-        RecipeError: it is not; the message names the closest valid name and lists all.
+        RecipeError: it is not; the message suggests the closest valid name and lists all.
     """
     valid = list(valid)
     if value not in valid:
@@ -75,5 +65,5 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's message, or the error's class where it has none."""
+    """Return the first line of another library's message, or the error's class if there is no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

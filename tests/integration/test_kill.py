@@ -61,7 +61,7 @@ def child(folder: Path, kill_at: int) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from skipwise.recipes import schema as recipe
-    from skipwise.training import guards
+    from skipwise.training import checkpoints
     from skipwise.training import trainer as training
 
     class Keyed(torch.utils.data.Dataset):
@@ -72,7 +72,7 @@ def child(folder: Path, kill_at: int) -> None:
             ids = torch.randint(0, 16, (4,), generator=torch.Generator().manual_seed(i))
             return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
 
-    begun_from = guards.latest_complete(folder)
+    begun_from = checkpoints.latest_complete(folder)
     torch.manual_seed(0)
     size = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "num_key_value_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=16, num_hidden_layers=1, attention_dropout=0.1, **size))
@@ -125,7 +125,7 @@ def sweep(root: Path) -> None:
     import torch
     import transformers  # noqa: F401
 
-    from skipwise.training import guards
+    from skipwise.training import checkpoints
     from skipwise.training import trainer as training  # noqa: F401
 
     torch.set_num_threads(1)
@@ -133,12 +133,12 @@ def sweep(root: Path) -> None:
     assert in_a_child(root / "whole", kill_at=0) == 0
     folder = root / "killed"
     in_a_child(folder, kill_at=130)  # leaves two checkpoints, so that each save removes an older one
-    newest = first = step_of(guards.latest_complete(folder))
-    assert len(guards.complete_checkpoints(folder)) == 2
+    newest = first = step_of(checkpoints.latest_complete(folder))
+    assert len(checkpoints.complete_checkpoints(folder)) == 2
     for kill_at in range(1, KILLS + 1):
         code = in_a_child(folder, kill_at)
         assert code == -signal.SIGKILL, f"kill {kill_at}: ended with {code}"
-        step = step_of(guards.latest_complete(folder))  # verifies every file of it
+        step = step_of(checkpoints.latest_complete(folder))  # verifies every file of it
         assert step >= newest, f"kill {kill_at}: went back from step {newest} to {step}"
         newest = step
         print(kill_at, step, file=sys.stderr)

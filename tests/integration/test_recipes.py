@@ -1,4 +1,4 @@
-"""Every shipped recipe, built with a tiny random model of its architecture, its lengths in small, trained for two steps."""
+"""Every shipped recipe trains a tiny random model of its architecture for two steps, with its lengths scaled down."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from rich.console import Console
 
 from skipwise.extend import extend
 from skipwise.recipes.schema import Recipe, load_recipe, shipped_recipes
-from skipwise.results.records import PerplexityRecord, TrainingRecord, read_records
+from skipwise.results.records import ReadingRecord, TrainingRecord, read_records
 from tests import families
 from tests.tiny import corpus
 
-# recipe begins with: the tiny model's family, and the window of the real one (of Llama 3.1, the one that it was scaled from)
+# The recipe's name starts with -> family of the tiny model, window of the real one (Llama 3.1: before its llama3 scaling).
 ARCHITECTURES = {
     "nano": ("llama", 256),
     "llama-7b": ("llama", 2048),
@@ -25,12 +25,12 @@ ARCHITECTURES = {
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Documents as long as the longest of the small targets."""
+    """Documents as long as the longest scaled target."""
     return corpus(tmp_path_factory.mktemp("text"), documents=8, words=1500)
 
 
 def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
-    """The recipe with every length in the ratio of the windows."""
+    """The recipe with every length scaled by window / real."""
     recipe = load_recipe(name)
     values = recipe.model_dump()
 
@@ -70,7 +70,6 @@ def test_a_shipped_recipe_trains_on_a_tiny_model_of_its_architecture(
     run = extend(recipe, out=tmp_path / "run", resume=False, console=Console(quiet=True))
     records = read_records(run.results)
     assert [record.step for record in records if isinstance(record, TrainingRecord)] == [1, 2]
-    assert [
-        record.window for record in records if isinstance(record, PerplexityRecord)
-    ] == recipe.evaluation.windows
+    readings = [record for record in records if isinstance(record, ReadingRecord)]
+    assert [record.window for record in readings] == recipe.evaluation.windows
     assert (run.model / "model.safetensors").exists()

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import RunError
 from skipwise.recipes import schema as recipe
-from skipwise.training import guards
+from skipwise.training import checkpoints
 from skipwise.training import trainer as training
 
 pytestmark = pytest.mark.usefixtures("frozen_imports")
@@ -155,7 +155,7 @@ def test_a_finished_run_trains_no_step_more(tmp_path, uninterrupted):
     assert passes == []
     assert different(weights, uninterrupted[0]) == []
     assert (summary.steps, summary.loss) == (STEPS, uninterrupted[1].loss)
-    assert guards.latest_complete(tmp_path).name == "checkpoint-10"
+    assert checkpoints.latest_complete(tmp_path).name == "checkpoint-10"
 
 
 @pytest.mark.parametrize(
@@ -177,17 +177,17 @@ def test_each_state_file_is_required(tmp_path, interrupted, name):
         run(folder, resume=True, passes=passes)
     assert passes == []
     shutil.rmtree(folder / "checkpoint-6")  # the way out that the message names
-    assert guards.latest_complete(folder).name == "checkpoint-3"
+    assert checkpoints.latest_complete(folder).name == "checkpoint-3"
 
 
-def test_a_torso_is_passed_over_and_written_anew(tmp_path, interrupted, uninterrupted):
+def test_an_incomplete_checkpoint_is_ignored_and_overwritten(tmp_path, interrupted, uninterrupted):
     folder = shutil.copytree(interrupted, tmp_path / "run")
-    torso = shutil.copytree(folder / "checkpoint-6", folder / "checkpoint-9")
-    for name in (guards.MARKER, "optimizer.pt", "trainer_state.json"):
-        (torso / name).unlink()
-    (torso / "rng_state_7.pth").write_bytes(b"of a run that is gone")
+    incomplete = shutil.copytree(folder / "checkpoint-6", folder / "checkpoint-9")
+    for name in (checkpoints.MARKER, "optimizer.pt", "trainer_state.json"):
+        (incomplete / name).unlink()
+    (incomplete / "rng_state_7.pth").write_bytes(b"of a run that is gone")
     weights, _ = run(folder, resume=True)
     assert different(weights, uninterrupted[0]) == []
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-10", "checkpoint-9"]
-    guards.verify(torso)
-    assert not (torso / "rng_state_7.pth").exists()
+    checkpoints.verify(incomplete)
+    assert not (incomplete / "rng_state_7.pth").exists()

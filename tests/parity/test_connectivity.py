@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments
 
 from skipwise.data.examples import collate
 from skipwise.errors import ModelError
-from skipwise.method.positions import pose
+from skipwise.method.positions import ChunkRules, pose
 from skipwise.method.rng import Rng
 from skipwise.model.lora import adapt
 from skipwise.model.probe import Probe, _require_causal_connection, probe_connectivity
@@ -32,7 +32,7 @@ CASES = [
 
 def examples() -> list[dict[str, np.ndarray]]:
     """One example of three chunks, then the same with each token changed in turn."""
-    plans = pose(Rng.of(3, 0, [0]), TOKENS, 96, np.array([TOKENS]), chunks=3)
+    plans = pose(Rng.of(3, 0, [0]), TOKENS, 96, np.array([TOKENS]), ChunkRules(chunks=3))
     ids = np.arange(TOKENS) * 5 + 1
     changed = [ids, *(ids + (np.arange(TOKENS) == token) for token in range(TOKENS))]
     return [
@@ -103,7 +103,7 @@ def test_the_probe_passes_with_the_mask_and_refuses_without(attention: str) -> N
     assert probe.forward > 0
     assert probe.backward == 0
     assert model.training
-    assert probe_connectivity(model, 96, precision=torch.bfloat16).precision == "bfloat16"
+    assert probe_connectivity(model, 96, precision="bf16").precision == "bf16"
     with pytest.raises(ModelError, match=f"do not attend to each other under {attention} attention"):
         probe_connectivity(model, 96, attention_mask=False)
 
@@ -165,7 +165,7 @@ def test_the_probe_leaves_mode_and_generator_alone() -> None:
 def test_the_probe_runs_as_training_does() -> None:
     model, seen = llama(96).eval(), []
     model.lm_head.register_forward_hook(lambda m, args, out: seen.append((m.training, out.dtype)))
-    probe_connectivity(model, 96, precision=torch.bfloat16)
+    probe_connectivity(model, "96", precision="bf16")
     assert set(seen) == {(True, torch.bfloat16)}
 
 

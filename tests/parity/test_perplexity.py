@@ -1,4 +1,4 @@
-"""Sliding perplexity against a brute-force oracle: one forward a token, with its window as context."""
+"""Perplexity, and loss and hits by position, against a brute-force oracle: one forward a token, with its window as context."""
 
 import math
 
@@ -11,7 +11,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import logits
-from skipwise.evaluation.perplexity import Score, fed_tokens, require_vocabulary, sliding_perplexity
+from skipwise.evaluation.perplexity import (
+    Score,
+    fed_tokens,
+    require_vocabulary,
+    sliding_perplexity,
+    sliding_scores,
+)
 from skipwise.evaluation.windows import sliding_windows
 from tests.tiny import llama
 
@@ -47,15 +53,20 @@ def context_begin(target, tokens, window, stride):
 
 
 @torch.no_grad()
-def brute_force(model, documents, window, stride):
-    nll = 0.0
-    for document in documents:
-        for target in range(1, len(document)):
-            begin = context_begin(target, len(document), window, stride)
-            context = torch.tensor(document[begin:target].astype(np.int64))[None]
-            logits = model(input_ids=context, attention_mask=torch.ones_like(context)).logits[0, -1]
-            nll -= logits.double().log_softmax(-1)[int(document[target])].item()
-    return nll
+def brute_force(model, document, window, stride):
+    """Negative log-likelihood and hit of every target of a document: float64 and bool [tokens - 1]."""
+    nll, hits = [], []
+    for target in range(1, len(document)):
+        begin = context_begin(target, len(document), window, stride)
+        context = torch.tensor(document[begin:target].astype(np.int64))[None]
+        logits = model(input_ids=context, attention_mask=torch.ones_like(context)).logits[0, -1]
+        nll.append(-logits.double().log_softmax(-1)[int(document[target])].item())
+        hits.append(int(logits.argmax()) == document[target])
+    return np.array(nll), np.array(hits, dtype=bool)
+
+
+def total(scores):
+    return sum(float(score.nll.sum()) for score in scores)
 
 
 @st.composite
@@ -67,17 +78,51 @@ def evaluations(draw):
 
 @settings(max_examples=25, deadline=None)
 @given(evaluations())
-def test_equals_one_forward_a_token(model, evaluation):
+def test_every_token_scores_what_one_forward_scores(model, evaluation):
     lengths, window, stride, tokens_per_batch = evaluation
     documents = documents_of(lengths)
-    score = sliding_perplexity(
-        model, documents, window=window, stride=stride, tokens_per_batch=tokens_per_batch
+    scores = list(
+        sliding_scores(model, documents, window=window, stride=stride, tokens_per_batch=tokens_per_batch)
     )
-    expected = brute_force(model, documents, window, stride)
+    assert len(scores) == len(documents)
+    for document, score in zip(documents, scores, strict=True):
+        nll, hits = brute_force(model, document, window, stride)
+        np.testing.assert_allclose(score.nll, nll, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(score.hits, hits)
+
+
+def test_the_sum_over_documents_is_exact_and_counts_every_token_once(model):
+    documents = documents_of([26, 1, 13, 0, 8])
+    score = sliding_perplexity(model, documents, window="8", stride=3)
+    expected = sum(brute_force(model, document, 8, 3)[0].sum() for document in documents)
     assert score.nll == pytest.approx(expected, rel=1e-5)
-    assert score.tokens == sum(max(0, n - 1) for n in lengths)
-    assert score.documents == sum(n > 1 for n in lengths)
+    assert (score.documents, score.tokens) == (3, 25 + 12 + 7)
     assert score.perplexity == pytest.approx(math.exp(expected / score.tokens), rel=1e-5)
+
+
+@pytest.mark.parametrize("edges", [[1, 8, 16, 30], [1, 30], [1, 2, 29, 30]])
+def test_every_bucket_of_positions_sums_its_own_tokens(model, edges):
+    documents = documents_of([30, 30, 30])
+    scores = sliding_scores(
+        model, documents, window=30, stride=15, tokens_per_batch=60
+    )  # two at a time, then one
+    for document, score in zip(documents, scores, strict=True):
+        nll, hits = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1, dtype=int)
+        exact, right = brute_force(model, document, 30, 30)
+        for target in range(1, 30):
+            bucket = next(i for i in range(len(edges) - 1) if edges[i] <= target < edges[i + 1])
+            nll[bucket] += exact[target - 1]
+            hits[bucket] += right[target - 1]
+        summed, counted = score.buckets(edges)
+        np.testing.assert_allclose(summed, nll, rtol=1e-5)
+        np.testing.assert_array_equal(counted, hits)
+
+
+def test_the_loss_of_a_prefix_does_not_depend_on_what_follows(model):
+    documents = documents_of([26])
+    [whole] = sliding_scores(model, documents, window=26, stride=13)
+    [prefix] = sliding_scores(model, [documents[0][:10]], window=10, stride=5)
+    np.testing.assert_allclose(whole.nll[:9], prefix.nll, rtol=1e-5)
 
 
 def test_logits_exist_only_where_a_token_is_scored(model, monkeypatch):
@@ -106,7 +151,7 @@ def test_logits_exist_only_where_a_token_is_scored(model, monkeypatch):
 def test_the_batch_does_not_change_the_result(model):
     documents = documents_of([60, 33, 33, 7])
     one, small, large = (
-        sliding_perplexity(model, documents, window=10, stride=3, tokens_per_batch=n).nll
+        total(sliding_scores(model, documents, window=10, stride=3, tokens_per_batch=n))
         for n in (1, 25, 16384)
     )
     assert one == pytest.approx(small, rel=1e-6)
@@ -122,7 +167,7 @@ def test_slicing_the_logits_does_not_change_the_result(model, monkeypatch):
 
 def test_progress_counts_the_tokens_fed(model):
     documents, steps = documents_of([60, 33, 1]), []
-    sliding_perplexity(model, documents, window=10, stride=3, tokens_per_batch=40, on_progress=steps.append)
+    list(sliding_scores(model, documents, window=10, stride=3, tokens_per_batch=40, on_progress=steps.append))
     assert len(steps) > 2
     assert sum(steps) == fed_tokens(documents, 10, 3)
 
@@ -138,7 +183,7 @@ def test_the_models_mode_is_restored(model, training):
 def test_precision_is_that_of_the_forward_pass(model):
     documents = documents_of([60])
     exact = sliding_perplexity(model, documents, window=20, stride=5).nll
-    rounded = sliding_perplexity(model, documents, window=20, stride=5, precision=torch.bfloat16).nll
+    rounded = sliding_perplexity(model, documents, window=20, stride=5, precision="bf16").nll
     assert exact != rounded
     assert exact == pytest.approx(rounded, rel=0.05)
 

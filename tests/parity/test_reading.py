@@ -65,7 +65,7 @@ def test_decoding_behind_what_was_read_before(name, at_once, monkeypatch) -> Non
         spine,
         spine[:30],
     ]
-    read = retrieval._Reading(model)
+    read = retrieval._CachedModel(model)
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])
         for _ in range(4):
@@ -74,16 +74,16 @@ def test_decoding_behind_what_was_read_before(name, at_once, monkeypatch) -> Non
         for agreed in range(4):  # what is expected agrees so far, and no further
             expected = [id if i < agreed else (id + 1) % 97 for i, id in enumerate(written[:3])]
             with torch.inference_mode():
-                assert read.continued(prompt, expected, None) == written, (number, agreed)
+                assert read.decode(prompt, expected, None) == written, (number, agreed)
 
 
 def test_an_end_stops_decoding() -> None:
     model = families.model("llama").eval()
     prompt = list(range(1, 30))
     with torch.inference_mode():
-        written = retrieval._Reading(model).continued(prompt, [1, 2, 3], None)
+        written = retrieval._CachedModel(model).decode(prompt, [1, 2, 3], None)
         for place, end in enumerate(written):
             if end in written[:place]:
                 continue
             for expected in ([1, 2, 3], written[:3]):
-                assert retrieval._Reading(model).continued(prompt, expected, end) == written[:place]
+                assert retrieval._CachedModel(model).decode(prompt, expected, end) == written[:place]

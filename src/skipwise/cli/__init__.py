@@ -1,18 +1,37 @@
 """The commands: thin, and quick to start; torch is imported only by the command that needs it."""
 
+from typing import Annotated
+
 import typer
 
+from skipwise import __version__
 from skipwise.cli import evaluation, extension
 from skipwise.cli.terminal import explained
 
 app = typer.Typer(
     name="skipwise",
-    help="Extend the context window of a RoPE language model by positional skip-wise training (PoSE).",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"skipwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def skipwise(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Extend the context window of a RoPE language model by positional skip-wise training (PoSE)."""
+
+
 for command in (
     extension.extend,
     extension.plan,

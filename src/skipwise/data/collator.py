@@ -25,25 +25,25 @@ class PoseCollator(TrainerCallback):
     Example::
 
         collator = PoseCollator(train_length="4k", target_length="32k")
-        model = load_model(name, plan_extension(load_config(name), target_length=32768, interpolation="yarn"))
+        model = load_model(name, plan_extension(load_config(name), target_length="32k", interpolation="yarn"))
         trainer = Trainer(model, arguments, train_dataset=tokenised, data_collator=collator, callbacks=[collator])
         trainer.train()
 
     An item is a mapping with ``input_ids``, a list, array or tensor of at least ``train_length`` token ids without
     padding, and perhaps ``labels`` of the same length, in which -100 stands for labels that are not trained. Of a long
     item a span of up to ``target_length`` tokens is drawn, and the plan takes its chunks from the span, as in
-    ``PoseDataset``. The batch holds int64 tensors [items, tokens]: ``input_ids``, ``position_ids``, ``labels``,
-    ``attention_mask`` (all ones). Other fields are dropped.
+    ``PoseDataset``; a span whose labels are all -100 trains nothing. The batch holds int64 tensors [items, tokens]:
+    ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Other fields are dropped.
 
     What is drawn for an item is a pure function of (seed, epoch, a hash of its ``input_ids``). So the order of the
     items, the batch, the worker, the rank and a resume change nothing, and nothing has to be saved. Two items with the
     same tokens get the same positions within an epoch.
 
     A collator cannot see the epoch. Under a Trainer, ``callbacks=[collator]`` sets it; in other loops call ``set_epoch``
-    before each pass over the data, as for ``torch.utils.data.DistributedSampler``. A batch before that is an error, not
-    a batch with the same positions in every epoch. A Trainer counts one epoch for each pass over an iterable data set,
-    but restarts at 0 when it resumes on one. It also gives this collator to evaluation, whose positions then change with
-    the epoch.
+    before each pass over the data, as for ``torch.utils.data.DistributedSampler``. Without it the first batch is an
+    error, so that positions never repeat unnoticed. With an iterable data set each pass is an epoch, and a resume after
+    the first pass is not exact, because a Trainer does not restore the pass. A Trainer uses this collator for evaluation
+    too, where positions then change with the epoch.
 
     Args:
         train_length: L_c in tokens, as 2048 or "2k".

@@ -106,7 +106,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     Example::
 
-        model = load_model(name, plan_extension(load_config(name), target_length=32768, interpolation="yarn"))
+        model = load_model(name, plan_extension(load_config(name), target_length="32k", interpolation="yarn"))
         data = PoseDataset.from_source("corpus/", load_tokenizer(name), train_length="4k", target_length="32k")
         Trainer(model, TrainingArguments("out"), train_dataset=data, data_collator=collate).train()
 

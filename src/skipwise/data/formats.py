@@ -156,14 +156,12 @@ def _lines(path: Path) -> Iterator[bytes]:
         raise unreadable(path, error) from error
 
 
-def _plain_lines(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        yield from file
+def _lines_by(opener: Callable[..., Any]) -> Callable[[Path], Iterator[bytes]]:
+    def lines(path: Path) -> Iterator[bytes]:
+        with opener(path, "rb") as file:
+            yield from file
 
-
-def _gzip_lines(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) as file:
-        yield from file
+    return lines
 
 
 def _zstd_lines(path: Path) -> Iterator[bytes]:
@@ -197,8 +195,8 @@ def _zstd_chunks(path: Path) -> Iterator[bytes]:
 
 
 _LINES: dict[str, Callable[[Path], Iterator[bytes]]] = {
-    ".jsonl": _plain_lines,
-    ".jsonl.gz": _gzip_lines,
+    ".jsonl": _lines_by(open),
+    ".jsonl.gz": _lines_by(gzip.open),
     ".jsonl.zst": _zstd_lines,
 }
 

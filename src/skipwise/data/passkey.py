@@ -79,8 +79,7 @@ def passkey_prompt(
         DataError: ``length`` is too short for a prompt without filler, ``depth`` is not in [0, 1], or the
             tokenizer cannot encode digits.
     """
-    key = _draw_key(rng)
-    split = _uniform_split(rng.random()) if depth is None else _split_at(depth)
+    key, split = _drawn_key_and_split(rng, depth)
     most, ids = _fill(tokenizer, key, split, length)
     return Prompt(ids, key, split(most) / most if most else 0.0)
 
@@ -96,9 +95,8 @@ def training_passkey(
     Raises:
         DataError: ``length`` is too short for a prompt without filler, or the tokenizer cannot encode digits.
     """
-    key = _draw_key(rng)
+    key, split = _drawn_key_and_split(rng)
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    split = _uniform_split(rng.random())
     most, ids = _fill(tokenizer, key, split, length, reserved=len(end))
     sentences = int(rng.integers(0, most, endpoint=True))
     if sentences < most:
@@ -126,11 +124,10 @@ def longest_prompt(
     predicted: Callable[[int], int] | None = None,
     reserved: int = 0,
 ) -> tuple[int, list[int]]:
-    """Find the largest number of parts whose prompt fits ``length`` together with its answer.
+    """Return the largest number of parts whose prompt fits ``length`` with its answer, and that prompt's ids.
 
-    If the prediction is right, a long prompt is tokenised once. Otherwise a search measures prompts: their tokens grow
-    almost linearly with the parts, so each step tries the count at which the line through the last measurements meets
-    ``length``, and narrows the range in which the count lies.
+    If the prediction is right, a long prompt is tokenised once. Otherwise prompts are measured: their tokens grow almost
+    linearly with the parts, so each step tries the count at which a line through the measurements meets ``length``.
 
     Args:
         tokenizer: the model's own.
@@ -139,9 +136,6 @@ def longest_prompt(
         length: largest number of tokens of prompt and answer.
         predicted: tokens that this many parts should add to the prompt with the fewest parts.
         reserved: tokens kept free behind the answer.
-
-    Returns:
-        The number of parts, and the prompt's token ids.
 
     Raises:
         TooShortError: not even the fewest parts fit.
@@ -176,20 +170,20 @@ def longest_prompt(
     return low, ids
 
 
-def _draw_key(rng: np.random.Generator) -> str:
-    return str(int(rng.integers(10_000, 100_000)))
+def _drawn_key_and_split(
+    rng: np.random.Generator, depth: float | None = None
+) -> tuple[str, Callable[[int], int]]:
+    """Draw a key, and the function from n filler sentences to those before it: nearest to a depth, or uniform on 0..n.
 
-
-def _split_at(depth: float) -> Callable[[int], int]:
-    """Return n -> sentences before the key, nearest to ``depth * n``; one more sentence adds 0 or 1."""
+    One more sentence adds 0 or 1 to those before the key.
+    """
+    key = str(int(rng.integers(10_000, 100_000)))
+    if depth is None:
+        u = rng.random()
+        return key, lambda sentences: int(u * (sentences + 1))
     if not 0 <= depth <= 1:
         raise DataError(f"depth {depth} must lie between 0 (the key first) and 1 (the key last)")
-    return lambda sentences: int(depth * sentences + 0.5)
-
-
-def _uniform_split(u: float) -> Callable[[int], int]:
-    """Return n -> sentences before the key, uniform on 0..n for ``u`` uniform on [0, 1); one more adds 0 or 1."""
-    return lambda sentences: int(u * (sentences + 1))
+    return key, lambda sentences: int(depth * sentences + 0.5)
 
 
 def _fill(

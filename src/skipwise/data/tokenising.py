@@ -11,6 +11,7 @@ tokens back, and would need a guarded ``__main__`` in every script of a user.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -111,7 +112,7 @@ def _build(
     fingerprint: str,
     corpus: Corpus,
     tokenizer: Any,
-    max_tokens: int | None,
+    limit: int | None,
     on_progress: OnProgress | None,
 ) -> TokenStore:
     folder, draft = stores / fingerprint, stores / f".draft-{fingerprint}"
@@ -121,7 +122,7 @@ def _build(
             return store
         _sweep(stores)
         try:
-            about = _write(draft, corpus, tokenizer, max_tokens, on_progress)
+            about = _write(draft, corpus, tokenizer, limit, on_progress)
             about |= {"schema": SCHEMA, "fingerprint": fingerprint, "source": corpus.source}
             about["bytes"] = {name: (draft / name).stat().st_size for name in FILES}
             with open(draft / "store.json", "w", encoding="utf-8") as file:
@@ -143,47 +144,38 @@ def _write(
     """Write all files of the store but ``store.json``, and return their counts for it."""
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
     dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
-    encode = _encoder(tokenizer)
-
-    def enough(tokens: int) -> bool:
-        return max_tokens is not None and tokens >= max_tokens
-
+    encode, limit = _encoder(tokenizer), math.inf if max_tokens is None else max_tokens
     with _Draft(draft) as files:
+        counts = files.counts
         for batch, place in _batches(corpus, files.place):
             for document, row in zip(batch, encode([document.text for document in batch]), strict=True):
-                if enough(files.tokens):
+                if counts["tokens"] >= limit:
                     break
                 ids = np.asarray(row, dtype=np.int64)
                 assert ids.max(initial=-1) < vocabulary, f"token {ids.max()} of a tokenizer of {vocabulary}"
                 files.add(document.name, ids, dtype)
             files.keep(place)
             if on_progress is not None:
-                on_progress(files.documents, files.tokens)
-            if enough(files.tokens):
+                on_progress(counts["documents"], counts["tokens"])
+            if counts["tokens"] >= limit:
                 break
         files.finish()
-    return {
-        "documents": files.documents,
-        "tokens": files.tokens,
-        "dtype": dtype.str,
-        "largest_token": files.largest_token,
-    }
+    largest = counts.pop("largest_token")
+    return {**counts, "dtype": dtype.str, "largest_token": largest}
 
 
 class _Draft:
-    """A store being written; a draft that exists is taken up as it was at its last ``keep``.
+    """A store being written; an existing draft is continued from its last ``keep``.
 
     Attributes:
         place: where the last document kept lies in its source.
-        documents: number of documents added.
-        tokens: number of their tokens.
-        largest_token: the largest token id among them; -1 without tokens.
+        counts: of the documents and the tokens added, and their ``largest_token`` (-1 without tokens).
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.place: Place = None
-        self.documents, self.tokens, self.largest_token = 0, 0, -1
+        self.counts = {"documents": 0, "tokens": 0, "largest_token": -1}
 
     def __enter__(self) -> "_Draft":
         self.folder.mkdir(exist_ok=True)
@@ -203,13 +195,11 @@ class _Draft:
         try:
             kept = json.loads((self.folder / "draft.json").read_text(encoding="utf-8"))
             sizes: dict[str, int] = kept["bytes"]
-            whole = all((self.folder / name).stat().st_size >= size for name, size in sizes.items())
+            if any((self.folder / name).stat().st_size < size for name, size in sizes.items()):
+                return {}
+            self.place, self.counts = kept["place"], {name: int(kept[name]) for name in self.counts}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
-        if not whole:
-            return {}
-        self.place, self.documents = kept["place"], kept["documents"]
-        self.tokens, self.largest_token = kept["tokens"], kept["largest_token"]
         return sizes
 
     def __exit__(self, *error: object) -> None:
@@ -217,11 +207,11 @@ class _Draft:
 
     def add(self, name: str, ids: np.ndarray, dtype: np.dtype) -> None:
         """Write one document: its tokens, int64 [tokens], as ``dtype``."""
-        self.documents += 1
-        self.tokens += len(ids)
-        self.largest_token = max(self.largest_token, int(ids.max(initial=-1)))
+        self.counts["documents"] += 1
+        self.counts["tokens"] += len(ids)
+        self.counts["largest_token"] = max(self.counts["largest_token"], int(ids.max(initial=-1)))
         self._files["tokens.bin"].write(ids.astype(dtype).tobytes())
-        self._files["ends.bin"].write(np.int64(self.tokens).tobytes())
+        self._files["ends.bin"].write(np.int64(self.counts["tokens"]).tobytes())
         self._files["names.jsonl"].write(json.dumps(name).encode() + b"\n")
 
     def keep(self, place: Place) -> None:
@@ -229,15 +219,9 @@ class _Draft:
         self.place = place
         for file in self._files.values():
             file.flush()
-        kept = {
-            "place": place,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "largest_token": self.largest_token,
-            "bytes": {name: file.tell() for name, file in self._files.items()},
-        }
+        sizes = {name: file.tell() for name, file in self._files.items()}
         written = self.folder / "draft.json.new"
-        written.write_text(json.dumps(kept), encoding="utf-8")
+        written.write_text(json.dumps({"place": place, **self.counts, "bytes": sizes}), encoding="utf-8")
         written.replace(self.folder / "draft.json")
 
     def finish(self) -> None:

@@ -20,7 +20,7 @@ from skipwise.evaluation.texts import (
     longest_first,
     spread_segments,
 )
-from skipwise.model.loading import weights_fingerprint
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.rope import Extension
 from skipwise.recipes.schema import Arm, Recipe
 from skipwise.results.records import ReadingRecord, Record
@@ -104,12 +104,17 @@ class RunEvaluation:
     def far_losses(self, records: Iterable[Record]) -> dict[int, float]:
         """By training step the mean loss in nats of the tokens beyond the original window, each read with all of its
         segment before it."""
-        segments: dict[int, list[ReadingRecord]] = {}
+        # By key, because after a kill one may have been measured twice.
+        segments: dict[int, dict[str, ReadingRecord]] = {}
         for record in records:
             if isinstance(record, ReadingRecord) and record.mode == "segment" and record.step is not None:
-                segments.setdefault(record.step, []).append(record)
+                segments.setdefault(record.step, {})[record.key] = record
         original = self.extension.rope.original_length
-        return {step: loss(readings, original).mean for step, readings in segments.items()}
+        return {
+            step: loss(list(read.values()), original).mean
+            for step, read in segments.items()
+            if len(read) == len(self.far)  # a kill may have left a part of a step's records
+        }
 
 
 def measured_steps(recipe: Recipe) -> list[int]:

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
-from skipwise.model.loading import load_config, load_model, weights_fingerprint
+from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.loading import load_config, load_model
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.model.rope import Extension, original_length
 from skipwise.recipes.schema import Data, load_recipe

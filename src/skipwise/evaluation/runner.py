@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 
 import numpy as np
@@ -118,8 +118,12 @@ class Prompts:
             EvaluationError: logits are not numbers.
         """
         prompts = [self._prompt(request) for request in self.requests]
-        with _finite_logits(model, self.requests[0].arm):
+        label = self.requests[0].arm
+        with _watched_logits(model) as broken:
             for answer in retrieve(model, self.tokenizer, prompts, precision=self.requests[0].precision):
+                if any(broken):
+                    raise not_finite(label)
+                broken.clear()
                 request, prompt = self.requests[answer.number], prompts[answer.number]
                 yield replace(
                     request,
@@ -264,10 +268,10 @@ def plan_prompts(
 def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:
     """Keep the requests that no record answers yet and that belong to ``shard``, part i of n."""
     part, parts = shard
-    rest = (
-        batch.only({request.key for request in batch.requests[part - 1 :: parts]}.difference(known))
-        for batch in batches
-    )
+    turn, rest = cycle(range(1, parts + 1)), []  # over all batches, for many of them hold a single request
+    for batch in batches:
+        ours = {request.key for request in batch.requests if next(turn) == part}
+        rest.append(batch.only(ours.difference(known)))
     return [batch for batch in rest if batch.requests]
 
 
@@ -393,15 +397,13 @@ def _explained(model: PreTrainedModel, label: str, request: ReadingRecord | Tria
 
 
 @contextmanager
-def _finite_logits(model: PreTrainedModel, label: str) -> Iterator[None]:
-    """Refuse answers that were decoded from logits which are not numbers: greedy decoding accepts any of them."""
+def _watched_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Note for every forward pass whether a logit was not a number: greedy decoding accepts such logits."""
     broken: list[torch.Tensor] = []
     head = model.get_output_embeddings()
     assert isinstance(head, torch.nn.Module)
     hook = head.register_forward_hook(lambda _module, _inputs, logits: broken.append(logits.isnan().any()))
     try:
-        yield
+        yield broken
     finally:
         hook.remove()
-    if any(broken):
-        raise not_finite(label)

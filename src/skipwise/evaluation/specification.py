@@ -72,8 +72,13 @@ class Specification:
             sliding_windows(window, window, self.stride_of(window))
 
     def stride_of(self, window: int) -> int:
-        """By how many tokens windows advance; the default is at most half the window."""
-        return self.stride or min(max(self.original // 2, self.target // 16), window // 2)
+        """By how many tokens windows advance: ``stride``, or a default of at most half the window.
+
+        The default also serves a window that is narrower than ``stride`` and not among ``windows``, as that of a control.
+        """
+        if self.stride and (self.stride <= window or window in self.windows):
+            return self.stride
+        return min(max(self.original // 2, self.target // 16), window // 2)
 
     @property
     def too_few_trials(self) -> str:

@@ -78,10 +78,10 @@ def position_buckets(length: int, original: int) -> list[int]:
     """Return the edges of buckets of positions in ``length`` tokens: a quarter of the original length, doubled to the end.
 
     Bucket i holds the targets ``edges[i] .. edges[i + 1] - 1``; the first edge is 1, because nothing stands
-    before the token at 0.
+    before the token at 0. The original length is always an edge, also if it is no multiple of four.
     """
-    edges, edge = [1], max(2, original // 4)
+    edges, edge = {1, length}, max(2, original // 4)
     while edge < length:
-        edges.append(edge)
+        edges.add(edge)
         edge *= 2
-    return [*edges, length]
+    return sorted(edges | {original} if 1 < original < length else edges)

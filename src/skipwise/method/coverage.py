@@ -57,8 +57,8 @@ def coverage(
     """Return the coverage of a scheme, by its closed form if there is one, otherwise by Monte Carlo.
 
     Example:
-        >>> float(coverage("2k", "16k").probability[8191])  # two chunks, distance 8,192
-        0.14277742903...
+        >>> f"{coverage('2k', '16k').probability[8191]:.4f}"  # two chunks, distance 8,192
+        '0.1428'
 
     Args:
         train_length: L_c, the tokens of a training example, as 2048 or "2k".

@@ -12,8 +12,9 @@ All lengths count tokens.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -85,19 +86,6 @@ class Plans:
         examples, tokens = len(self.lengths), int(self.lengths[0].sum())
         spread = np.repeat(biases.ravel(), self.lengths.ravel()).reshape(examples, tokens)
         return spread + np.arange(tokens)
-
-
-class Scheme(Protocol):
-    """The signature of every scheme; ``pose`` documents the arguments."""
-
-    def __call__(
-        self,
-        rng: Rng,
-        train_length: int,
-        target_length: int,
-        document_lengths: np.ndarray,
-        rules: ChunkRules = PAPER,
-    ) -> Plans: ...
 
 
 def pose(
@@ -236,6 +224,8 @@ def short(
     train_length, _ = _check(train_length, target_length, document_lengths)
     return _contiguous(len(rng), train_length)
 
+
+Scheme = Callable[[Rng, int, int, np.ndarray, ChunkRules], Plans]
 
 SCHEMES: dict[str, Scheme] = {
     "pose": pose,

@@ -1,8 +1,8 @@
-"""The training loss without the logits of a whole batch: a slice of tokens at a time, computed again in backward.
+"""The training loss without the logits of a whole batch: computed in slices of tokens, and again in backward.
 
-The stock loss holds logits of every token several times over, in bf16 and float32: at 16k tokens and a vocabulary of
-152k that is more than the rest of the activations. Here the output layer passes hidden states on, and the loss applies
-its weights to a slice at a time under activation checkpointing: one more product of the output layer, a slice's memory.
+The stock loss holds the logits of every token several times, in bf16 and float32. At 16k tokens and a vocabulary of 152k
+that is more than all other activations. Here the output layer returns hidden states, and the loss applies its weights
+to one slice at a time under activation checkpointing. The cost is one more product with the output layer.
 """
 
 from collections.abc import Iterator
@@ -14,36 +14,40 @@ from torch.nn.functional import cross_entropy, linear, pad
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from skipwise.model.lora import stock_model
+from skipwise.model.precision import autocast, weights_precision
+
 _SLICE_BYTES = 2**28  # of float32 logits
 _WORTH_BYTES = 2**29
 
 
 def worth_chunking(tokens: int, vocabulary: int) -> bool:
-    """Whether the float32 logits of a micro-batch of ``tokens`` outweigh half a gibibyte."""
+    """Return whether the float32 logits of a micro-batch of ``tokens`` take more than 0.5 GiB."""
     return 4 * tokens * vocabulary > _WORTH_BYTES
 
 
 def can_be_sliced(model: PreTrainedModel) -> bool:
-    """Whether the loss in slices is the model's own: found out on a few tokens, not assumed.
+    """Return whether the loss in slices equals the model's own loss, by computing both on a few tokens.
 
-    It is not where a model scales or caps its logits, as Gemma 2, or where its output layer is more than a matrix.
+    They differ if the model scales or caps its logits, as Gemma 2 does, or if its output layer is more than a matrix.
     """
     head = _head(model)
     whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
     if type(head) is not torch.nn.Linear and not whole_copy:
         return False
-    wanted = _loss(model)
+    tolerance = 1e-4 if weights_precision(model) == "float32" else 1e-2
+    expected = _loss(model)
     with in_slices(model):
-        return bool(torch.isclose(_loss(model), wanted, rtol=_tolerance(model), atol=0))
+        return bool(torch.isclose(_loss(model), expected, rtol=tolerance, atol=0))
 
 
 @contextmanager
 def in_slices(model: PreTrainedModel) -> Iterator[None]:
-    """Compute the model's loss in slices while in this context; backward may run outside of it."""
-    stock, head = _stock(model), _head(model)
+    """Compute the model's loss in slices inside this context; backward may run outside of it."""
+    stock, head = cast(Any, stock_model(model)), _head(model)
     loss_function = stock.loss_function
     head.forward = lambda hidden: hidden
-    stock.loss_function = lambda logits, labels, *_, **more: _sliced(logits, head, labels, **more)
+    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, **options)
     try:
         yield
     finally:
@@ -51,12 +55,8 @@ def in_slices(model: PreTrainedModel) -> Iterator[None]:
         del head.forward
 
 
-def _stock(model: Any) -> Any:
-    return getattr(model, "get_base_model", lambda: model)()
-
-
 def _head(model: PreTrainedModel) -> torch.nn.Module:
-    return _stock(model).get_output_embeddings()
+    return stock_model(model).get_output_embeddings()
 
 
 def _sliced(
@@ -67,18 +67,18 @@ def _sliced(
     ignore_index: int = -100,
     **_: Any,
 ) -> torch.Tensor:
-    """As transformers' causal loss: labels one to the left, summed over the batch's labels, or their mean."""
+    """Return transformers' causal loss: labels shifted by one; the sum over the batch's labels, or their mean."""
     weight, bias = cast(torch.Tensor, head.weight), getattr(head, "bias", None)
     states = hidden.flatten(0, -2)  # [tokens, width]
     targets = pad(labels, (0, 1), value=ignore_index)[..., 1:].flatten().to(states.device)
     rows = max(1, _SLICE_BYTES // (4 * len(weight)))
 
-    def part(some: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        logits = linear(some, weight, bias).float()
-        return cross_entropy(logits, wanted, ignore_index=ignore_index, reduction="sum")
+    def slice_loss(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        logits = linear(states, weight, bias).float()
+        return cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
 
-    parts = zip(states.split(rows), targets.split(rows), strict=True)
-    total = torch.stack([checkpoint(part, *each, use_reentrant=False) for each in parts]).sum()
+    slices = zip(states.split(rows), targets.split(rows), strict=True)
+    total = torch.stack([checkpoint(slice_loss, *each, use_reentrant=False) for each in slices]).sum()
     if num_items_in_batch is None:
         return total / (targets != ignore_index).sum()
     return total / torch.as_tensor(num_items_in_batch, device=total.device)
@@ -86,20 +86,12 @@ def _sliced(
 
 @torch.no_grad()
 def _loss(model: PreTrainedModel) -> torch.Tensor:
-    """On a few tokens, in the type of the weights."""
+    """Return the loss of 32 tokens, computed in the dtype of the weights."""
     ids = (torch.arange(32, device=model.device) * 7 + 3)[None] % model.config.get_text_config().vocab_size
     was_training = model.training
-    with torch.autocast(model.device.type, torch.bfloat16, enabled=_low(model)):
+    with autocast(model.device, weights_precision(model)):
         loss = model.eval()(
             input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), use_cache=False
         ).loss
     model.train(was_training)
     return loss.float()
-
-
-def _low(model: PreTrainedModel) -> bool:
-    return any(weight.dtype in (torch.bfloat16, torch.float16) for weight in model.parameters())
-
-
-def _tolerance(model: PreTrainedModel) -> float:
-    return 1e-2 if _low(model) else 1e-4

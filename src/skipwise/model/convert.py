@@ -1,4 +1,4 @@
-"""A checkpoint -> the same network in a stock class, shard by shard: ``skipwise convert``."""
+"""Write a checkpoint as the same network in a stock class, shard by shard: ``skipwise convert``."""
 
 import json
 import os
@@ -37,7 +37,7 @@ _BESIDE = (
     "special_tokens_map.json",
     "generation_config.json",
 )
-# Rng of a tokenizer's config that would have remote code run.
+# Keys of a tokenizer's config that would run remote code.
 _REMOTE = ("auto_map", "tokenizer_class")
 
 
@@ -45,26 +45,23 @@ def convert(
     checkpoint: str,
     out: Path,
     *,
-    original_length: int | None = None,
+    original_length: int | str | None = None,
     shard_bytes: int = SHARD_BYTES,
     console: Console | None = None,
 ) -> Path:
-    """Write ``checkpoint`` as a checkpoint of a stock class whose logits are the same.
+    """Write ``checkpoint`` to ``out`` as a checkpoint of a stock class with the same logits, and return ``out``.
 
-    One tensor of the source is held at a time, and one shard of the result.
+    Memory holds one tensor of the source and one shard of the result at a time.
 
     Args:
         checkpoint: a folder, or a name on the model hub: ``config.json`` with safetensors or ``.bin`` weights.
         out: the folder to write; it must not exist.
-        original_length: L_c of a checkpoint of PoSE's authors, where its config does not say it truly.
-        shard_bytes: of the files written, at the most, unless one tensor is larger.
-        console: where to say what is done.
-
-    Returns:
-        ``out``.
+        original_length: L_c of a checkpoint of PoSE's authors, if its config does not give the true one.
+        shard_bytes: largest size of a written file, unless one tensor is larger.
+        console: where progress is printed; default: nowhere.
 
     Raises:
-        ModelError: there is no conversion for it, or its files are incomplete or damaged.
+        ModelError: no conversion exists, or the checkpoint's files are incomplete or damaged.
         RunError: ``out`` exists.
     """
     console = console or Console(quiet=True)
@@ -74,7 +71,7 @@ def convert(
     plan = _plan(folder / "config.json", original_length)
     if _remote_tokenizer(folder):
         require_readable(folder)
-    for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.told):
+    for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.notes):
         console.print(line, soft_wrap=True)
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -92,18 +89,18 @@ def convert(
     return out
 
 
-def _plan(path: Path, original_length: int | None) -> Conversion:
+def _plan(path: Path, original_length: int | str | None) -> Conversion:
     config = _read_json(path)
     try:
         return plan_conversion(config, original_length)
     except KeyError as error:
         raise ModelError(f"{path} lacks {error}; fetch it again") from error
     except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
-        raise ModelError(f"{path} has a value that cannot be ({error}); mend or fetch it again") from error
+        raise ModelError(f"{path} has an impossible value ({error}); mend or fetch it again") from error
 
 
 def _folder(checkpoint: str) -> Path:
-    """Find the checkpoint; of a hub's, only what is read here is fetched."""
+    """Return the checkpoint's folder; of a model on the hub, download only the files that are read here."""
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     try:
@@ -111,7 +108,7 @@ def _folder(checkpoint: str) -> Path:
         return Path(snapshot_download(checkpoint, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"checkpoint {checkpoint!r} is neither a folder here nor reachable on the model hub; download it first and "
+            f"checkpoint {checkpoint!r} is neither a folder here nor reachable on the model hub; download it and "
             "give its folder"
         ) from error
 
@@ -124,12 +121,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ModelError(f"{path} is not JSON ({error}); fetch it again") from error
     if not isinstance(read, dict):
-        raise ModelError(f"{path} holds no JSON object; fetch it again")
+        raise ModelError(f"{path} does not hold a JSON object; fetch it again")
     return read
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files of weights, as the index names them; safetensors where there are both kinds."""
+    """Return the weight files that the index names; safetensors if the checkpoint has both kinds."""
     for index in _INDEXES:
         if (folder / index).exists():
             names = sorted(set(_read_json(folder / index).get("weight_map", {}).values()))
@@ -147,11 +144,11 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """One tensor after another, each read when its turn comes; weights only, no code of a pickle is run."""
+    """Yield each tensor as it is read; no code of a pickle is run (``weights_only``)."""
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118, it is no dictionary
+                for name in file.keys():  # noqa: SIM118 (not a dictionary)
                     yield name, file.get_tensor(name)
         else:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -159,14 +156,14 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         if isinstance(error, UnpicklingError):
             raise ModelError(
-                f"{path} is a pickle of more than weights, or of torch before 1.6, and is not executed; take the "
+                f"{path} is a pickle of more than weights, or of torch before 1.6, and is not executed; get the "
                 "checkpoint as safetensors"
             ) from error
         raise ModelError(f"{path} cannot be read as weights ({first_line(error)}); fetch it again") from error
 
 
 def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: int, console: Console) -> None:
-    """Write converted shards and their index; type and vocabulary of the config become those of the weights."""
+    """Write converted shards and their index, and set the config's dtype and vocabulary size to those of the weights."""
     held: dict[str, torch.Tensor] = {}
     files: list[list[str]] = []
     total = held_bytes = 0
@@ -194,13 +191,13 @@ def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: in
                 total += size
                 if new == "model.embed_tokens.weight":
                     plan.config.dtype = value.dtype
-                    plan.config.vocab_size = len(value)  # grown by a pad token, the config may not say so
+                    plan.config.vocab_size = len(value)  # the config may not count an added pad token
     flush()
     _name_shards(folder, files, total)
 
 
 def _name_shards(folder: Path, files: list[list[str]], total: int) -> None:
-    """Give the shards the names by which transformers finds them, now that it is known how many there are."""
+    """Rename the shards as transformers expects; the names contain their number, which is known only now."""
     if len(files) == 1:
         os.replace(folder / "0.safetensors", folder / "model.safetensors")
         return
@@ -219,7 +216,7 @@ def _stock_class(plan: Conversion) -> type:
 
 
 def _require_every_weight(folder: Path) -> None:
-    """Hold names and shapes of what was written against the stock class."""
+    """Require the written names and shapes to be those of the stock class."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
@@ -235,12 +232,12 @@ def _require_every_weight(folder: Path) -> None:
         if wanted.get(name) != written.get(name):
             raise ModelError(
                 f"{name} has shape {written.get(name)} in the converted checkpoint and {wanted.get(name)} in its class; "
-                "the checkpoint is incomplete, or of another network than its config says"
+                "the checkpoint is incomplete, or its config belongs to another network"
             )
 
 
 def _copy_beside(folder: Path, out: Path) -> None:
-    """Copy the tokenizer; a SentencePiece model whose class is remote code becomes a stock one."""
+    """Copy the tokenizer; convert a SentencePiece model whose class is remote code to a stock one."""
     for name in _BESIDE:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)
@@ -252,10 +249,10 @@ def _copy_beside(folder: Path, out: Path) -> None:
 
 
 def _remote_tokenizer(folder: Path) -> bool:
-    """Whether the class of the tokenizer is remote code, and nothing but its SentencePiece model is there.
+    """Return whether the tokenizer's class is remote code and only its SentencePiece model can be read.
 
     Raises:
-        ModelError: not even that.
+        ModelError: the SentencePiece model is missing too.
     """
     path = folder / "tokenizer_config.json"
     if not path.exists() or "auto_map" not in _read_json(path) or (folder / "tokenizer.json").exists():
@@ -263,6 +260,6 @@ def _remote_tokenizer(folder: Path) -> bool:
     if not (folder / "tokenizer.model").exists():
         raise ModelError(
             f"{folder} has a tokenizer whose class is remote code, and neither tokenizer.model nor tokenizer.json; fetch it "
-            "again, or put a stock tokenizer in its place"
+            "again, or put a stock tokenizer there"
         )
     return True

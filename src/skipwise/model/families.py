@@ -1,10 +1,10 @@
-"""Checkpoints whose own class has no ``rope_parameters``, as the same network in a stock class that has them.
+"""Convert checkpoints whose class has no ``rope_parameters`` to the same network in a stock class that has them.
 
-    GPT-J           -> Phi      rows of q and k from interleaved to half-split rotation; biases that it lacks are 0
-    Baichuan2-7B    -> Llama    ``W_pack`` is q, k and v; the rows of the output head are normalised once
-    PoSE's authors' -> Llama, Phi   ``rope_scaling`` of their own types as ``rope_parameters``
+    GPT-J           -> Phi      rows of q and k go from interleaved to half-split rotation; missing biases are 0
+    Baichuan2-7B    -> Llama    ``W_pack`` is split into q, k and v; the rows of the output head are normalised
+    PoSE's authors' -> Llama, Phi   their own types of ``rope_scaling`` become ``rope_parameters``
 
-Nothing is executed that comes with a checkpoint: its config is read as JSON, its weights as tensors.
+No code of a checkpoint is executed: its config is read as JSON, its weights as tensors.
 """
 
 import re
@@ -18,13 +18,14 @@ from transformers import LlamaConfig, PhiConfig, PretrainedConfig
 
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import Rope, rope_parameters
+from skipwise.method.lengths import parse_length
 from skipwise.model.rope import SCALED
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
-# rope_scaling of the code that the paper's authors released -> ours; their YaRN mixes periods, except for GPT-J
+# rope_scaling types in the paper authors' code -> our names; their YaRN mixes periods, except for GPT-J
 _AUTHORS = {"linear": "linear", "vanilla_ntk": "ntk", "yarn": "yarn-revised"}
-_FIRST_BAICHUAN = 64_000  # words; its head is not normalised
+_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan 1, whose head is not normalised
 _BUFFERS = re.compile(
     r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bias|masked_bias|embed_positions))$"
 )
@@ -32,43 +33,44 @@ _BUFFERS = re.compile(
 
 @dataclass(frozen=True)
 class Conversion:
-    """How a checkpoint is written as one of a stock class.
+    """How to write a checkpoint as one of a stock class.
 
     Attributes:
-        source: what it was recognised as.
-        config: of the stock class.
-        convert: a source's tensor -> the tensors that hold it there, by name.
-        told: what the user should know of it.
+        source: the name of the recognised source model.
+        config: the config of the stock class.
+        convert: maps a tensor of the source to named tensors of the stock class.
+        notes: lines to show to the user.
     """
 
     source: str
     config: PretrainedConfig
     convert: Callable[[str, torch.Tensor], Tensors]
-    told: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def tensors(self, name: str, tensor: torch.Tensor) -> Tensors:
-        """What becomes of one tensor; of a buffer that the stock class computes, nothing."""
+        """Yield the stock tensors for one tensor; none for a buffer that the stock class computes itself."""
         if _BUFFERS.search(name):
             return
         try:
             yield from self.convert(name, tensor)
         except (RuntimeError, ValueError) as error:
             raise ModelError(
-                f"{name} has shape {tuple(tensor.shape)}, which the network that the config describes has not ({error}); "
-                "the checkpoint is damaged, or of another config"
+                f"{name} has shape {tuple(tensor.shape)}, which does not fit the config ({error}); "
+                "the checkpoint is damaged, or belongs to another config"
             ) from error
 
 
-def plan_conversion(config: Mapping[str, Any], original_length: int | None = None) -> Conversion:
-    """Recognise a checkpoint by its ``config.json``.
+def plan_conversion(config: Mapping[str, Any], original_length: int | str | None = None) -> Conversion:
+    """Return the conversion of the checkpoint with this ``config.json``.
 
     Args:
-        config: as read, nothing resolved.
-        original_length: L_c of a checkpoint of the authors', where its config does not say it truly.
+        config: the content of the file.
+        original_length: L_c of a checkpoint of the authors, if its config does not give the true one.
 
     Raises:
-        ModelError: it needs no conversion, or there is none for it.
+        ModelError: the model needs no conversion, or none exists.
     """
+    original = parse_length(original_length) if original_length is not None else None
     kind = config.get("model_type")
     match kind:
         case "gptj":
@@ -81,29 +83,32 @@ def plan_conversion(config: Mapping[str, Any], original_length: int | None = Non
             raise ModelError(_unconverted(config))
         case _:
             raise ModelError(
-                f"model_type {kind!r} is not converted: there is gptj, baichuan (7B), and Llama with the rope_scaling "
-                "of PoSE's authors; what stock transformers rotates by rope_parameters, skipwise extend takes as it is"
+                f"model_type {kind!r} is not converted. Conversions exist for gptj, baichuan (7B), and Llama with the "
+                "rope_scaling of PoSE's authors; give a model with rope_parameters to skipwise extend directly"
             )
     if _by_authors(config):
-        return _with_authors_scaling(plan, config, original_length)
-    if original_length is not None:
+        return _with_authors_scaling(plan, config, original)
+    if original is not None:
         raise ModelError(
-            f"--original {original_length:,} is for a checkpoint of PoSE's authors, and this one has no rope_scaling of "
-            "theirs; leave it out, and give original_length to skipwise extend if the config's window is not the true one"
+            f"--original {original:,} is for a checkpoint of PoSE's authors, and this one lacks their rope_scaling; "
+            "leave it out, and give original_length to skipwise extend if the config's window is not the true one"
         )
     return plan
 
 
 def _unconverted(config: Mapping[str, Any]) -> str:
-    """Why a Llama is not converted: nothing is to be done, or nobody knows what its scaling means."""
+    """Return why a Llama is not converted: it needs no conversion, or its scaling is unknown."""
     scaling = config.get("rope_scaling")
     if not scaling:
-        return "model_type llama needs no conversion: skipwise extend takes it as it is"
+        return "model_type llama needs no conversion: give it to skipwise extend directly"
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     if kind in SCALED | {"dynamic"}:
-        return f"model_type llama with {kind} rope_scaling needs no conversion: skipwise extend says what it takes of it"
+        return (
+            f"model_type llama with {kind} rope_scaling needs no conversion: give it to skipwise extend with "
+            "--existing-rope replace"
+        )
     return (
-        f"config has rope_scaling {scaling!r}, which is neither of transformers nor of PoSE's authors "
+        f"config has rope_scaling {scaling!r}, a type of neither transformers nor PoSE's authors "
         f"({', '.join(_AUTHORS)}, each with a factor); mend config.json, or start from the base model"
     )
 
@@ -113,12 +118,12 @@ def _as_it_is(name: str, tensor: torch.Tensor) -> Tensors:
 
 
 def _gptj(config: Mapping[str, Any]) -> Conversion:
-    """GPT-J's block is Phi's: one norm before attention and feed-forward, which stand side by side."""
+    """Return the conversion to Phi, which has the same block: one norm, then attention and feed-forward in parallel."""
     heads, width = int(config["n_head"]), int(config["n_embd"])
-    turned, head = config.get("rotary_dim"), width // heads
-    if not turned or turned > head:
+    rotated, head = config.get("rotary_dim"), width // heads
+    if not rotated or rotated > head:
         raise ModelError(
-            f"config has rotary_dim {turned!r}, which must be from 2 to the {head} dims of a head; mend config.json"
+            f"config has rotary_dim {rotated!r}, which must be from 2 to the {head} dims of a head; mend config.json"
         )
     stock = PhiConfig(
         vocab_size=config["vocab_size"],
@@ -139,17 +144,17 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10_000.0,
-            "partial_rotary_factor": turned / head,
+            "partial_rotary_factor": rotated / head,
         },
     )
     half_split = torch.cat(
-        [torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, head)]
+        [torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, head)]
     )
 
     def convert(name: str, tensor: torch.Tensor) -> Tensors:
         new = name
-        for old, stands_for in _GPTJ_NAMES.items():
-            new = new.replace(old, stands_for)
+        for theirs, stock_name in _GPTJ_NAMES.items():
+            new = new.replace(theirs, stock_name)
         if new.endswith(("q_proj.weight", "k_proj.weight")):
             tensor = tensor.view(heads, head, width)[:, half_split].reshape(heads * head, width)
         yield new, tensor
@@ -172,11 +177,11 @@ _GPTJ_NAMES = {
 
 
 def _baichuan(config: Mapping[str, Any]) -> Conversion:
-    """Baichuan's 7B models are Llama's network under other names; the 13B ones have ALiBi."""
+    """Return the conversion of a 7B model to Llama, the same network under other names; the 13B models have ALiBi."""
     if "max_position_embeddings" not in config:
         raise ModelError(
-            "this Baichuan has ALiBi positions, as the 13B models do; PoSE needs rotary position embeddings, as the 7B "
-            "models have"
+            "this Baichuan has ALiBi positions, as the 13B models do; PoSE needs rotary position embeddings: choose a "
+            "7B model"
         )
     first = config["vocab_size"] == _FIRST_BAICHUAN
 
@@ -193,7 +198,7 @@ def _baichuan(config: Mapping[str, Any]) -> Conversion:
 
 
 def _unit_rows(weight: torch.Tensor, rows: int = 8192) -> torch.Tensor:
-    """Divide each row by its length, in float32 and a few rows at a time: a head is the largest tensor of all."""
+    """Divide each row by its norm in float32, ``rows`` at a time to save memory: a head is the largest tensor."""
     unit = torch.empty_like(weight)
     for part, into in zip(weight.split(rows), unit.split(rows), strict=True):
         into.copy_(normalize(part.float()))
@@ -212,30 +217,28 @@ def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def _by_authors(config: Mapping[str, Any]) -> bool:
-    """Whether the config has a ``rope_scaling`` as their code writes it: a type and a factor, nothing else."""
+    """Return whether the config has a ``rope_scaling`` as the authors' code writes it: only a type and a factor."""
     scaling = config.get("rope_scaling")
     return isinstance(scaling, Mapping) and set(scaling) == {"type", "factor"} and scaling["type"] in _AUTHORS
 
 
-def _with_authors_scaling(
-    plan: Conversion, config: Mapping[str, Any], original_length: int | None
-) -> Conversion:
+def _with_authors_scaling(plan: Conversion, config: Mapping[str, Any], original: int | None) -> Conversion:
     scaling, stock = config["rope_scaling"], plan.config
     factor = float(scaling["factor"])
     named = _AUTHORS[scaling["type"]]
     if plan.source == "GPT-J" and named == "yarn-revised":
         named = "yarn"
     window = int(stock.max_position_embeddings)
-    # Their code stores the scaled length; a length that no base of theirs exceeds is the base's own.
-    original = original_length or (int(window / factor) if window > 4096 else window)
+    # Their code stores the scaled length. None of their bases exceeds 4,096 tokens, so a value up to that is unscaled.
+    original = original or (int(window / factor) if window > 4096 else window)
     old = stock.rope_parameters
     head = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
-    turned = int(head * old.get("partial_rotary_factor", 1.0))
+    rotated = int(head * old.get("partial_rotary_factor", 1.0))
     kept = {name: value for name, value in old.items() if name == "partial_rotary_factor"}
     stock.rope_parameters = {
         **kept,
-        **rope_parameters(named, Rope(old["rope_theta"], turned, original), factor),
+        **rope_parameters(named, Rope(old["rope_theta"], rotated, original), factor),
     }
     stock.max_position_embeddings = round(original * factor)
-    told = f"rope_scaling {scaling['type']} x{factor:g} is {named} from {original:,} to {round(original * factor):,}"
-    return Conversion(f"{plan.source}, extended", stock, plan.convert, (*plan.told, told))
+    note = f"rope_scaling {scaling['type']} x{factor:g} is {named} from {original:,} to {round(original * factor):,}"
+    return Conversion(f"{plan.source}, extended", stock, plan.convert, (*plan.notes, note))

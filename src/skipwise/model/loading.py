@@ -1,7 +1,5 @@
 """Load a checkpoint as a stock transformers class, as it is or with an interpolation set."""
 
-import hashlib
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from pickle import UnpicklingError
@@ -14,7 +12,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -22,13 +19,13 @@ from transformers import (
 
 from skipwise.errors import ModelError, first_line
 from skipwise.model import lora
+from skipwise.model.four_bit import quantization_settings
 from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
-
-_BROKEN_WEIGHTS = (SafetensorError, UnpicklingError)
+from skipwise.model.sliding import mask_by_position
 
 
 def resolve(name: str) -> str:
-    """The folder of the embedded model for ``nano``, else ``name`` itself.
+    """Return the folder of the embedded model for ``nano``, else ``name`` itself.
 
     Raises:
         ModelError: the name is empty.
@@ -42,10 +39,10 @@ def load_config(name: str) -> PretrainedConfig:
     """Read the config of a folder or a hub name; no remote code is run.
 
     Raises:
-        ModelError: nothing there that transformers can read.
+        ModelError: there is no config that transformers can read.
     """
     try:
-        # Left out, the question whether to run remote code would be put to the user.
+        # Without this argument transformers asks the user whether to run remote code.
         return AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
         if (kind := _model_type(name)) in CONVERTED:  # its own class would be remote code
@@ -54,7 +51,7 @@ def load_config(name: str) -> PretrainedConfig:
 
 
 def _model_type(name: str) -> str:
-    """As the config says it, whether or not there is a class for it."""
+    """Return the config's model_type, whether or not transformers has a class for it."""
     try:
         return str(PretrainedConfig.get_config_dict(resolve(name))[0].get("model_type"))
     except (OSError, ValueError):
@@ -62,7 +59,7 @@ def _model_type(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer beside a model.
+    """Load the tokenizer of a model.
 
     Raises:
         ModelError: there is none.
@@ -85,64 +82,62 @@ def load_model(
     four_bits: bool = False,
     merge: bool = True,
 ) -> PreTrainedModel:
-    """Load a causal model, with the interpolation of ``extension`` in its config, or as it is.
+    """Load a causal model, as it is or with the interpolation of ``extension`` in its config.
 
-    Frequencies are float32 whatever ``dtype`` is, and are checked against the float64 formula to 1e-6.
+    Rotary frequencies are float32 for every ``dtype``; they are checked against the float64 formula to 1e-6. Sliding
+    layers count their window in positions while the model trains (``skipwise.model.sliding``).
 
     Args:
-        name: ``nano``, a folder (an adapter's too: it is merged into its base), or a name on the hub.
-        extension: what the config is to say; default: what it says.
-        dtype: of the weights.
-        device: where to.
-        four_bits: hold the weights of linear layers in 4 bits (nf4; Dettmers et al., 2023), computed in ``dtype``.
-        merge: an adapter into its base; else it is put on it, as in training.
+        name: ``nano``, a folder (also an adapter's, which is merged into its base), or a name on the hub.
+        extension: the interpolation to set; default: what the config has.
+        dtype: dtype of the weights.
+        device: device to load to.
+        four_bits: hold the weights of linear layers in 4 bits and compute in ``dtype``.
+        merge: merge an adapter into its base; if false, keep its layers apart, as in training.
 
     Raises:
-        ModelError: transformers cannot load it, or its frequencies are not what was asked for.
+        ModelError: transformers cannot load it, or its frequencies are not those of ``extension``.
     """
     config = load_config(name)
     if extension is not None:
         set_interpolation(config, extension)
     folder = resolve(name)
     base = lora.base_of(folder)
-    settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
-    settings["trust_remote_code"] = False
-    if four_bits:
-        quantization = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
-        settings |= {"quantization_config": quantization, "device_map": {"": device}}
-    try:
-        loaded: tuple[PreTrainedModel, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]
-            resolve(base) if base else folder, **settings
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, *_BROKEN_WEIGHTS) as error:
-        raise ModelError(_unreadable(name, error)) from error
-    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
-    if missing:
-        some = ", ".join(missing[:3])
-        raise ModelError(
-            f"model {name!r} lacks {len(missing)} of its weights ({some}, ...), which would be drawn at "
-            "random; the checkpoint is not whole, or is no causal language model"
-        )
+    settings = quantization_settings(dtype, device) if four_bits else {}
+    model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
     if base:
         model = lora.load_adapter(model, folder, merge=merge)
     if not four_bits:
         torch.nn.Module.to(model, device)
     if extension is not None:
         check_frequencies(model, extension)
+    mask_by_position(model)
     return model
 
 
-@cache
-def weights_fingerprint(name: str) -> str:
-    """Hash a model's weights as they came: of a hub's model its commit, of a folder each file's size and first 16 MiB."""
-    digest = hashlib.sha256(str(getattr(load_config(name), "_commit_hash", None)).encode())
-    for path in sorted(Path(resolve(name)).glob("*.safetensors")):
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
-        with open(path, "rb") as file:
-            digest.update(file.read(2**24))
-    return digest.hexdigest()
+def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
+    """Load a model by transformers; refuse a checkpoint that lacks weights, which transformers would draw at random."""
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, trust_remote_code=False, output_loading_info=True, **settings
+        )
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        EOFError,
+        SafetensorError,
+        UnpicklingError,
+    ) as error:
+        raise ModelError(_unreadable(name, error)) from error
+    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+    if missing:
+        raise ModelError(
+            f"model {name!r} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, ...), which would be drawn "
+            "at random; the checkpoint is incomplete, or is not a causal language model"
+        )
+    return model
 
 
 def _unreadable(name: str, error: Exception) -> str:

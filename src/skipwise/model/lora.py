@@ -1,8 +1,8 @@
-"""LoRA: train small additions to a frozen model, then merge them into it or keep them as an adapter.
+"""LoRA: train low-rank additions to a frozen model, then merge them into it or keep them as an adapter.
 
-W' = W + (alpha / r) B A with B [out, r] and A [r, in] trained (Hu et al., 2022); peft does it. An adapter stores no
-RoPE settings of its own, and stock loaders put it on the base as that is: so its folder has the extended
-``config.json``, names no base that loads by itself, and lists ``rope_parameters``, which peft warns about.
+W' = W + (alpha / r) B A, with B [out, r] and A [r, in] trained (Hu et al., 2022); peft implements it. An adapter stores
+no RoPE settings, and stock loaders put it on the base as that is. So the adapter's folder has the extended
+``config.json``, names a base that does not load by itself, and lists ``rope_parameters``, which makes peft warn.
 """
 
 import copy
@@ -29,7 +29,7 @@ def require_installed(rules: Lora) -> None:
     """Require the packages that the recipe's LoRA section needs.
 
     Raises:
-        RecipeError: peft, or for a base in 4 bits bitsandbytes, is not installed.
+        RecipeError: peft is not installed, or bitsandbytes for a base in 4 bits.
     """
     if find_spec("peft") is None:
         raise RecipeError("lora needs the peft package: pip install 'skipwise[lora]', or leave lora out")
@@ -39,13 +39,18 @@ def require_installed(rules: Lora) -> None:
         )
 
 
-def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | None = None) -> "PeftModel":
-    """Freeze ``model`` and put the additions that ``rules`` ask for into it; what is trained is float32.
+def stock_model(model: Any) -> PreTrainedModel:
+    """Return the transformers model inside a peft model; any other model is returned as it is."""
+    return getattr(model, "get_base_model", lambda: model)()
 
-    A is drawn with ``seed`` and B begins at zero, unless a ``state`` (safetensors) is given that they are to have.
+
+def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | None = None) -> "PeftModel":
+    """Freeze ``model`` and add the trainable float32 weights that ``rules`` ask for.
+
+    A is drawn with ``seed`` and B begins at zero, unless ``state`` (safetensors) gives the values of both.
 
     Raises:
-        RecipeError: the targets match no layer; the names that there are.
+        RecipeError: the targets match no layer; the message lists the names of the model's layers.
     """
     require_installed(rules)
     _check_targets(model, rules)
@@ -55,43 +60,43 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
             return _with_additions(model, _peft_config(model, rules), load_file(state) if state else None)
     except ValueError as error:
         raise RecipeError(
-            f"lora.targets = {rules.targets!r} cannot be adapted ({error}); name linear layers, or take all-linear"
+            f"lora.targets = {rules.targets!r} cannot be adapted ({error}); name linear layers, or choose all-linear"
         ) from error
 
 
 def _check_targets(model: PreTrainedModel, rules: Lora) -> None:
-    """Refuse names of no layer, and additions that merging would put where they were not trained."""
+    """Refuse names that match no layer, and additions that cannot be merged into the weights they were trained on."""
     if isinstance(rules.targets, str):
         return
     names = {name for name, _ in model.named_modules()}
-
-    def found(target: str) -> set[str]:  # as peft matches them
-        return {name for name in names if name == target or name.endswith(f".{target}")}
-
-    linear = {
-        name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
+    matches = {  # by peft's rule
+        target: {name for name in names if name == target or name.endswith(f".{target}")}
+        for target in rules.targets
     }
-    if unknown := [target for target in rules.targets if not found(target)]:
+    if unknown := [target for target, found in matches.items() if not found]:
+        linear = {
+            name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
+        }
         raise RecipeError(
             f"lora.targets: {', '.join(map(repr, unknown))} {'is' if len(unknown) == 1 else 'are'} no layer of this model; "
             f"its linear layers are called {', '.join(sorted(linear))}"
         )
-    ends = (model.get_input_embeddings(), model.get_output_embeddings())
-    matched = set().union(*(found(target) for target in rules.targets))
-    shared = [name for name in sorted(matched) if any(model.get_submodule(name) is end for end in ends)]
-    if shared and model.config.get_text_config().tie_word_embeddings:
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    targeted = {name: model.get_submodule(name) for name in sorted(set().union(*matches.values()))}
+    ends = [name for name, part in targeted.items() if part is embedding or part is head]
+    if ends and model.config.get_text_config().tie_word_embeddings:
         raise RecipeError(
-            f"lora.targets: {shared[0]} shares its weight with the other end of the model, so that an addition to one of "
-            "them cannot be merged; leave it out, or train both whole by lora.also=[embeddings]"
+            f"lora.targets: {ends[0]} shares its weight with the other embedding of the model, so its addition cannot be "
+            "merged; leave it out, or train both embeddings by lora.also=[embeddings]"
         )
-    if "embeddings" in rules.also and any(model.get_submodule(name) is ends[0] for name in shared):
+    if "embeddings" in rules.also and any(targeted[name] is embedding for name in ends):
         raise RecipeError(
-            f"lora.targets: {shared[0]} is trained whole by lora.also=[embeddings]; leave it out of one of the two"
+            f"lora.targets: all weights of {ends[0]} are trained by lora.also=[embeddings]; leave it out of one of the two"
         )
 
 
 def trained_share(config: PretrainedConfig, rules: Lora) -> tuple[int, int]:
-    """How many parameters are trained, and how many there are; no weights are made.
+    """Return how many parameters are trained and how many the model has; no weights are allocated.
 
     Raises:
         RecipeError: the targets match no layer.
@@ -102,30 +107,30 @@ def trained_share(config: PretrainedConfig, rules: Lora) -> tuple[int, int]:
 
 
 def merged(trained: Any, base: PreTrainedModel) -> PreTrainedModel:
-    """The stock model that ``base`` becomes when the additions of ``trained`` are merged into its weights.
+    """Return the stock model that ``base`` becomes when the additions of ``trained`` are merged into its weights.
 
-    ``base`` is changed in place. It may be of higher precision than the base that was trained on, which is right:
-    rounding to 4 bits and back would be saved otherwise.
+    ``base`` is changed in place. It may have a higher precision than the base that was trained on: then the merged
+    weights are not rounded to 4 bits.
     """
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(trained, save_embedding_layers=False)
     state = {name: weight.to(base.device) for name, weight in state.items()}
-    return _stock(_with_additions(base, trained.peft_config["default"], state))
+    return _merge(_with_additions(base, trained.peft_config["default"], state))
 
 
 def save_adapter(trained: Any, folder: Path, base: str) -> None:
-    """Write the adapter with the extended config beside it, so that it is not put on an unscaled base unnoticed.
+    """Write the adapter and the extended config, so that nobody puts it on an unscaled base unnoticed.
 
     Args:
         trained: the adapted model.
-        folder: where to.
+        folder: the folder to write.
         base: the model that was adapted: a name on the hub, or a folder.
     """
     base = str(Path(base).resolve()) if Path(base).is_dir() else base
     trained.save_pretrained(folder, save_embedding_layers=False)
-    config = copy.deepcopy(trained.get_base_model().config)
-    # How the base was held in training says nothing about the adapter.
+    config = copy.deepcopy(stock_model(trained).config)
+    # The precision of the base in training does not concern the adapter.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     config.save_pretrained(folder)
@@ -140,10 +145,10 @@ def save_adapter(trained: Any, folder: Path, base: str) -> None:
 
 
 def base_of(folder: str) -> str | None:
-    """The base of the adapter in ``folder``; None where there is no adapter of ours.
+    """Return the base of the adapter in ``folder``, or None if the folder holds no adapter.
 
     Raises:
-        ModelError: an adapter that another program wrote, whose base may need another config.
+        ModelError: another program wrote the adapter, so its base may need another config.
     """
     path = Path(folder) / _CONFIG
     if not path.is_file():
@@ -158,7 +163,7 @@ def base_of(folder: str) -> str | None:
 
 
 def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrainedModel:
-    """Put the adapter in ``folder`` on its base, and merge it into its weights if asked to.
+    """Put the adapter in ``folder`` on its base, and merge it into the base's weights if ``merge`` is true.
 
     Raises:
         RecipeError: peft is not installed.
@@ -170,13 +175,13 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
         config = LoraConfig.from_pretrained(folder)
     config.inference_mode = False
     adapted = _with_additions(base, config, load_file(Path(folder) / "adapter_model.safetensors"))
-    return _stock(adapted) if merge else cast(PreTrainedModel, adapted)
+    return _merge(adapted) if merge else cast(PreTrainedModel, adapted)
 
 
 def _with_additions(
     base: PreTrainedModel, config: "LoraConfig", state: dict[str, torch.Tensor] | None = None
 ) -> "PeftModel":
-    """``base`` with new additions, or those of ``state``; in bf16 small updates of them would be rounded away."""
+    """Return ``base`` with new additions, or with those of ``state``; in bf16 their small updates would round to 0."""
     from peft import get_peft_model, set_peft_model_state_dict
 
     with _quiet():
@@ -189,7 +194,7 @@ def _with_additions(
     return adapted
 
 
-def _stock(adapted: Any) -> PreTrainedModel:
+def _merge(adapted: Any) -> PreTrainedModel:
     return adapted.merge_and_unload(safe_merge=True)
 
 
@@ -210,7 +215,7 @@ def _peft_config(model: PreTrainedModel, rules: Lora) -> "LoraConfig":
 
 
 def _layer_names(model: PreTrainedModel, kind: str) -> list[str]:
-    """The last parts of the names of the input embedding, or of every layer norm."""
+    """Return the last parts of the names of the input embedding, or of all layer norms."""
     embedding = model.get_input_embeddings()
     if kind == "embeddings":
         parts = [name for name, part in model.named_modules() if part is embedding]
@@ -220,7 +225,7 @@ def _layer_names(model: PreTrainedModel, kind: str) -> list[str]:
 
 
 class _quiet(warnings.catch_warnings):  # noqa: N801 (a context manager, named as one)
-    """Without peft's warnings of what is meant: our ``rope_parameters`` and base, and what transformers renamed."""
+    """Hide peft's warnings about what is intended here: ``rope_parameters``, the base's name, and renamed functions."""
 
     def __enter__(self) -> Any:
         entered = super().__enter__()

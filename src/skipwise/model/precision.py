@@ -1,5 +1,6 @@
-"""Which precision a model computes in: the names that users write, the dtypes behind them, and what a machine is fast at."""
+"""The precision of a forward pass: the names that users write, the dtypes behind them, and what the hardware is fast at."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, cast
 
 import torch
@@ -13,15 +14,15 @@ AUTOCAST: dict[str, torch.dtype | None] = {"bf16": torch.bfloat16, "fp16": torch
 
 
 def default_device() -> torch.device:
-    """The device that models run on: the GPU if there is one, else the CPU."""
+    """Return the device that models run on: the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def choose_precision(requested: str, device: torch.device | str | None = None) -> Precision:
     """Return the precision to compute in on ``device``; weights stay float32 under bf16 and fp16 autocast.
 
-    ``auto`` takes bf16 where the hardware multiplies it: a GPU that has it, or a CPU with AVX512-BF16 or
-    AMX-BF16. Elsewhere bf16 is emulated, slower than float32.
+    ``auto`` chooses bf16 if the hardware multiplies it: a GPU with bf16, or a CPU with AVX512-BF16 or AMX-BF16.
+    On other hardware bf16 is emulated and slower than float32.
 
     Raises:
         RecipeError: an unknown name, or fp16 on a CPU, which has no loss scaling.
@@ -39,8 +40,26 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
     return "bf16" if fast else "float32"
 
 
+def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[object]:
+    """Return the context in which a forward pass computes in ``precision``; float32 needs none.
+
+    Raises:
+        RecipeError: an unknown name.
+    """
+    dtype = AUTOCAST[one_of("precision", precision, AUTOCAST)]
+    return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
+
+
+def weights_precision(model: torch.nn.Module) -> Precision:
+    """Return the precision of the weights as they are held; with LoRA, of the frozen ones."""
+    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
+    frozen = [weight for weight in weights if not weight.requires_grad]
+    dtype = (frozen or weights)[0].dtype
+    return cast(Precision, next((name for name, low in AUTOCAST.items() if low == dtype), "float32"))
+
+
 def _cpu_flags() -> set[str]:
-    """The first core's instruction sets as Linux names them; none known elsewhere."""
+    """Return the first core's instruction sets as Linux names them; on other systems none are known."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next((set(line.split()) for line in file if line.startswith("flags")), set())

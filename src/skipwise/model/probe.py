@@ -1,11 +1,10 @@
-"""Proof, on this very model, precision and attention kernel, that chunks attend to each other.
+"""Prove, on the model, precision and attention kernel of a run, that chunks attend to each other.
 
-Frameworks cut them silently: a jump of the positions looks like the border of a packed document, the loss
-stays plausible, and nothing about distance is learned. So before any training, change the text of one chunk
-and require the logits of every later chunk to change, and of every earlier chunk to stay.
+Some code paths cut chunks from each other without an error: they read a jump of the positions as the start of another
+packed document. The loss stays plausible, and the model learns nothing about distance. So before training, the probe
+changes the text of one chunk, and requires that the logits of every later chunk change and those of earlier ones do not.
 """
 
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import product
 
@@ -13,20 +12,21 @@ import torch
 from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError
-from skipwise.model.sliding import attention_masks
+from skipwise.method.lengths import parse_length
+from skipwise.model.precision import AUTOCAST, autocast
 
 _CHUNK = 8  # tokens
-_CHUNKS = 3  # with two, a kernel that cuts at every jump but one could pass
+_CHUNKS = 3  # with two chunks, a kernel that cuts at all jumps but one could pass
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What the probe saw.
+    """What the probe measured.
 
     Attributes:
         attention: the attention implementation of the model.
-        precision: of the forward pass.
-        forward: the least change, over pairs of chunks, of a later chunk's logits; above 0.
+        precision: the precision of the forward pass.
+        forward: the smallest change of a later chunk's logits over all pairs of chunks; above 0.
         backward: the largest change of an earlier chunk's logits; 0 for a causal model.
     """
 
@@ -36,38 +36,37 @@ class Probe:
     backward: float
 
     def as_dict(self) -> dict[str, object]:
-        """For ``run.json``."""
+        """Return the fields for ``run.json``."""
         return asdict(self)
 
 
 def probe_connectivity(
     model: PreTrainedModel,
-    target_length: int,
+    target_length: int | str,
     *,
-    precision: torch.dtype | None = None,
+    precision: str = "float32",
     attention_mask: bool = True,
 ) -> Probe:
-    """Run the model as training does (train mode, no cache, mask of ones) on three skipped chunks.
+    """Run the model as training does (train mode, no cache, mask of ones) on three chunks with skipped positions.
 
     Args:
         model: any causal model that takes ``position_ids``.
-        target_length: L_t in tokens; the last chunk ends there.
-        precision: autocast type, as in training; None for the weights' own.
-        attention_mask: False shows the trap, for tests: a stock model without the mask fails.
+        target_length: L_t in tokens, as 32768 or "32k"; the last chunk ends there.
+        precision: bf16 or fp16 autocast, as in training; float32 computes in the dtype of the weights.
+        attention_mask: False leaves the mask out, for tests: a stock model then fails.
 
     Raises:
-        ModelError: logits are not finite, a chunk does not see an earlier one, or sees a later one.
+        ModelError: logits are not finite, a chunk does not attend to an earlier one, or attends to a later one.
     """
-    device = model.device
-    ids = (torch.arange(_CHUNK * _CHUNKS, device=device) * 7 + 3) % model.config.vocab_size
-    starts = torch.linspace(0, target_length - _CHUNK, _CHUNKS, device=device).long()
+    device, vocabulary = model.device, model.config.vocab_size
+    ids = (torch.arange(_CHUNK * _CHUNKS, device=device) * 7 + 3) % vocabulary
+    starts = torch.linspace(0, parse_length(target_length) - _CHUNK, _CHUNKS, device=device).long()
     positions = (starts[:, None] + torch.arange(_CHUNK, device=device)).reshape(1, -1)
-    mask = attention_masks(model, torch.ones_like(positions), positions) if attention_mask else None
-    autocast = torch.autocast(device.type, precision) if precision else nullcontext()
+    mask = torch.ones_like(positions) if attention_mask else None
 
     def logits(tokens: torch.Tensor) -> torch.Tensor:  # [chunks, chunk, vocabulary]
         torch.manual_seed(0)  # the same dropout in every pass
-        with autocast:
+        with autocast(device, precision):
             out = model(input_ids=tokens[None], position_ids=positions, attention_mask=mask, use_cache=False)
         return out.logits[0].float().view(_CHUNKS, _CHUNK, -1)
 
@@ -78,19 +77,19 @@ def probe_connectivity(
         changes = []
         for chunk in range(_CHUNKS):
             other = ids.clone().view(_CHUNKS, _CHUNK)
-            other[chunk] = (other[chunk] + 1) % model.config.vocab_size
+            other[chunk] = (other[chunk] + 1) % vocabulary
             changes.append((logits(other.flatten()) - base).abs().amax(dim=(1, 2)))
     model.train(was_training)
     if not torch.isfinite(base).all():
         raise ModelError(
-            "the model's logits are not finite; its weights hold NaN or infinity: take a whole copy of it, or "
-            "training.precision=float32 if they are finite but overflow in fp16"
+            "the model's logits are not finite; its weights hold NaN or infinity: get an undamaged copy of the "
+            "checkpoint, or set training.precision=float32 if the weights are finite but overflow in fp16"
         )
-    change = torch.stack(changes).cpu()  # [changed chunk, looking chunk]
+    change = torch.stack(changes).cpu()  # [changed chunk, observed chunk]
     pairs = list(product(range(_CHUNKS), repeat=2))
     probe = Probe(
         attention=model.config._attn_implementation,
-        precision=str(precision or model.dtype).removeprefix("torch."),
+        precision=precision if AUTOCAST[precision] else str(model.dtype).removeprefix("torch."),
         forward=min(change[a, b].item() for a, b in pairs if a < b),
         backward=max(change[a, b].item() for a, b in pairs if a > b),
     )
@@ -101,9 +100,9 @@ def probe_connectivity(
 def _require_causal_connection(probe: Probe) -> None:
     if not probe.forward > 0:
         raise ModelError(
-            f"chunks do not attend to each other under {probe.attention} attention: changing one left the logits "
-            "of a later one as they were. Pass attention_mask of ones with every batch, or choose another attention "
-            "implementation; training would learn nothing about distance"
+            f"chunks do not attend to each other under {probe.attention} attention: a change in one chunk left the "
+            "logits of a later one unchanged, so training would learn nothing about distance. Pass an attention_mask "
+            "of ones with every batch, or choose another attention implementation"
         )
     if probe.backward > 0:
         raise ModelError(

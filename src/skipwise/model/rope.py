@@ -1,7 +1,7 @@
-"""A config's RoPE: read it, refuse what cannot be extended, write the interpolation into it, and prove it in a model.
+"""A config's RoPE: read it, refuse what cannot be extended, write the interpolation into it, and check a loaded model.
 
-A model may have one set of ``rope_parameters``, or one for each kind of its layers, as Gemma 3: then those of
-``full_attention`` are extended, and layers that slide keep theirs, since no token looks further there than before.
+A model has one set of ``rope_parameters``, or one for each kind of layer, as Gemma 3 does. Then the set of
+``full_attention`` is extended. Sliding layers keep theirs, since they attend no farther than before.
 """
 
 import copy
@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import NAMES, Rope, frequencies, rope_parameters
+from skipwise.method.lengths import parse_length
 from skipwise.recipes.schema import Recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
@@ -28,7 +29,7 @@ SCALED = {"linear", "yarn", "llama3", "longrope"}
 
 @dataclass(frozen=True)
 class Extension:
-    """What is asked of a model: its own window, the one to reach, and how.
+    """The extension of a model: its original RoPE, the length to reach, and the interpolation.
 
     Attributes:
         rope: the model's unscaled RoPE, original length included.
@@ -49,17 +50,17 @@ class Extension:
 def plan_extension(
     config: PretrainedConfig,
     *,
-    target_length: int | None = None,
-    original_length: int | None = None,
+    target_length: int | str | None = None,
+    original_length: int | str | None = None,
     interpolation: str = "none",
     existing_rope: str = "refuse",
 ) -> Extension:
-    """Read a config's RoPE and window, and say what extending it means.
+    """Read a config's RoPE and window, and return the extension to ``target_length``.
 
     Args:
-        config: of any model with ``rope_parameters``.
-        target_length: L_t; default 8 times the original.
-        original_length: L_c, where the config does not say it truly.
+        config: the config of any model with ``rope_parameters``.
+        target_length: L_t in tokens, as 32768 or "32k"; default: 8 times the original.
+        original_length: L_c, if the config does not give the true one.
         interpolation: a name of ``skipwise.method.interpolation.NAMES``.
         existing_rope: ``replace`` drops a scaling that the config already has.
 
@@ -70,12 +71,15 @@ def plan_extension(
     current = rope_of(config)
     _check_numbers(config, current)
     scaled = _check_scaling(config, current, existing_rope)
-    original = original_length or _original_length(config, current if scaled else {})
-    target = target_length or 8 * original
+    if original_length:
+        original = parse_length(original_length)
+    else:
+        original = _original_length(config, current if scaled else {})
+    target = parse_length(target_length) if target_length else 8 * original
     if target <= original:
         raise ModelError(
             f"target {target:,} must exceed the model's {original:,} tokens; "
-            "give a larger --target, or original_length if the config does not say the true window"
+            "give a larger --target, or original_length if the config does not give the true window"
         )
     _check_sliding_window(config, target)
     rope = Rope(float(current["rope_theta"]), _rotated_dims(config, current), original)
@@ -83,10 +87,10 @@ def plan_extension(
 
 
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
-    """What a recipe asks of a model.
+    """Return the extension that a recipe asks for.
 
     Raises:
-        ModelError: what ``plan_extension`` refuses, or the model's class does.
+        ModelError: ``plan_extension`` or the model's class refuses it.
     """
     extension = plan_extension(
         config,
@@ -100,8 +104,10 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
 
 
 def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
-    """Write the extended config, read it again and build its model without weights: what is refused there, by whatever
-    error of its class, would be refused after training."""
+    """Write the extended config, read it again and build its model without weights.
+
+    An error of the model's class then comes before training, not after it.
+    """
     extended = copy.deepcopy(config)
     set_interpolation(extended, extension)
     try:
@@ -110,15 +116,15 @@ def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
             read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             AutoModelForCausalLM.from_config(read)
     except Exception as error:
-        told = " ".join(str(error).split()) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"{type(config).__name__} cannot hold {extension.interpolation} x{extension.factor:g} ({told}); choose another "
+            f"{type(config).__name__} cannot hold {extension.interpolation} x{extension.factor:g} ({reason}); choose another "
             f"--interpolation of {', '.join(name for name in NAMES if name != 'none')}, or another model"
         ) from error
 
 
 def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
-    """Write what ``extension`` asks for into ``config``; the share of each head that is rotated stays."""
+    """Write the interpolation of ``extension`` into ``config``; the rotated part of each head stays."""
     current = rope_of(config)
     kept = {key: value for key, value in current.items() if key == "partial_rotary_factor"}
     new = {**kept, **rope_parameters(extension.interpolation, extension.rope, extension.factor)}
@@ -126,12 +132,12 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
         {**config.rope_parameters, _FULL: new} if _FULL in config.rope_parameters else new
     )
     config.max_position_embeddings = extension.target_length
-    if getattr(config, "head_dim", 0) is None:  # left to be computed, which not every class's YaRN does
+    if getattr(config, "head_dim", 0) is None:  # some classes' YaRN reads it and does not compute it
         config.head_dim = config.hidden_size // config.num_attention_heads
 
 
 def converted_first(kind: str, checkpoint: str | None) -> str:
-    """What to say of a model that needs ``skipwise convert`` before."""
+    """Return the message for a model that ``skipwise convert`` must convert first."""
     return (
         f"model_type {kind} has rotary positions that its class cannot scale; write it as a stock class with the same "
         f"logits first: skipwise convert {checkpoint or 'CHECKPOINT'} OUT"
@@ -141,23 +147,23 @@ def converted_first(kind: str, checkpoint: str | None) -> str:
 def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
     """Require every rotary buffer to be float32 and within 1e-6 of the formula.
 
-    A model cast with ``.to(bfloat16)`` fails here: rounded frequencies are 2.5 rad off at position 2,047.
+    A model cast with ``.to(bfloat16)`` fails: its rounded frequencies are off by 2.5 rad at position 2,047.
 
     Raises:
-        ModelError: a buffer is of another type or value, or there is none.
+        ModelError: a buffer has another dtype or value, or the model has none.
     """
-    wanted, attention_factor = frequencies(extension.interpolation, extension.rope, extension.factor)
-    found = list(_rotary_buffers(model))
-    if not found:
+    expected, attention_factor = frequencies(extension.interpolation, extension.rope, extension.factor)
+    buffers = list(_rotary_buffers(model))
+    if not buffers:
         raise ModelError("the model has no rotary frequencies (inv_freq); PoSE needs rotary positions")
-    for inv_freq, scaling in found:
+    for inv_freq, scaling in buffers:
         if inv_freq.dtype != torch.float32:
             raise ModelError(
                 f"rotary frequencies are {inv_freq.dtype}, which rounds positions; load the model with dtype=, "
                 "do not cast a loaded one"
             )
         actual = inv_freq.detach().cpu().numpy().astype(np.float64)
-        if actual.shape != wanted.shape or not np.allclose(actual, wanted, rtol=1e-6, atol=0):
+        if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=1e-6, atol=0):
             raise ModelError(
                 f"the model computes other rotary frequencies than {extension.interpolation} x{extension.factor:g} "
                 "asks for; a code path of this model ignores its rope_parameters"
@@ -165,12 +171,12 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
         if abs(scaling - attention_factor) > 1e-6:
             raise ModelError(
                 f"the model scales attention by {scaling}, {extension.interpolation} asks for "
-                f"{attention_factor:.6f}"
+                f"{attention_factor:.6f}; a code path of this model ignores its rope_parameters"
             )
 
 
 def _rotary_buffers(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, float]]:
-    """Inverse frequencies and attention factor wherever the model has those that are extended."""
+    """Yield the inverse frequencies and the attention factor of each extended rotary embedding."""
     for module in model.modules():
         for prefix in ("", f"{_FULL}_"):
             inv_freq = getattr(module, f"{prefix}inv_freq", None)
@@ -179,7 +185,7 @@ def _rotary_buffers(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, floa
 
 
 def rope_of(config: PretrainedConfig) -> dict[str, Any]:
-    """The ``rope_parameters`` that are extended: the model's one set, or that of its full-attention layers.
+    """Return the ``rope_parameters`` to extend: the model's one set, or that of its full-attention layers.
 
     Raises:
         ModelError: there are none, or none of full attention.
@@ -198,64 +204,58 @@ def rope_of(config: PretrainedConfig) -> dict[str, Any]:
             "learned positions" if kind in _LEARNED else "ALiBi" if kind in _ALIBI else "no rope_parameters"
         )
         raise ModelError(
-            f"model_type {kind} has {what} in its config; PoSE needs rotary position embeddings that can be set there, as "
-            "Llama's, Mistral's or Qwen's can"
+            f"model_type {kind} has {what} in its config; PoSE needs rotary position embeddings whose scaling is set "
+            "there, as in Llama, Mistral or Qwen"
         )
-    one = current.get(_FULL) or current
-    if "rope_theta" not in one:
+    extended = current.get(_FULL) or current
+    if "rope_theta" not in extended:
         raise ModelError(
-            f"model_type {kind} has several RoPEs ({', '.join(map(str, current))}) and none of {_FULL} layers, "
-            "which are what could be extended; choose a model that has such layers"
+            f"model_type {kind} has several RoPEs ({', '.join(map(str, current))}) and none for {_FULL} layers, "
+            "the only ones that can be extended; choose a model that has such layers"
         )
-    return one
+    return extended
 
 
 def sliding_layers(config: PretrainedConfig) -> str | None:
-    """Which layers look no further after the extension than before, for the plan that is printed; None for none."""
+    """Return a sentence on the layers whose reach does not grow with the extension, or None if there are none."""
     kinds = getattr(config, "layer_types", None) or []
     if not _slides(config) or _FULL not in kinds:
         return None
-    apart = " and keep their own RoPE" if _FULL in config.rope_parameters else ""
+    own_rope = " and keep their own RoPE" if _FULL in config.rope_parameters else ""
     return (
         f"{kinds.count(_FULL)} of {len(kinds)} layers attend to all tokens and are extended; the others look back "
-        f"{config.sliding_window:,} tokens{apart}"
+        f"{config.sliding_window:,} tokens{own_rope}"
     )
 
 
 def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
     """Refuse a config whose RoPE cannot be computed."""
-    window, theta, factor = config.max_position_embeddings, current["rope_theta"], current.get("factor", 1.0)
-    for name, value, least in (
-        ("max_position_embeddings", window, 1),
-        ("rope_theta", theta, 1),
-        ("rope factor", factor, 1),
-    ):
-        if value is None and name == "rope factor":  # longrope has a list instead
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < least or (name == "rope_theta" and value == 1):
-            rule = f"above {least}" if name == "rope_theta" else f"at least {least}"
-            raise ModelError(f"config has {name} {value!r}, which must be a number {rule}; mend config.json")
+    _require_number("max_position_embeddings", config.max_position_embeddings, "at least 1")
+    _require_number("rope_theta", current["rope_theta"], "above 1")
+    if current.get("factor") is not None:  # longrope has a list instead
+        _require_number("rope factor", current["factor"], "at least 1")
     if _rotated_dims(config, current) < 2:
         raise ModelError(
             "config has no dims to rotate; mend head_dim, hidden_size or num_attention_heads in it"
         )
 
 
+def _require_number(name: str, value: Any, rule: str) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 1 or (rule == "above 1" and value == 1):
+        raise ModelError(f"config has {name} {value!r}, which must be a number {rule}; mend config.json")
+
+
 def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_rope: str) -> bool:
-    """Say whether a scaling is there that is to be replaced; refuse what must not be trained on."""
-    kind = current.get("rope_type", "default")
+    """Return whether an existing scaling is to be replaced; refuse a scaling that must not be trained on."""
+    kind, factor = current.get("rope_type", "default"), current.get("factor")
     if kind == "default":
         return False
-    factor = current.get("factor")
-    if kind == "longrope" and current.get("short_factor") == current.get("long_factor"):
-        switches = False
-    else:
-        switches = kind in ("dynamic", "longrope")
     original = _original_length(config, current)
     if existing_rope == "replace" and kind in SCALED | {"dynamic"}:
         return True
-    if switches:
+    one_list = kind == "longrope" and current.get("short_factor") == current.get("long_factor")
+    if kind in ("dynamic", "longrope") and not one_list:
         raise ModelError(
             f"config has {kind} RoPE, whose frequencies switch with the longest position of each batch: it cannot "
             "be trained on; choose --existing-rope replace, or start from the base model"
@@ -268,7 +268,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
         )
     if kind not in SCALED:
         raise ModelError(
-            f"config is already {kind}{times}, a scaling that is not known here and cannot be replaced; "
+            f"config is already {kind}{times}, an unknown scaling that cannot be replaced; "
             "start from the base model"
         )
     guessed = kind == "linear" and "original_max_position_embeddings" not in current
@@ -280,13 +280,13 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
 
 
 def _check_sliding_window(config: PretrainedConfig, target: int) -> None:
-    """Refuse attention that is cut in every layer by the token's index, which positions that skip do not see."""
+    """Refuse a model in which every layer slides: it counts tokens, so skipped positions never reach the target."""
     if not _slides(config) or config.sliding_window >= target:
         return
     if _FULL not in (getattr(config, "layer_types", None) or []):
         raise ModelError(
-            f"config has sliding_window {config.sliding_window:,}, below the target {target:,}: no token would ever "
-            "attend as far as it is trained to; set sliding_window to null in config.json if the model tolerates full "
+            f"config has sliding_window {config.sliding_window:,}, below the target {target:,}: no token would attend "
+            "that far in training; set sliding_window to null in config.json if the model tolerates full "
             "attention, or choose another model"
         )
 
@@ -300,24 +300,24 @@ def _slides(config: PretrainedConfig) -> bool:
 
 
 def original_length(config: PretrainedConfig) -> int:
-    """L_c as far as a config says it: NTK's, whose only trace is its theta, is not told from a model never extended."""
+    """Return L_c as a config gives it; an NTK extension changes theta alone and is not recognised."""
     try:
         current = rope_of(config)
-    except ModelError:  # positions of another kind
+    except ModelError:  # not rotary
         current = {}
     scaled = current.get("rope_type", "default") != "default"
     return _original_length(config.get_text_config(), current if scaled else {})
 
 
 def _original_length(config: PretrainedConfig, scaling: dict[str, Any]) -> int:
-    """L_c: what the scaling says it was, else its factor's share of the window, else the window.
+    """Return L_c: what the scaling gives, else the window divided by a linear factor, else the window.
 
-    Linear scaling that leaves ``max_position_embeddings`` at the base cannot be told from one that raises it.
+    A linear scaling may leave ``max_position_embeddings`` at the base's value, which cannot be told from a raised one.
     """
-    said = scaling.get("original_max_position_embeddings")
-    if said is None and scaling and scaling.get("rope_type") == "linear":
+    given = scaling.get("original_max_position_embeddings")
+    if given is None and scaling and scaling.get("rope_type") == "linear":
         return int(config.max_position_embeddings / scaling["factor"])
-    return int(said or config.max_position_embeddings)
+    return int(given or config.max_position_embeddings)
 
 
 def _rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:

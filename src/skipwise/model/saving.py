@@ -1,10 +1,9 @@
-"""The extended checkpoint: stock files that load anywhere, checked by loading them."""
+"""Save the extended checkpoint as stock files that load anywhere, and check them by loading them."""
 
 import html
 import json
 import os
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -13,7 +12,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora, serving
 from skipwise.model.loading import load_model, resolve
+from skipwise.model.precision import AUTOCAST, autocast, weights_precision
 from skipwise.model.rope import Extension
+
+_TOLERANCE = 1e-5  # of logits, saved against reloaded
 
 
 def save_extended(
@@ -26,14 +28,14 @@ def save_extended(
 ) -> None:
     """Write safetensors, config and tokenizer, check them by a stock reload, then move them to ``folder``.
 
-    A folder of that name therefore is always whole: a kill leaves only a temporary one beside it.
+    Files are written to a temporary folder first, so a folder of that name is always complete.
 
     Args:
         model: the extended model.
-        tokenizer: its own.
-        extension: what was asked for.
-        folder: where to.
-        adapter_of: the base of a model whose adapter alone is to be written.
+        tokenizer: its tokenizer.
+        extension: the model's extension.
+        folder: the folder to write.
+        adapter_of: the base, if only the adapter is to be written.
 
     Raises:
         ModelError: the reloaded model gives other logits at positions beyond the original length.
@@ -47,10 +49,10 @@ def save_extended(
         model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     difference = reload_difference(model, temporary, extension)
-    if difference > 1e-5:
+    if difference > _TOLERANCE:
         raise ModelError(
             f"the saved checkpoint gives logits {difference:g} away from the model's at positions beyond "
-            f"{extension.rope.original_length:,}; it was left in {temporary} and is not to be used"
+            f"{extension.rope.original_length:,}; do not use it. It was left in {temporary}"
         )
     os.replace(temporary, folder)
 
@@ -59,7 +61,7 @@ def require_whole(folder: Path) -> None:
     """Require a saved model to have every file that its config and index name.
 
     Raises:
-        RunError: something was taken away since it was saved.
+        RunError: a file is missing.
     """
     index = folder / "model.safetensors.index.json"
     names = {
@@ -73,48 +75,36 @@ def require_whole(folder: Path) -> None:
         names |= set(shards) or {"model.safetensors"}
     if lost := sorted(name for name in names if not (folder / name).exists()):
         raise RunError(
-            f"{folder} has lost {', '.join(lost)}: delete the folder, and --resume saves the model again from what "
-            "training left in checkpoints/"
+            f"{folder} has lost {', '.join(lost)}: delete the folder, and --resume saves the model again from the last "
+            "checkpoint"
         )
 
 
 @torch.no_grad()
 def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension) -> float:
-    """Largest absolute difference of logits, model against reload, at the last positions of the target."""
-    dtype = _held_in(model)
+    """Return the largest absolute difference of logits, model against reload, at the last positions of the target."""
+    precision = weights_precision(model)
     reloaded = load_model(
         str(folder),
-        dtype=dtype,
+        dtype=AUTOCAST[precision] or torch.float32,
         device=model.device,
         four_bits=getattr(model, "is_loaded_in_4bit", False),
         merge=False,
     )
-    tokens = min(64, extension.target_length)
-    ids = (torch.arange(tokens, device=model.device) * 7 + 3) % model.config.vocab_size
-    batch = {
-        "input_ids": ids[None],
-        "position_ids": torch.arange(
-            extension.target_length - tokens, extension.target_length, device=model.device
-        )[None],
-        "attention_mask": torch.ones(1, tokens, dtype=torch.long, device=model.device),
-        "use_cache": False,
-    }
+    target, tokens = extension.target_length, min(64, extension.target_length)
+    ids = (torch.arange(tokens, device=model.device)[None] * 7 + 3) % model.config.vocab_size
+    positions = torch.arange(target - tokens, target, device=model.device)[None]
+    batch = {"input_ids": ids, "position_ids": positions, "attention_mask": torch.ones_like(ids)}
     was_training = model.training
-    with torch.autocast(model.device.type, dtype) if dtype != torch.float32 else nullcontext():
-        ours, theirs = model.eval()(**batch).logits, reloaded.eval()(**batch).logits
+    with autocast(model.device, precision):
+        saved = model.eval()(**batch, use_cache=False).logits
+        loaded = reloaded.eval()(**batch, use_cache=False).logits
     model.train(was_training)
-    return (ours - theirs).abs().max().item()
-
-
-def _held_in(model: PreTrainedModel) -> torch.dtype:
-    """The type of the weights; where a part is trained, as with LoRA, of those that are not."""
-    weights = [weight for weight in model.parameters() if weight.is_floating_point()]
-    frozen = [weight for weight in weights if not weight.requires_grad]
-    return (frozen or weights)[0].dtype
+    return (saved - loaded).abs().max().item()
 
 
 def write_card(folder: Path, *, title: str, facts: dict[str, str], table: str, figure: Path | None) -> None:
-    """Write the model card, ``README.md``, with the results' table and, beside it, their figure."""
+    """Write the model card, ``README.md``, with the table of results, and copy their figure beside it."""
     lines = [
         "---",
         "library_name: transformers",
@@ -133,27 +123,26 @@ def write_card(folder: Path, *, title: str, facts: dict[str, str], table: str, f
 
 
 def _ways_to_load(folder: Path) -> list[str]:
-    """The model card's lines on transformers, vLLM and llama.cpp."""
+    """Return the model card's lines on transformers, vLLM and llama.cpp."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     path = "path/to/this/folder"
-    short_of_memory = (
-        "Where memory is short pass `dtype=torch.bfloat16`; do not cast the loaded model, which would round the rotary "
+    memory = (
+        "To save memory, pass `dtype=torch.bfloat16`. Do not cast the loaded model: that would round the rotary "
         "frequencies."
     )
     if base := lora.base_of(str(folder)):
         return [
-            "This is an adapter: it is right only on a base that has this folder's `config.json`, where the extended "
-            "RoPE is.",
+            "This is an adapter. It needs a base that is loaded with this folder's `config.json`, which has the "
+            "extended RoPE.",
             "",
             "```python",
             serving.peft(resolve(base), path),
             "```",
             "",
-            "peft warns that it does not know `rope_parameters`: they are there to remind of this. "
-            + short_of_memory,
+            "peft warns that it does not know `rope_parameters`: the entry reminds you of this. " + memory,
             "",
-            'Engines that serve it want it merged: `model.merge_and_unload().save_pretrained("merged")`, which is '
-            "what `lora.saved: merged` would have saved.",
+            'Inference engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, as '
+            "`lora.saved: merged` would have saved it.",
         ]
     return [
         "Stock transformers loads it; the interpolation is in `config.json`:",
@@ -162,7 +151,7 @@ def _ways_to_load(folder: Path) -> list[str]:
         serving.transformers(path),
         "```",
         "",
-        short_of_memory,
+        memory,
         "",
         f"- vLLM: {serving.vllm(config, path)}",
         f"- llama.cpp: {serving.llama_cpp(config, path)}",

@@ -1,33 +1,33 @@
-"""How each inference engine loads an extended checkpoint, by what it reads of ``config.json``.
+"""How to load an extended checkpoint in each inference engine, by what the engine reads of ``config.json``.
 
-Read off the engines' own loaders: vLLM's ``get_rope`` and the length that it derives from a config, and llama.cpp's
+Taken from the engines' own loaders: vLLM's ``get_rope`` and the length that it derives from a config, and llama.cpp's
 ``convert_hf_to_gguf.py``. Both compute YaRN's frequencies and its attention factor 0.1 ln s + 1 as transformers does.
 """
 
 import json
 from typing import Any
 
-_COMPLETE = {"default", "linear", "yarn"}
+_CONVERTED_BY_LLAMA_CPP = {"default", "linear", "yarn"}
 
 
 def vllm(config: dict[str, Any], path: str) -> str:
-    """The command that serves the checkpoint at ``path``, or why there is none.
+    """Return the command that serves the checkpoint at ``path``, or why vLLM cannot serve it.
 
-    The length is always said: of ``linear`` vLLM would derive ``max_position_embeddings`` times the factor.
+    The command always gives the length: for ``linear``, vLLM would derive ``max_position_embeddings`` times the factor.
 
     Args:
         config: the checkpoint's ``config.json``.
-        path: as it is to stand in the command.
+        path: the checkpoint's path in the command.
     """
-    rope = _rope(config)
+    rope = _extended_rope(config)
     if rope["rope_type"] == "longrope" and rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return "cannot express revised YaRN where a part of each head is rotated; extend with yarn, ntk or linear"
+        return "cannot express revised YaRN in a model that rotates a part of each head; extend with yarn, ntk or linear"
     return f"`vllm serve {path} --max-model-len {config['max_position_embeddings']}`"
 
 
 def llama_cpp(config: dict[str, Any], path: str) -> str:
-    """The commands that convert and serve the checkpoint at ``path``, or why there are none."""
-    if _rope(config)["rope_type"] not in _COMPLETE:
+    """Return the commands that convert and serve the checkpoint at ``path``, or why llama.cpp cannot serve it."""
+    if _extended_rope(config)["rope_type"] not in _CONVERTED_BY_LLAMA_CPP:
         return (
             "cannot express revised YaRN: its converter writes the name and leaves the frequencies out; extend with "
             "yarn, ntk or linear"
@@ -38,34 +38,28 @@ def llama_cpp(config: dict[str, Any], path: str) -> str:
     )
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """The set that is extended, where kinds of layers have sets of their own."""
+def _extended_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the RoPE settings that were extended; Gemma 3 has one set for each kind of layer."""
     rope = config["rope_parameters"]
     return rope.get("full_attention") or rope
 
 
 def transformers(path: str) -> str:
-    """The lines that load the checkpoint at ``path``."""
-    return "\n".join(
-        [
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f"model = AutoModelForCausalLM.from_pretrained({json.dumps(path)})",
-            f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})",
-        ]
-    )
+    """Return Python code that loads the checkpoint at ``path``."""
+    return f"""\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained({json.dumps(path)})
+tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
 
 
 def peft(base: str, path: str) -> str:
-    """The lines that put the adapter at ``path`` on its base, with the adapter's own ``config.json``."""
-    return "\n".join(
-        [
-            "from peft import PeftModel",
-            "from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f"config = AutoConfig.from_pretrained({json.dumps(path)})  # the extended RoPE is here",
-            f"base = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, config=config)",
-            f"model = PeftModel.from_pretrained(base, {json.dumps(path)})",
-            f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})",
-        ]
-    )
+    """Return Python code that puts the adapter at ``path`` on its base, with the adapter's own ``config.json``."""
+    return f"""\
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+config = AutoConfig.from_pretrained({json.dumps(path)})  # has the extended RoPE
+base = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, config=config)
+model = PeftModel.from_pretrained(base, {json.dumps(path)})
+tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""

@@ -1,7 +1,7 @@
-"""Layers that slide, where positions skip: they look back by position, as in reading, and not by token.
+"""Attention masks for sliding-window layers when positions skip: the window is counted in positions, not in tokens.
 
-A sliding layer attends to the last ``w`` tokens, and transformers counts them as they stand in the input. Behind a skip
-the first tokens of a chunk would so see the chunk before, at a distance that no reading asks of such a layer.
+A sliding layer attends to the last ``w`` tokens, and transformers counts tokens in the input. After a skip, the first
+tokens of a chunk would attend to the previous chunk, at a distance that such a layer never covers when it reads text.
 """
 
 from typing import Any
@@ -10,30 +10,38 @@ import torch
 from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
+from skipwise.model import lora
 from skipwise.model.rope import sliding_layers
 
 
-def attention_masks(
-    model: PreTrainedModel, attention_mask: torch.Tensor, position_ids: torch.Tensor
-) -> torch.Tensor | dict[str, Any]:
-    """What to pass as ``attention_mask`` for inputs whose positions skip: for a model with layers of full attention and
-    layers that slide a mask for each kind, for any other the mask as it is.
+def mask_by_position(model: PreTrainedModel) -> None:
+    """Make the sliding layers of ``model`` count their window in positions while it trains, in any training loop.
 
-    In a sliding layer the token at position p sees those of positions p - w + 1 .. p that stand before it; where positions
-    do not skip, that is what the model does by itself. Flash attention takes no such mask, and is left as it is.
+    The decoder builds the masks itself, in a forward pre-hook. So they are the same in a plain loop, in any Trainer and
+    under peft, DDP and torch.compile. Nothing changes in eval mode, with a cache, or in a model without sliding layers.
+    """
+    decoder: Any = lora.stock_model(model).base_model
+    if _slides(decoder.config.get_text_config()) and _set_masks not in decoder._forward_pre_hooks.values():
+        decoder.register_forward_pre_hook(_set_masks, with_kwargs=True)
+
+
+def attention_masks(
+    config: Any, attention_mask: torch.Tensor, position_ids: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
+    """Return a mask for each kind of layer of a model with full-attention and sliding-window layers.
+
+    In a sliding layer, the token at position p attends to the tokens before it at positions p - w + 1 .. p. If
+    positions do not skip, that is the stock mask.
 
     Args:
-        model: as it is called.
+        config: the text config of the model.
         attention_mask: ones, int64 [batch, tokens].
         position_ids: int64 [batch, tokens].
+        dtype: dtype of an additive mask, as eager attention takes it.
     """
-    config = model.config.get_text_config()
-    other = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
-    if sliding_layers(config) is None or other or "flash" in str(config._attn_implementation):
-        return attention_mask
     settings: dict[str, Any] = {
         "config": config,
-        "inputs_embeds": torch.empty(*position_ids.shape, 0, dtype=model.dtype, device=position_ids.device),
+        "inputs_embeds": torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device),
         "attention_mask": attention_mask,
         "past_key_values": None,
         "position_ids": position_ids,
@@ -46,3 +54,28 @@ def attention_masks(
         "full_attention": create_causal_mask(**settings),
         "sliding_attention": create_causal_mask(**settings, and_mask_function=near),
     }
+
+
+def _set_masks(
+    decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]] | None:
+    """Replace the decoder's mask of ones by a mask for each kind of layer. A module function, so that it can be copied."""
+    mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
+    config = decoder.config.get_text_config()
+    if (
+        not decoder.training
+        or kwargs.get("past_key_values") is not None
+        or not isinstance(mask, torch.Tensor)
+        or mask.ndim != 2
+        or positions is None
+        or "flash" in str(config._attn_implementation)  # its kernels take no such mask
+    ):
+        return None
+    masks = attention_masks(config, mask, positions.expand_as(mask), decoder.dtype)
+    return args, kwargs | {"attention_mask": masks}
+
+
+def _slides(config: Any) -> bool:
+    """Return whether the model has layers of full attention, sliding layers, and no others."""
+    kinds = set(getattr(config, "layer_types", None) or [])
+    return sliding_layers(config) is not None and kinds <= {"full_attention", "sliding_attention"}

@@ -1,8 +1,8 @@
-"""What one training step holds and computes, from a model's config alone: the step is run without data.
+"""The memory and operations of one training step, from a model's config alone: the step runs without data.
 
-Under PyTorch's ``FakeTensorMode`` every operation of the stock model runs on tensors that have a shape and no memory.
-What they would hold is added up as they are made and given up; operations are counted as they pass. So whatever is set
-(LoRA, activation checkpointing, another family) is in the figures without a formula for it.
+Under PyTorch's ``FakeTensorMode``, every operation of the stock model runs on tensors that have a shape and no memory.
+Their bytes are added when they are made and subtracted when they are freed, and operations are counted. So LoRA,
+activation checkpointing and every family are included without a formula of their own.
 """
 
 import copy
@@ -28,29 +28,53 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skipwise.model import lora
 from skipwise.model.chunked_loss import in_slices, worth_chunking
+from skipwise.model.precision import autocast
 from skipwise.recipes.schema import Lora
 
 _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all pairs, as on any GPU
 
 
 @dataclass(frozen=True)
-class StepCost:
-    """Of one forward and backward pass of a micro-batch, in bytes and operations.
+class StepSettings:
+    """How the step is run.
 
     Attributes:
-        parameters: of the model.
-        trained: of them, those with gradients.
-        matrices: of the parameters, those of linear layers but the output's: what 4 bits can hold.
-        weights: bytes of all parameters as they are held in training.
+        window: tokens of one example.
+        micro_batch: examples in one forward pass.
+        precision: bf16 or fp16 autocast; float32 computes in the dtype of the weights.
+        weights: dtype of the parameters; with LoRA, of the frozen ones.
+        checkpointing: compute activations of a layer again in backward instead of keeping them.
+        lora: the recipe's LoRA section; None trains all weights.
+        sliced_loss: compute large logits in slices (``chunked_loss``), as on one GPU.
+    """
+
+    window: int
+    micro_batch: int = 1
+    precision: str = "bf16"
+    weights: torch.dtype = torch.float32
+    checkpointing: bool = False
+    lora: Lora | None = None
+    sliced_loss: bool = True
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Bytes and operations of one forward and backward pass of a micro-batch.
+
+    Attributes:
+        parameters: number of parameters of the model.
+        trained: number of parameters with gradients.
+        quantizable: number of frozen parameters of linear layers without the output layer, which 4 bits can hold.
+        weights: bytes of all parameters.
         block: bytes of the largest layer's parameters, which a sharded run gathers.
-        output: bytes of the output layer, which it gathers too.
-        activations: the most bytes held beyond weights and gradients: what backward needs, and the operation at work.
-        operations: multiplications and additions, those of recomputed activations included.
+        output: bytes of the output layer, which a sharded run gathers too.
+        activations: peak bytes beyond weights and gradients.
+        operations: multiplications and additions, including those of recomputed activations.
     """
 
     parameters: int
     trained: int
-    matrices: int
+    quantizable: int
     weights: int
     block: int
     output: int
@@ -58,70 +82,52 @@ class StepCost:
     operations: float
 
 
-def step_cost(
-    config: PretrainedConfig,
-    tokens: int,
-    *,
-    micro_batch: int = 1,
-    precision: torch.dtype | None = torch.bfloat16,
-    weights: torch.dtype = torch.float32,
-    checkpointing: bool = False,
-    rules: Lora | None = None,
-    sliced_loss: bool = True,
-) -> StepCost:
-    """Run one training step of ``micro_batch`` windows of ``tokens`` tokens without data.
-
-    Args:
-        config: of a stock causal model; no weights are read.
-        tokens: of one window.
-        micro_batch: windows in one forward pass.
-        precision: autocast type, None for that of the weights.
-        weights: type in which parameters are held; with LoRA, those that are frozen.
-        checkpointing: activations of a layer are computed again in backward instead of kept.
-        rules: LoRA, if that is what is trained.
-        sliced_loss: logits that weigh are computed in slices (``chunked_loss``), as on one GPU.
-    """
-    held = _HeldBytes()
-    model, mode = _model(config, weights, checkpointing, rules)
-    worth = worth_chunking(micro_batch * tokens, config.get_text_config().vocab_size)
-    with mode, in_slices(model) if worth and sliced_loss else nullcontext():
-        parameters = list(model.parameters())
-        for parameter in parameters:
+def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
+    """Return the cost of one training step of the stock model of ``config``; no weights are read."""
+    model, mode = _fake_model(config, settings)
+    tokens = settings.micro_batch * settings.window
+    sliced = settings.sliced_loss and worth_chunking(tokens, config.get_text_config().vocab_size)
+    with mode, in_slices(model) if sliced else nullcontext():
+        held = _HeldBytes()
+        for parameter in model.parameters():
             held.hold(parameter)
-            if parameter.requires_grad:  # they are there from the second micro-batch on
+            if parameter.requires_grad:  # gradients exist from the second micro-batch on
                 parameter.grad = torch.empty_like(parameter)
                 held.hold(parameter.grad)
-        step = _pass(model, micro_batch, tokens, precision)
+        constant = held.now
+        step = _step(model, settings)
         with held:
             step()
-        counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+        counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION_OPERATIONS)
         with counter:
             step()
-        blocks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
-        largest = max(
-            (sum(p.nbytes for p in block.parameters()) for layers in blocks for block in layers), default=0
+        return _cost(
+            model, settings, held.most - constant, float(sum(counter.get_flop_counts()["Global"].values()))
         )
-        stock = getattr(model, "get_base_model", lambda: model)()
-        head = stock.get_output_embeddings()
-        linear = [part for part in stock.modules() if isinstance(part, torch.nn.Linear) and part is not head]
-        matrices = sum(part.weight.numel() for part in linear if not part.weight.requires_grad or not rules)
-    trained = sum(p.numel() for p in parameters if p.requires_grad)
-    size = sum(p.nbytes for p in parameters)
-    gradients = sum(p.nbytes for p in parameters if p.requires_grad)
+
+
+def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, operations: float) -> StepCost:
+    parameters, stock = list(model.parameters()), lora.stock_model(model)
+    head = stock.get_output_embeddings()
+    linear = [part for part in stock.modules() if isinstance(part, torch.nn.Linear) and part is not head]
+    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+    blocks = (sum(weight.nbytes for weight in block.parameters()) for layers in lists for block in layers)
     return StepCost(
-        parameters=sum(p.numel() for p in parameters),
-        trained=trained,
-        matrices=matrices,
-        weights=size,
-        block=largest,
+        parameters=sum(weight.numel() for weight in parameters),
+        trained=sum(weight.numel() for weight in parameters if weight.requires_grad),
+        quantizable=sum(
+            part.weight.numel() for part in linear if not (settings.lora and part.weight.requires_grad)
+        ),
+        weights=sum(weight.nbytes for weight in parameters),
+        block=max(blocks, default=0),
         output=head.weight.nbytes,
-        activations=held.most - size - gradients,
-        operations=_operations(counter),
+        activations=activations,
+        operations=operations,
     )
 
 
 class _HeldBytes(TorchDispatchMode):
-    """Adds up the storages that operations make, until they are given up."""
+    """Counts the bytes of the storages that operations make, until they are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,9 +141,9 @@ class _HeldBytes(TorchDispatchMode):
             self._known.add(key)
             self.now += size
             self.most = max(self.most, self.now)
-            weakref.finalize(storage, self._give_up, key, size)
+            weakref.finalize(storage, self._free, key, size)
 
-    def _give_up(self, key: int, size: int) -> None:
+    def _free(self, key: int, size: int) -> None:
         self._known.discard(key)
         self.now -= size
 
@@ -151,61 +157,55 @@ class _HeldBytes(TorchDispatchMode):
         return made
 
 
-def _model(
-    config: PretrainedConfig, weights: torch.dtype, checkpointing: bool, rules: Lora | None
-) -> tuple[PreTrainedModel, FakeTensorMode]:
-    """The model as it is trained, on fake tensors; additions of LoRA can be made on meta tensors only."""
+def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTrainedModel, FakeTensorMode]:
+    """Return the model as it is trained, on fake tensors; peft can add layers on meta tensors only, so before that."""
     AttentionInterface.register(_FUSED, _fused_attention)
     AttentionMaskInterface.register(_FUSED, lambda *args, **kwargs: None)
     with torch.device("meta"):
-        own = copy.deepcopy(config)  # transformers writes the kernel into it
-        model = AutoModelForCausalLM.from_config(own, dtype=weights, attn_implementation=_FUSED).train()
-    if checkpointing:
+        own = copy.deepcopy(config)  # transformers writes the attention implementation into it
+        model: Any = AutoModelForCausalLM.from_config(
+            own, dtype=settings.weights, attn_implementation=_FUSED
+        ).train()
+    if settings.checkpointing:
         enable = (
             getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         )
         enable()
-    adapted = lora.adapt(model, rules) if rules else model
+    adapted: Any = lora.adapt(model, settings.lora) if settings.lora else model
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         adapted.to_empty(device="cpu")
     model.tie_weights()
-    return adapted, mode  # type: ignore[return-value]
+    return adapted, mode
 
 
 def _fused_attention(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
-    """As SDPA, and with Gemma 2's cap on scores, which its kernels lack and FlashAttention's take in passing."""
+    """Run SDPA without Gemma 2's cap on scores: SDPA lacks it, and FlashAttention applies it at no cost."""
     return sdpa_attention_forward(*args, **kwargs)
 
 
-def _pass(
-    model: PreTrainedModel, micro_batch: int, tokens: int, precision: torch.dtype | None
-) -> Callable[[], None]:
-    ids = torch.zeros(micro_batch, tokens, dtype=torch.long)
+def _step(model: PreTrainedModel, settings: StepSettings) -> Callable[[], None]:
+    ids = torch.zeros(settings.micro_batch, settings.window, dtype=torch.long)
 
     def step() -> None:
-        with torch.autocast("cpu", precision) if precision else nullcontext():
+        with autocast("cpu", settings.precision):
             loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
 
     return step
 
 
-def _operations(counter: FlopCounterMode) -> float:
-    return float(sum(counter.get_flop_counts()["Global"].values()))
-
-
 def _attention(query: Any, key: Any, *_: Any, **__: Any) -> float:
-    """Of a causal kernel: queries by keys and weights by values, over half of all pairs."""
+    """Count a causal kernel: queries by keys and weights by values, over half of all pairs."""
     examples, heads, tokens, size = query
     return 4 * examples * heads * tokens * key[-2] * size / 2
 
 
 def _attention_backward(gradient: Any, query: Any, key: Any, *_: Any, **__: Any) -> float:
-    """Five products where forward has two: the scores are computed again."""
+    """Count five products, where forward has two: the scores are computed again."""
     return 2.5 * _attention(query, key)
 
 
-_ATTENTION = {
+_ATTENTION_OPERATIONS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

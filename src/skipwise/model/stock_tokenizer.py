@@ -1,8 +1,7 @@
-"""A SentencePiece model whose tokenizer class is remote code -> ``tokenizer.json``, which gives the same tokens.
+"""Convert a SentencePiece model whose tokenizer class is remote code to a ``tokenizer.json`` with the same tokens.
 
-Stock Llama tokenizers write a space before a text whatever the model's own rule is; Baichuan 2 has none there ("Baichuan 2:
-Open Large-scale Language Models", 2023, section 2.2), and its first token would be another. The rule stands in the
-model's ``normalizer_spec``.
+Stock Llama tokenizers always put a space before a text. Baichuan 2 does not ("Baichuan 2: Open Large-scale Language
+Models", 2023, section 2.2), so its first token would differ. The model's ``normalizer_spec`` holds the rule.
 """
 
 import json
@@ -16,28 +15,27 @@ from transformers import AutoTokenizer
 
 from skipwise.errors import ModelError
 
-_SPACE = "\u2581"  # a lower block, by which SentencePiece writes a space
+_SPACE = "\u2581"  # the lower block that SentencePiece writes for a space
 
 
 def require_readable(folder: Path) -> None:
-    """Require the packages that read ``folder/tokenizer.model``, before any weight is written.
+    """Require the packages that read ``folder/tokenizer.model``.
 
     Raises:
-        ModelError: the extra to install.
+        ModelError: one is not installed; the message names the extra.
     """
     if any(find_spec(package) is None for package in ("sentencepiece", "google.protobuf")):
         raise ModelError(
-            f"{folder / 'tokenizer.model'} is a SentencePiece model, which needs the packages sentencepiece and protobuf to be "
-            "read: pip install 'skipwise[sentencepiece]'"
+            f"{folder / 'tokenizer.model'} is a SentencePiece model, and reading it needs the packages sentencepiece and "
+            "protobuf: pip install 'skipwise[sentencepiece]'"
         )
 
 
 def write_stock_tokenizer(folder: Path) -> None:
-    """Write ``tokenizer.json`` beside the ``tokenizer.model`` and ``tokenizer_config.json`` of a folder, and name a stock
-    class that reads it.
+    """Write ``tokenizer.json`` from a folder's ``tokenizer.model``, and name a stock class in ``tokenizer_config.json``.
 
     Raises:
-        ModelError: the SentencePiece model cannot be read, or is not of byte pairs.
+        ModelError: the SentencePiece model cannot be read, or is not a byte-pair model.
     """
     schema: Any = import_module("sentencepiece.sentencepiece_model_pb2")
     model = schema.ModelProto()
@@ -45,15 +43,17 @@ def write_stock_tokenizer(folder: Path) -> None:
     about = json.loads(settings.read_text(encoding="utf-8"))
     try:
         model.ParseFromString(path.read_bytes())
-        # Its vocabulary and merges are read by transformers, as Llama's.
+        # transformers reads the vocabulary and the merges as Llama's.
         settings.write_text(json.dumps(about | {"tokenizer_class": "LlamaTokenizer"}), encoding="utf-8")
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # of protobuf, tokenizers and transformers, each its own
+    except Exception as error:  # protobuf, tokenizers and transformers raise types of their own
         raise ModelError(
             f"{path} cannot be read as a SentencePiece model ({error}); fetch it again"
         ) from error
     if model.trainer_spec.model_type != schema.TrainerSpec.BPE:
-        raise ModelError(f"{path} is no model of byte pairs, which alone is converted")
+        raise ModelError(
+            f"{path} is not a byte-pair model; only those are converted. Put a stock tokenizer there"
+        )
     rule, backend = model.normalizer_spec, tokenizer.backend_tokenizer
     steps: list[normalizers.Normalizer] = []
     if rule.precompiled_charsmap:

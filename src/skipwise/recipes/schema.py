@@ -44,12 +44,6 @@ def _reported(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return reporting
 
 
-def _length(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("must be a number of tokens, for example 2048 or 2k")
-    return parse_length(value)
-
-
 def _no_truth(value: Any) -> Any:
     """Refuse true, which pydantic would read as 1."""
     if isinstance(value, bool):
@@ -64,7 +58,7 @@ def _listed(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 Real = Annotated[float, BeforeValidator(_no_truth)]
-Length = Annotated[int, BeforeValidator(_reported(_length)), Field(gt=0)]
+Length = Annotated[int, BeforeValidator(_reported(parse_length)), Field(gt=0)]
 Interpolation = Annotated[
     str, AfterValidator(_reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
 ]
@@ -273,7 +267,9 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
     read = {} if source is None else _read_yaml(source)
     values = {key: value for key, value in read.items() if value is not None}
     for key, value in (changes or {}).items():
-        _set_dotted(values, key, value)
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        values = _merged(values, value)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -355,16 +351,6 @@ def _number(value: Any) -> Any:
         except ValueError:
             return value
     return value
-
-
-def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
-    *parents, leaf = key.split(".")
-    section = values
-    for parent in parents:
-        section = section.setdefault(parent, {})
-        if not isinstance(section, dict):
-            raise RecipeError(f"{key}: {parent} is a value, not a section")
-    section[leaf] = value
 
 
 def _explain(error: ValidationError) -> str:

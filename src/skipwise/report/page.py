@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from skipwise.errors import RunError
 from skipwise.report.figures import ARM_COLOURS, OTHER_COLOUR, draw_figures
-from skipwise.report.summary import Folder, Judgement, Row, judgements, read_folder, rows_of
+from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, read_folder, rows_of
 from skipwise.report.tables import tables_of
 from skipwise.results.records import ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, wilson_interval
@@ -92,7 +92,9 @@ def _title(folders: Sequence[Folder], judged: Sequence[Judgement]) -> str:
         return "Unfinished"
     if len(judged) == 1:
         return judged[0].headline
-    return f"{len(judged)} models compared" if judged else "Nothing was extended"
+    if judged:
+        return f"{len(judged)} models compared"
+    return "Benchmarks" if benchmarks_of(folders) and not rows_of(folders) else "Nothing was extended"
 
 
 def _page_path(folders: list[Path], out: Path | None) -> Path:
@@ -147,11 +149,16 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
     trials = [r for r in records if isinstance(r, TrialRecord)]
     parts = []
     if readings:
-        documents = {r.document for r in readings}
+        texts = " and ".join(sorted({r.data for r in readings} - {""})) or "a text without a name"
+        if all(r.digest for r in readings):
+            documents = len({(r.data, r.document) for r in readings})
+            lengths = _span([r.tokens + 1 for r in readings])
+            read = f"{documents} documents of {texts}, {lengths} tokens of each"
+        else:  # records of skipwise 0.1, which are sums over documents
+            read = f"{' and '.join(sorted({r.document for r in readings}))} of {texts}"
         parts.append(
-            f"Perplexity: {len(documents)} documents of {' and '.join(sorted({r.data for r in readings}))}, "
-            f"{_span([r.tokens + 1 for r in readings])} tokens of each. Every token but the first is scored once, and windows "
-            f"advance by {_span([r.stride for r in readings])} tokens. Intervals: 95%, by resampling documents."
+            f"Perplexity: {read}. Every token but the first is scored once, and windows advance by "
+            f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, by resampling documents."
         )
     if trials:
         asked: dict[tuple[str, str, int], list[TrialRecord]] = {}

@@ -96,6 +96,7 @@ class Row:
         target: length in tokens.
         sliding: readings under sliding windows, by window and document.
         trials: answered prompts, by task, length and number.
+        runs: names of all folders with the same baseline, for which this row stands.
     """
 
     run: str
@@ -108,6 +109,7 @@ class Row:
     target: int | None
     sliding: dict[int, dict[str, ReadingRecord]] = field(default_factory=dict)
     trials: dict[str, dict[int, dict[int, TrialRecord]]] = field(default_factory=dict)
+    runs: set[str] = field(default_factory=set)
 
     def readings(self, window: int) -> list[ReadingRecord]:
         """Readings at a window by document name, so that the order of measuring changes no figure."""
@@ -308,8 +310,9 @@ def _merged_baselines(rows: list[Row]) -> list[Row]:
         same = (scores, hits) if row.arm in BASELINES else row.run
         merged.setdefault((row.arm, row.data, same), []).append(row)
     for group in merged.values():
+        group[0].runs = {row.run for row in group}
         if len(group) > 1:
-            group[0].label = arm_name(group[0].arm)
+            group[0].label = group[0].label.removeprefix(f"{group[0].run} · ")
     return [group[0] for group in merged.values()]
 
 
@@ -319,8 +322,9 @@ def judgements(rows: Sequence[Row]) -> list[Judgement]:
     for row in rows:
         if row.judged and (row.run, row.arm) not in judged:
             bases = [r for r in rows if r.arm == row.base and r.data == row.data]
-            base = next((r for r in bases if r.run in (row.run, "")), bases[0] if bases else None)
-            judged[row.run, row.arm] = judge(row, base)
+            own = [r for r in bases if row.run in r.runs]
+            only = bases if len(bases) == 1 else []  # of another run, where this one did not measure its own
+            judged[row.run, row.arm] = judge(row, next(iter(own or only), None))
     return list(judged.values())
 
 
@@ -333,7 +337,7 @@ def judge(row: Row, base: Row | None) -> Judgement:
     window = _control_window(row, control)
     theirs = control.readings(window)
     own = "the model itself" if base is None else f"the base ({base.label})"
-    words = f"{own} in windows of its original {window:,} tokens"
+    words = f"{own} in windows of its original {window or row.original or 0:,} tokens"
     excess = {}
     lengths = sorted({*row.sliding, *(n for lengths in row.found.values() for n in lengths)})
     for begin, end in pairwise([1, *lengths]):
@@ -360,7 +364,7 @@ def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
     if not edges or not row.original:
         return []
     whole, short = row.whole, row.readings(row.original)
-    doubled = {max(2, row.original // 4) * 2**k for k in range(32)}
+    doubled = {row.original} | {max(2, row.original // 4) * 2**k for k in range(32)}
     inner = [edge for edge in edges[1:-1] if edge in doubled]
     return [
         Bucket(

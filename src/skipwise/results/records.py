@@ -255,7 +255,7 @@ class CostRecord:
 Record = TrainingRecord | ReadingRecord | TrialRecord | CoverageRecord | BenchmarkRecord | CostRecord
 _KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(Record)}
 _ADAPTERS = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
-_BEGINNING = b'{"schema": '  # every record begins so
+_BEGINNING = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
 
 
 def append_record(path: Path, *records: Any) -> None:

@@ -112,14 +112,13 @@ def _provenance() -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    import torch
-
     facts: dict[str, Any] = {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
     }
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")  # whatever computes has imported it
+    if torch and torch.cuda.is_available():
         facts["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return facts
 

@@ -31,7 +31,7 @@ def upgraded(raw: dict[str, Any]) -> Iterator[dict[str, Any]]:
         case "trial":
             yield {"depths": "spread", **raw, "kind": "trial", "digest": raw["key"], "key": None}
         case kind:
-            yield raw | {"kind": kind, "key": None}
+            yield raw | {"kind": kind}
 
 
 def _pooled(raw: dict[str, Any]) -> dict[str, Any]:

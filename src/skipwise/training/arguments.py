@@ -1,7 +1,7 @@
-"""A recipe's training section -> ``transformers.TrainingArguments``; a mistake in it is found before any work.
+"""Turn a recipe's training section into ``transformers.TrainingArguments``, and find mistakes before any work.
 
-Any field of TrainingArguments may be set. What something else in the recipe decides is refused with what to
-set instead, and what Trainer would only build later (optimizer, schedule, loader) is tried on a stand-in.
+Any field of TrainingArguments may be set, except those that another setting of the recipe decides. The optimizer, the
+schedule and the loader, which Trainer builds later, are first built for a single weight.
 """
 
 import os
@@ -21,12 +21,12 @@ from transformers.utils import is_liger_kernel_available
 
 from skipwise.errors import RecipeError, nearest
 from skipwise.model.precision import choose_precision
-from skipwise.recipes import schema as recipe
+from skipwise.recipes.schema import Training
 from skipwise.training import processes
 
-# Fields of TrainingArguments that something else in the recipe decides, and what to set instead.
+# Fields of TrainingArguments that another setting decides, and what to set instead.
 _DECIDED = {
-    "output_dir": "checkpoints lie in the run folder: choose it with --out",
+    "output_dir": "checkpoints are in the run folder: choose it with --out",
     "seed": "set seed at the top of the recipe",
     "data_seed": "set seed at the top of the recipe",
     "bf16": "set training.precision",
@@ -34,29 +34,29 @@ _DECIDED = {
     "num_train_epochs": "set training.max_steps",
     "resume_from_checkpoint": "pass --resume",
     "save_strategy": "set training.save_steps",
-    "save_only_model": "a checkpoint must be resumable: set training.save_total_limit to hold less",
+    "save_only_model": "a checkpoint must be resumable: set training.save_total_limit to keep fewer",
     "logging_strategy": "set training.logging_steps",
-    "logging_nan_inf_filter": "a loss that is not finite stops the run",
-    "remove_unused_columns": "the collator decides what the model sees",
-    "train_sampling_strategy": "an example is known by its place in the run, which resume relies on",
-    "dataloader_in_order": "an example is known by its place in the run, which resume relies on",
+    "logging_nan_inf_filter": "a non-finite loss stops the run",
+    "remove_unused_columns": "the collator decides what the model gets",
+    "train_sampling_strategy": "an exact resume needs the examples in order",
+    "dataloader_in_order": "an exact resume needs the examples in order",
     "ignore_data_skip": "resume is exact",
     "include_num_input_tokens_seen": "tokens are always counted",
     "auto_find_batch_size": "set training.per_device_train_batch_size",
     "eval_strategy": "the evaluation section measures after training",
     "load_best_model_at_end": "set evaluation.keep=best and evaluation.steps",
-    "push_to_hub": "nothing is published while it is trained; publish the run's model folder afterwards",
+    "push_to_hub": "nothing is published during training; publish the run's model folder afterwards",
 }
 
 
-def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> TrainingArguments:
-    """Turn the recipe's training section into ``TrainingArguments``, and try what they name on a stand-in.
+def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingArguments:
+    """Return the ``TrainingArguments`` of the recipe's training section, checked.
 
-    ``gradient_accumulation_steps`` follows from the global batch, the micro-batch and the processes.
+    ``gradient_accumulation_steps`` follows from the global batch, the micro-batch and the number of processes.
 
     Raises:
-        RecipeError: an unknown field, a value it does not take, a package that is not installed, or settings
-            that contradict each other.
+        RecipeError: an unknown field, an invalid value, a package that is not installed, or settings that contradict
+            each other.
     """
     given = known_fields(settings)
     use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
@@ -66,7 +66,7 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
     precision = choose_precision(settings.precision, device)
     given["gradient_accumulation_steps"] = accumulation(settings, processes.launched())
     on_gpu = device.type == "cuda"
-    if on_gpu and given["optim"] == "adamw_torch":  # the same sums, without a copy of all that is trained
+    if on_gpu and given["optim"] == "adamw_torch":  # the same results, without a copy of all weights
         given["optim"] = "adamw_torch_fused"
     defaults = {
         "report_to": "none",
@@ -83,7 +83,7 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
         "save_strategy": "steps",
-        "save_total_limit": None,  # guards.rotate does it, after the new checkpoint is complete
+        "save_total_limit": None,  # checkpoints.rotate removes old ones after the new one is complete
         "logging_nan_inf_filter": False,
         "remove_unused_columns": False,
         "train_sampling_strategy": "sequential",
@@ -91,22 +91,22 @@ def training_arguments(settings: recipe.Training, folder: Path, seed: int) -> Tr
     with settings_errors():
         args = TrainingArguments(**{**defaults, **given, **fixed})
         _check_arguments(args)
-    args._n_gpu = min(args.n_gpu, 1)  # one process trains on one GPU: several are for several processes
+    args._n_gpu = min(args.n_gpu, 1)  # each process trains on one GPU
     if args.world_size != processes.launched():
         raise RecipeError(
-            f"{processes.launched()} processes were launched and training sees {args.world_size}: each would train by "
-            "itself; leave training.use_cpu and training.local_rank to the launcher"
+            f"{processes.launched()} processes were launched, but training counts {args.world_size}, so each would train "
+            "alone; leave training.use_cpu and training.local_rank to the launcher"
         )
     examples = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
     assert examples == settings.batch_size, f"{examples} examples a step instead of {settings.batch_size}"
     return args
 
 
-def known_fields(settings: recipe.Training) -> dict[str, Any]:
-    """The recipe's fields of TrainingArguments, each of the type it asks for.
+def known_fields(settings: Training) -> dict[str, Any]:
+    """Return the section's fields of TrainingArguments, converted to their types.
 
     Raises:
-        RecipeError: a field is unknown, decided by something else, or of another type.
+        RecipeError: a field is unknown, decided by another setting, or has the wrong type.
     """
     hints = _argument_types()
     for name in settings.model_extra or {}:
@@ -144,7 +144,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 @contextmanager
 def settings_errors() -> Iterator[None]:
-    """Turn what cannot be built from the settings into a mistake in them; around construction only."""
+    """Report errors inside this context as mistakes in the settings; use it around construction only."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -154,7 +154,7 @@ def settings_errors() -> Iterator[None]:
 
 
 def _check_arguments(args: TrainingArguments) -> None:
-    """Build on a stand-in what Trainer builds only once the run folder is there."""
+    """Build what Trainer would build only after the run folder is made."""
     if args.max_grad_norm is None or args.max_grad_norm < 0:
         raise RecipeError(
             f"training.max_grad_norm = {args.max_grad_norm} must be above 0, or 0 for no clipping"
@@ -175,13 +175,13 @@ def _check_arguments(args: TrainingArguments) -> None:
         prefetch_factor=args.dataloader_prefetch_factor,
         persistent_workers=args.dataloader_persistent_workers,
     )
-    if not args.deepspeed:  # its own file may decide both
+    if not args.deepspeed:  # its own file may set optimizer and schedule
         _check_optimizer(args)
 
 
 def _check_optimizer(args: TrainingArguments) -> None:
     weights = [torch.nn.Parameter(torch.zeros(1))]
-    if not args.optim_target_modules and "lomo" not in args.optim:  # those look into the model
+    if not args.optim_target_modules and "lomo" not in args.optim:  # those need the model
         kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
             kind(weights, **options)
@@ -194,11 +194,11 @@ def _check_optimizer(args: TrainingArguments) -> None:
     )
 
 
-def accumulation(settings: recipe.Training, workers: int) -> int:
-    """Forward passes per optimizer step, so that any number of processes sees the same global batch.
+def accumulation(settings: Training, workers: int) -> int:
+    """Return the forward passes per optimizer step with which ``workers`` processes train on the global batch.
 
     Raises:
-        RecipeError: the batch is no multiple of what ``workers`` processes take at a time.
+        RecipeError: the global batch is not a multiple of the micro-batches of all processes.
     """
     batch, micro = settings.batch_size, settings.per_device_train_batch_size
     together = micro * workers

@@ -1,10 +1,10 @@
 """The weights of the best step so far, beside the checkpoints: ``evaluation.keep: best``.
 
-    checkpoints/best-N/   what is trained of the model, as it is after step N, with its marker (``skipwise.training.guards``)
+    checkpoints/best-N/   the trained weights after step N, sealed by a marker (``skipwise.training.checkpoints``)
 
-The results say which step is best. Its weights are whole before its record is written, and those of the step before it go
-only after, so that wherever a kill falls the weights of the best step on record are there, and a step without a record is
-trained and measured again.
+The results say which step is best. Its weights are complete before its record is written, and those of the previous best
+are removed after that. So after a kill, the weights of the best step on record exist; a step without a record is trained
+and measured again.
 """
 
 from collections.abc import Iterator
@@ -15,59 +15,59 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from skipwise.errors import RunError
-from skipwise.training import guards
+from skipwise.training.checkpoints import MARKER, discard, disk_space, require_sealed, seal
 
 _WEIGHTS = "trained.safetensors"
 
 
 def best_step(losses: dict[int, float]) -> int:
-    """The step of the least loss, the earlier of equal ones."""
+    """Return the step with the lowest loss; of equal losses, the earlier step."""
     return min(losses, key=lambda step: (losses[step], step))
 
 
-def keep(model: torch.nn.Module, checkpoints: Path, step: int) -> None:
-    """Write what is trained of ``model``; with LoRA that is the additions alone.
+def save(model: torch.nn.Module, checkpoints: Path, step: int) -> None:
+    """Write the trained weights of ``model``; with LoRA those are the additions alone.
 
     Raises:
-        TrainingError: the disk has not the room.
+        TrainingError: the disk has too little room.
     """
     folder = _folder(checkpoints, step)
-    guards.discard(folder)  # the torso of an earlier session
+    discard(folder)  # an incomplete checkpoint left by an interrupted save
     checkpoints.mkdir(exist_ok=True)
     weights = {name: weight.detach().contiguous() for name, weight in _trained(model)}
     needed = sum(weight.numel() * weight.element_size() for weight in weights.values())
-    with guards.disk_space(folder, needed, f"the best step so far, {step},"):
+    with disk_space(folder, needed, f"the best checkpoint so far (step {step})"):
         folder.mkdir()
         save_file(weights, folder / _WEIGHTS)
-    guards.seal(folder)
+    seal(folder)
 
 
 def drop_others(checkpoints: Path, step: int) -> None:
-    """Remove what was kept of any step but this."""
+    """Remove the best checkpoints of all steps but this."""
     for folder in checkpoints.glob("best-*"):
         if folder != _folder(checkpoints, step):
-            guards.discard(folder)
+            discard(folder)
 
 
 def require(checkpoints: Path, step: int) -> None:
-    """Require the weights of ``step`` to be those that were kept.
+    """Require the best checkpoint of ``step`` to exist with the bytes that were written.
 
     Raises:
-        RunError: they are gone or were changed.
+        RunError: a file is missing or changed.
     """
     folder = _folder(checkpoints, step)
-    way_out = "bring it back, or begin a run with another --out"
-    if not (folder / guards.MARKER).is_file():
-        raise RunError(f"{folder}, the weights of the best step so far, is gone or not whole; {way_out}")
-    guards.require_sealed(folder, way_out)
+    way_out = "restore it, or begin a run with another --out"
+    if not (folder / MARKER).is_file():
+        raise RunError(f"{folder}, the best checkpoint so far, is missing or incomplete; {way_out}")
+    require_sealed(folder, way_out)
 
 
 @torch.no_grad()
 def restore(model: torch.nn.Module, checkpoints: Path, step: int) -> None:
-    """Put the weights of ``step`` into the ``model`` that they were kept of, in whatever state it is.
+    """Load the best checkpoint of ``step`` into ``model`` in place.
 
     Raises:
-        RunError: they are gone or were changed.
+        RunError: a file is missing or changed.
     """
     require(checkpoints, step)
     with safe_open(_folder(checkpoints, step) / _WEIGHTS, "pt") as file:

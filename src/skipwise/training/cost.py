@@ -1,6 +1,7 @@
-"""Before any GPU hour: what a run will hold on each GPU and how long it will take, PoSE beside full-length training.
+"""Memory and time of a run, before it takes any GPU hour: PoSE beside full-length training.
 
-From the model's config alone: one step of each is run without data (``model/step_cost.py``), and divided over the GPUs.
+Computed from the model's config alone: one step of each runs without data (``model/step_cost.py``), and its bytes and
+operations are divided over the GPUs.
 """
 
 import math
@@ -15,20 +16,20 @@ from skipwise.errors import ModelError, RecipeError
 from skipwise.method.lengths import format_length
 from skipwise.model.loading import load_config
 from skipwise.model.rope import extension_of
-from skipwise.model.step_cost import StepCost, step_cost
-from skipwise.recipes.schema import Recipe
+from skipwise.model.step_cost import StepCost, StepSettings, step_cost
+from skipwise.recipes.schema import Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What a run is planned for.
+class Hardware:
+    """The GPUs that a run is planned for.
 
     Attributes:
-        gpus: how many; several hold weights, gradients and optimizer in shares (ZeRO-3, FSDP).
-        memory: of each, in bytes.
-        peak: bf16 operations a second of each, as its maker says.
-        utilisation: the share of them that training reaches.
+        gpus: number of GPUs; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP).
+        memory: bytes of each GPU.
+        peak: bf16 operations a second of each GPU, as its maker states.
+        utilisation: the fraction of ``peak`` that training reaches.
     """
 
     gpus: int = 1
@@ -49,20 +50,20 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """One way of training: bytes are of one GPU.
+class CostEstimate:
+    """Memory of one GPU in bytes, and time of the whole run.
 
     Attributes:
         window: tokens of one example.
         batch: examples a step, over all GPUs.
-        cost: of one micro-batch.
-        operations: of one step, over all GPUs.
-        weights: parameters, and of a sharded run the two layers that are gathered at a time.
-        gradients: as they accumulate.
-        optimizer: Adam's two moments, and of a sharded run the float32 weights.
+        cost: the cost of one micro-batch.
+        operations: operations of one step, over all GPUs.
+        weights: parameters; in a sharded run also the two layers that are gathered at a time.
+        gradients: gradients, as they accumulate.
+        optimizer: Adam's two moments; in a sharded run also the float32 weights.
+        activations: peak of what backward needs and the current operation holds.
         loading: before training, when each process holds the whole model.
-        activations: what backward needs, and the operation at work.
-        hours: of the whole run.
+        hours: time of the whole run.
     """
 
     window: int
@@ -78,111 +79,121 @@ class Plan:
 
     @property
     def memory(self) -> float:
-        """At the peak."""
+        """The peak in bytes."""
         return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations)
 
 
-def plan_training(
-    config: PretrainedConfig, recipe: Recipe, window: int, batch: int, on: Machine, micro: int | None = None
-) -> Plan:
-    """Plan a run of ``batch`` windows a step, ``micro`` of them at a time on each GPU; default: as the recipe says.
+def estimate_cost(
+    config: PretrainedConfig,
+    recipe: Recipe,
+    window: int,
+    batch: int,
+    hardware: Hardware,
+    micro_batch: int | None = None,
+) -> CostEstimate:
+    """Estimate a run of ``batch`` windows a step, ``micro_batch`` at a time on each GPU (default: the recipe's).
 
-    On one GPU weights are float32 under autocast, as here they are trained; with LoRA the frozen ones are as computed,
-    or half a byte each and their scales, 0.53 in all. On several, weights and gradients are bf16 shares, and the
-    optimizer's share holds float32 weights beside its moments: 16 bytes a trained parameter over all (Rajbhandari et
-    al., 2020).
+    On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
+    0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
+    holds float32 weights and moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
 
     Raises:
         RecipeError: a field of the training section is unknown or wrong.
-        ModelError: a mixture of experts.
+        ModelError: the model is a mixture of experts.
     """
     settings, rules = recipe.training, recipe.lora
     known_fields(settings)
     _refuse_experts(config)
-    micro = min(micro or settings.per_device_train_batch_size, batch)
-    sharded = on.gpus > 1
-    computed = None if settings.precision == "float32" else torch.bfloat16
-    low = computed is not None and (sharded or (rules is not None and rules.base != "float32"))
+    micro_batch = min(micro_batch or settings.per_device_train_batch_size, batch)
+    gpus, sharded = hardware.gpus, hardware.gpus > 1
+    frozen_low = rules is not None and rules.base != "float32"
+    low = settings.precision != "float32" and (sharded or frozen_low)
     cost = step_cost(
         config,
-        window,
-        micro_batch=micro,
-        precision=None if sharded else computed,
-        weights=torch.bfloat16 if low else torch.float32,
-        checkpointing=_checkpointing(recipe),
-        rules=recipe.lora,
-        sliced_loss=not sharded,
+        StepSettings(
+            window,
+            micro_batch,
+            precision="float32" if sharded or settings.precision == "float32" else "bf16",
+            weights=torch.bfloat16 if low else torch.float32,
+            checkpointing=_checkpointing(settings),
+            lora=rules,
+            sliced_loss=not sharded,
+        ),
     )
-    share = on.gpus
-    whole = (2 if low else 4) * cost.parameters
-    saved = (cost.weights / cost.parameters - 0.53) * cost.matrices if rules and rules.base == "4bit" else 0
-    operations = cost.operations * batch / micro
-    return Plan(
+    loading = (2 if low else 4) * cost.parameters if rules else 4 * cost.parameters
+    four_bits = rules is not None and rules.base == "4bit"
+    saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
+    operations = cost.operations * batch / micro_batch
+    return CostEstimate(
         window,
         batch,
         cost,
         operations,
-        weights=(cost.weights - saved) / share + (2 * cost.block + cost.output if sharded else 0),
-        gradients=(2 if sharded else 4) * cost.trained / share,
-        optimizer=(12 if sharded else 8) * cost.trained / share,
+        weights=(cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0),
+        gradients=(2 if sharded else 4) * cost.trained / gpus,
+        optimizer=(12 if sharded else 8) * cost.trained / gpus,
         activations=cost.activations,
-        loading=whole - saved if rules else 4 * cost.parameters,
-        hours=operations * settings.max_steps / (share * on.peak * on.utilisation) / 3600,
+        loading=loading - saved,
+        hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.utilisation) / 3600,
     )
 
 
-def plan_command(recipe: Recipe, on: Machine, console: Console) -> None:
-    """Print PoSE beside full-length training of as many tokens (a window a GPU at least), and what would make it fit.
+def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
+    """Print PoSE beside full-length training of as many tokens, and the settings that reduce memory if one does not fit.
 
     Raises:
-        SkipwiseError: the model cannot be extended, or the machine makes no sense.
+        SkipwiseError: the model cannot be extended, or the batch does not divide over the GPUs.
     """
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     train = recipe.train_length or extension.rope.original_length
     batch, micro = recipe.training.batch_size, recipe.training.per_device_train_batch_size
-    accumulation(recipe.training, on.gpus)
+    gpus = hardware.gpus
+    accumulation(recipe.training, gpus)
     rows = {}
     with console.status("running one step of each without data"):
         for name, window in (("PoSE", train), ("full-length", extension.target_length)):
-            # As many tokens a step and at a time, a window on each GPU at least.
-            windows = math.ceil(batch * train / window / on.gpus) * on.gpus
-            rows[name] = plan_training(config, recipe, window, windows, on, max(1, micro * train // window))
+            # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
+            windows = math.ceil(batch * train / window / gpus) * gpus
+            rows[name] = estimate_cost(
+                config, recipe, window, windows, hardware, max(1, micro * train // window)
+            )
     cost = rows["PoSE"].cost
     console.print(
         f"{recipe.model}: {extension.rope.original_length:,} -> {extension.target_length:,} tokens, "
         f"{cost.parameters:,} parameters, {cost.trained:,} of them trained",
         style="bold",
     )
-    console.print(_table(rows, recipe.training.max_steps, on))
-    machine = f"{on.gpus} GPUs, which share the weights (ZeRO-3 or FSDP)" if on.gpus > 1 else "one GPU"
+    console.print(_table(rows, recipe.training.max_steps, hardware))
+    planned_for = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
     console.print(
-        f"Planned for {machine}, of {_bytes(on.memory)}; time at {on.utilisation:.0%} of {on.peak / 1e12:.0f} TFLOP/s "
-        "each. Bytes are those of tensors: the CUDA context (about 0.5 GB) and fragments come on top."
+        f"Planned for {planned_for}, {_bytes(hardware.memory)} each; time at {hardware.utilisation:.0%} of "
+        f"{hardware.peak / 1e12:.0f} TFLOP/s each. Bytes are those of tensors: add about 0.5 GB for the CUDA context, "
+        "and fragmentation."
     )
-    for name, plan in rows.items():
-        if plan.memory > on.memory:
+    for name, estimate in rows.items():
+        if estimate.memory > hardware.memory:
             console.print(f"{name} does not fit; try {_way_out(recipe)}", style="yellow")
 
 
-def _table(rows: dict[str, Plan], steps: int, on: Machine) -> Table:
-    plans = list(rows.values())
+def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Table:
+    costs = list(rows.values())
     table = Table(box=None, pad_edge=False)
     table.add_column("")
     for name in rows:
         table.add_column(name, justify="right")
     lines = {
-        "windows a step": [f"{p.batch:,} of {format_length(p.window)}" for p in plans],
-        "tokens in all": [f"{p.batch * p.window * steps / 1e6:,.1f} M" for p in plans],
+        "windows a step": [f"{c.batch:,} of {format_length(c.window)}" for c in costs],
+        "tokens in all": [f"{c.batch * c.window * steps / 1e6:,.1f} M" for c in costs],
         **{
-            f"{part}, each GPU": [_bytes(getattr(p, part)) for p in plans]
+            f"{part}, each GPU": [_bytes(getattr(c, part)) for c in costs]
             for part in ("weights", "gradients", "optimizer", "activations")
         },
-        "while loading, each GPU": [_bytes(p.loading) for p in plans],
-        "at the peak, each GPU": [_bytes(p.memory) for p in plans],
-        f"fits in {_bytes(on.memory)}": ["yes" if p.memory <= on.memory else "no" for p in plans],
-        "operations a step": [_scaled(p.operations, ("GFLOP", "TFLOP", "PFLOP", "EFLOP")) for p in plans],
-        "time": [f"{p.hours:,.1f} h" if p.hours >= 1 else f"{p.hours * 60:.1f} min" for p in plans],
+        "while loading, each GPU": [_bytes(c.loading) for c in costs],
+        "at the peak, each GPU": [_bytes(c.memory) for c in costs],
+        f"fits in {_bytes(hardware.memory)}": ["yes" if c.memory <= hardware.memory else "no" for c in costs],
+        "operations a step": [_scaled(c.operations, ("GFLOP", "TFLOP", "PFLOP", "EFLOP")) for c in costs],
+        "time": [f"{c.hours:,.1f} h" if c.hours >= 1 else f"{c.hours * 60:.1f} min" for c in costs],
     }
     for name, cells in lines.items():
         table.add_row(name, *cells)
@@ -193,8 +204,9 @@ def _refuse_experts(config: PretrainedConfig) -> None:
     counts = ("num_experts", "num_local_experts", "n_routed_experts")
     if experts := max(getattr(config, name, None) or 0 for name in counts):
         raise ModelError(
-            f"model_type {config.model_type} is a mixture of {experts} experts, of which each token takes its own: a step "
-            "without data cannot be run; plan a dense model of its active parameters, and add 16 bytes for each other one"
+            f"model_type {config.model_type} is a mixture of {experts} experts, and each token chooses its own: a step "
+            "cannot run without data. Plan a dense model with as many active parameters, and add 16 bytes for each "
+            "inactive one"
         )
 
 
@@ -203,7 +215,7 @@ def _bytes(number: float) -> str:
 
 
 def _scaled(number: float, units: tuple[str, ...]) -> str:
-    """In the largest of ``units``, each a thousand times the last, that leaves 1 or more; the first is 1e9."""
+    """Format ``number`` in the largest unit that leaves 1 or more; the first is 1e9, each next 1,000 times larger."""
     power = max((k for k in range(len(units)) if number >= 10 ** (9 + 3 * k)), default=0)
     return f"{number / 10 ** (9 + 3 * power):,.1f} {units[power]}"
 
@@ -214,11 +226,11 @@ def _way_out(recipe: Recipe) -> str:
         ways.insert(0, "--set training.per_device_train_batch_size=1")
     if recipe.lora is None:
         ways.insert(0, "--lora")
-    if not _checkpointing(recipe):
+    if not _checkpointing(recipe.training):
         ways.insert(0, "--set training.gradient_checkpointing=true")
     return " or ".join([", ".join(ways[:-1]), ways[-1]])
 
 
-def _checkpointing(recipe: Recipe) -> bool:
-    given = recipe.training.model_extra or {}
+def _checkpointing(settings: Training) -> bool:
+    given = settings.model_extra or {}
     return bool(given.get("gradient_checkpointing") or given.get("activation_checkpointing"))

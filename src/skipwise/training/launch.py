@@ -1,4 +1,4 @@
-"""Start a command again in several processes of this machine, with the engine that shards it."""
+"""Start a command in several processes on this machine, under DDP, FSDP or ZeRO-3."""
 
 import logging
 import os
@@ -10,22 +10,19 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from skipwise.errors import RecipeError, nearest
+from skipwise.errors import RecipeError, one_of
 from skipwise.training.processes import ENGINE, require_engine_installed
 
 ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 
 
 def processes_of(engine: str, processes: int | None) -> int:
-    """How many processes to start: as asked for, else one a GPU.
+    """Return how many processes to start: ``processes``, or one for each GPU.
 
     Raises:
-        RecipeError: an unknown engine, one that is not installed, or a number of processes that makes no sense.
+        RecipeError: an unknown engine, one that is not installed, or fewer than two processes.
     """
-    if engine not in ENGINES:
-        raise RecipeError(
-            f"--launch {engine!r} is unknown{nearest(engine, ENGINES)}; choose {', '.join(ENGINES)}"
-        )
+    one_of("--launch", engine, ENGINES)
     processes = max(torch.cuda.device_count(), 1) if processes is None else processes
     if processes < 2:
         raise RecipeError(
@@ -36,15 +33,17 @@ def processes_of(engine: str, processes: int | None) -> int:
 
 
 def launch(engine: str, processes: int, words: Sequence[str]) -> None:
-    """Run ``skipwise`` with ``words`` in each process; torch's own launcher (torchrun) starts and watches them.
+    """Run ``skipwise`` with ``words`` in each process, by torch's own launcher (torchrun).
 
     Raises:
-        SystemExit: a process failed; it has said why.
+        SystemExit: a process failed; it has printed why.
     """
     os.environ[ENGINE] = engine
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call what torch renamed
+    os.environ.setdefault(
+        "PYTHONWARNINGS", "ignore::FutureWarning"
+    )  # engines call functions that torch renamed
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what failed says it itself
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # the failed process prints its error itself
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

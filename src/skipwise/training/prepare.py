@@ -1,7 +1,4 @@
-"""A recipe with everything that can be known before training: the model's window, the text, the plan.
-
-Whatever a user can get wrong is refused here, before a weight is loaded or a folder made.
-"""
+"""Prepare a run: everything that can be computed or refused before a weight is loaded or a folder is made."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +15,7 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.loading import load_config, load_tokenizer, resolve
-from skipwise.model.precision import AUTOCAST, choose_precision, default_device
+from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
 from skipwise.model.rope import Extension, extension_of, sliding_layers
 from skipwise.recipes.schema import Lora, Recipe
 from skipwise.training import processes
@@ -26,19 +23,19 @@ from skipwise.training.arguments import training_arguments
 
 
 @dataclass(frozen=True)
-class Job:
-    """A recipe with everything that can be known before training.
+class PreparedRun:
+    """A recipe with everything that is known before training.
 
     Attributes:
-        recipe: as given.
-        extension: the model's RoPE, the target, the interpolation.
-        train_length: window trained on, in tokens.
-        tokenizer: the model's own.
+        recipe: the recipe as given.
+        extension: the model's RoPE, the target length and the interpolation.
+        train_length: tokens of one training window.
+        tokenizer: the model's tokenizer.
         store: the tokens of the training text.
-        train: indices into the store of the documents trained on.
+        train: indices in the store of the documents to train on.
         held_out: indices of the documents held out by name, of any length.
-        shortest: the fewest tokens of a document that is kept.
-        dropped: how many documents were shorter.
+        shortest: the fewest tokens of a training document.
+        dropped: number of documents that were shorter.
         device: where training and evaluation run.
     """
 
@@ -62,19 +59,19 @@ class Job:
         return f"{model}-{format_length(self.extension.target_length)}-{self.recipe.interpolation}{scheme}{adapted}"
 
     @property
-    def precision(self) -> str:
-        """Of training and evaluation: bf16 or fp16 autocast, or float32."""
+    def precision(self) -> Precision:
+        """The precision of training and evaluation."""
         return choose_precision(self.recipe.training.precision, self.device)
 
     @property
     def base_dtype(self) -> torch.dtype:
-        """Of the weights that are loaded: float32, but for a base that LoRA leaves as it is."""
+        """The dtype to load the model in: float32, or a lower one for weights that LoRA freezes."""
         rules = self.recipe.lora
-        computed = AUTOCAST[self.precision]
-        return torch.float32 if rules is None or rules.base == "float32" or computed is None else computed
+        low = None if rules is None or rules.base == "float32" else AUTOCAST[self.precision]
+        return low or torch.float32
 
     def dataset(self) -> PoseDataset:
-        """Every example of the run, in order: index = step * batch_size + place in the batch."""
+        """Return the examples of the run in order: index = step * batch_size + place in the batch."""
         recipe = self.recipe
         return PoseDataset(
             self.store,
@@ -91,11 +88,11 @@ class Job:
         )
 
 
-def prepare(recipe: Recipe, console: Console) -> Job:
+def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     """Read the model's config, tokenise the text (cached) and split it; no weights are loaded yet.
 
     Raises:
-        SkipwiseError: whatever of the model, the text and the recipe does not fit together.
+        SkipwiseError: the model, the text and the recipe do not fit together.
     """
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
@@ -105,53 +102,57 @@ def prepare(recipe: Recipe, console: Console) -> Job:
             f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; lower it"
         )
     tokenizer = load_tokenizer(recipe.model)
-    store = tokenise_source(recipe, recipe.data.source, tokenizer, console)
+    store = tokenise(recipe.data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
     train, held_out = split_by_name(store, recipe.data.held_out)
     needed = extension.target_length if recipe.positions.scheme == "full" else train_length
     shortest = max(recipe.data.min_tokens or 0, needed)
-    long = keep_long(store, shortest)
-    kept = np.intersect1d(train, long)
-    if len(kept) == 0:
+    long = np.intersect1d(train, keep_long(store, shortest))
+    if len(long) == 0:
         raise DataError(
             f"of {len(store):,} documents none of {shortest:,} tokens or more is left to train on after holding out "
             f"{len(held_out):,}; the longest are {_longest(store, train)}; give longer text, lower the target, "
             "or lower data.held_out"
         )
-    training_arguments(recipe.training, Path("."), recipe.seed)  # an unknown field is refused before any work
-    if recipe.evaluation.steps and processes.launched() > 1 and processes.engine() != "ddp":
-        raise RecipeError(
-            f"evaluation.steps = {recipe.evaluation.steps} measures the model while it is trained, of which each process "
-            f"holds a share under {processes.engine()}; leave it out, with evaluation.keep, or take --launch ddp"
-        )
+    training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before any work
+    _check_sharding(recipe)
     if recipe.lora:
-        _check_lora(recipe, recipe.lora)
-    device = default_device()
-    job = Job(
+        _check_lora(recipe.model, recipe.lora)
+    run = PreparedRun(
         recipe,
         extension,
         train_length,
         tokenizer,
         store,
-        kept,
+        long,
         held_out,
         shortest,
-        len(train) - len(kept),
-        device,
+        dropped=len(train) - len(long),
+        device=default_device(),
     )
-    job.dataset()  # so is a plan that the lengths cannot meet
-    return job
+    run.dataset()  # refuses a position plan that does not fit the lengths
+    return run
 
 
-def _check_lora(recipe: Recipe, rules: Lora) -> None:
-    lora.require_installed(rules)
-    if rules.base == "4bit" and processes.launched() > 1 and processes.engine() != "ddp":
+def _check_sharding(recipe: Recipe) -> None:
+    """Refuse what needs the whole model in one process, if processes hold shards."""
+    engine = processes.engine()
+    if processes.launched() == 1 or engine == "ddp":
+        return
+    if recipe.evaluation.steps:
         raise RecipeError(
-            f"lora.base = '4bit' cannot be held in shares by {processes.engine()}; take --launch ddp"
+            f"evaluation.steps = {recipe.evaluation.steps} measures the model during training, and under {engine} each "
+            "process holds only a shard of it; leave it out, with evaluation.keep, or choose --launch ddp"
         )
-    if rules.saved == "adapter" and lora.base_of(resolve(recipe.model)):
+    if recipe.lora and recipe.lora.base == "4bit":
+        raise RecipeError(f"lora.base = '4bit' cannot be sharded by {engine}; choose --launch ddp")
+
+
+def _check_lora(model: str, rules: Lora) -> None:
+    lora.require_installed(rules)
+    if rules.saved == "adapter" and lora.base_of(resolve(model)):
         raise RecipeError(
-            f"model {recipe.model!r} is an adapter itself, on which no adapter can stand; set lora.saved=merged"
+            f"model {model!r} is itself an adapter, and an adapter cannot be its base; set lora.saved=merged"
         )
 
 
@@ -160,56 +161,50 @@ def _longest(store: TokenStore, documents: np.ndarray) -> str:
     return ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in order) or "none"
 
 
-def describe(job: Job, console: Console) -> None:
-    """Print the plan: documents, steps, tokens, and the positions of three examples."""
-    recipe, ext, data = job.recipe, job.extension, job.store
+def print_plan(run: PreparedRun, console: Console) -> None:
+    """Print the plan of a run: documents, tokenizer, steps, tokens and trained parameters."""
+    recipe, ext, store = run.recipe, run.extension, run.store
+    config = load_config(recipe.model)
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
-    tokens = steps * batch * job.dataset().plans(np.arange(1)).position_ids().shape[1]
+    window = run.dataset().plans(np.arange(1)).position_ids().shape[1]
+    setting = "train_length" if run.shortest == run.train_length else "data.min_tokens"
     console.print(
         f"{recipe.model}: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "
         f"(x{ext.factor:g}, {recipe.interpolation}, {recipe.positions.scheme})",
         style="bold",
     )
-    console.print(
-        f"text: {recipe.data.source}, {len(data):,} documents, {int(data.lengths.sum()):,} tokens; "
-        f"{len(job.held_out):,} held out by name"
-    )
-    shortest = job.shortest
-    setting = "train_length" if shortest == job.train_length else "data.min_tokens"
-    console.print(dropped_message(len(job.train) + job.dropped, len(job.train), shortest, setting))
-    console.print(_assumed(job.tokenizer))
-    console.print(
-        f"training: {steps:,} steps of {batch:,} x {tokens // steps // batch:,} tokens = {tokens:,} tokens, "
-        f"{job.precision} on {job.device.type}"
-    )
-    if slide := sliding_layers(load_config(recipe.model)):
-        console.print(slide)
+    lines = [
+        f"text: {recipe.data.source}, {len(store):,} documents, {int(store.lengths.sum()):,} tokens; "
+        f"{len(run.held_out):,} held out by name",
+        dropped_message(len(run.train) + run.dropped, len(run.train), run.shortest, setting),
+        _special_tokens(run.tokenizer),
+        f"training: {steps:,} steps of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
+        f"{run.precision} on {run.device.type}",
+        sliding_layers(config),
+    ]
     if recipe.lora:
-        trained, parameters = lora.trained_share(load_config(recipe.model), recipe.lora)
-        console.print(
+        trained, parameters = lora.trained_share(config, recipe.lora)
+        lines.append(
             f"LoRA of rank {recipe.lora.rank}: {trained:,} of {parameters:,} parameters are trained "
             f"({trained / parameters:.2%})"
         )
+    for line in filter(None, lines):
+        console.print(line)
 
 
-def _assumed(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What follows from the special tokens that the tokenizer has and lacks."""
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a sentence on how documents begin and answers end, given the tokenizer's special tokens."""
     first = tokenizer("a").input_ids[:1]
-    begins = tokenizer.bos_token is not None and first == [tokenizer.bos_token_id]
-    beginning = (
-        f"each document begins with {tokenizer.bos_token}" if begins else "documents begin without a BOS"
-    )
-    end = (
-        f"; {tokenizer.eos_token} ends an answer"
-        if tokenizer.eos_token
-        else "; no EOS, answers end by length"
-    )
-    return f"tokenizer: {beginning}{end}; no padding is needed, every example is full"
+    bos = tokenizer.bos_token is not None and first == [tokenizer.bos_token_id]
+    begin = f"each document begins with {tokenizer.bos_token}" if bos else "documents begin without a BOS"
+    eos = tokenizer.eos_token
+    end = f"{eos} ends an answer" if eos else "no EOS, answers end by length"
+    return f"tokenizer: {begin}; {end}; no padding is needed, every example is full"
 
 
-def describe_examples(job: Job, console: Console) -> None:
+def print_examples(run: PreparedRun, console: Console) -> None:
     """Print the position plans of the first three examples, chunk by chunk."""
-    plans = job.dataset().plans(np.arange(3))
+    plans = run.dataset().plans(np.arange(3))
     for example in range(3):
         parts, start = [], 0
         chunks = zip(plans.lengths[example], plans.skips[example], plans.offsets[example], strict=True)
@@ -219,11 +214,4 @@ def describe_examples(job: Job, console: Console) -> None:
             )
             start += length
         more = plans.lengths.shape[1] - len(parts)
-        console.print(f"example {example}: " + "; ".join(parts) + (f"; {more:,} chunks more" if more else ""))
-
-
-def tokenise_source(
-    recipe: Recipe, source: str, tokenizer: PreTrainedTokenizerBase, console: Console
-) -> TokenStore:
-    """Tokenise ``source`` as the recipe's data section says; cached."""
-    return tokenise(recipe.data.model_copy(update={"source": source}), tokenizer, console)
+        console.print(f"example {example}: " + "; ".join(parts) + (f"; {more:,} more chunks" if more else ""))

@@ -1,6 +1,6 @@
-"""Several processes of one run, as torchrun or ``accelerate launch`` starts them; what only the first of them does.
+"""Several processes of one run, as torchrun or ``accelerate launch`` starts them.
 
-All load the model and train. The first alone prepares what is cached, writes the run folder, prints and measures.
+All processes load the model and train. Only the first one fills caches, writes the run folder, prints and measures.
 """
 
 import json
@@ -29,12 +29,12 @@ _WRAPPERS = {
 
 
 def launched() -> int:
-    """How many processes the launcher says it started."""
+    """Return how many processes the launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def engine() -> str:
-    """What holds the model in several processes: ddp, or fsdp or zero3 in shares, as the launcher says it."""
+    """Return the engine of a run in several processes: ddp, or fsdp or zero3, which shard the model."""
     if ENGINE in os.environ:
         return os.environ[ENGINE].removesuffix("-offload")
     asked = [
@@ -44,29 +44,29 @@ def engine() -> str:
 
 
 def engine_settings() -> dict[str, Any]:
-    """The fields of ``TrainingArguments`` that the shipped configuration of the engine sets; none without --launch."""
+    """Return the ``TrainingArguments`` fields of the engine's shipped configuration; none without --launch."""
     file = resources.files("skipwise").joinpath("engines", f"{os.environ.get(ENGINE)}.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
 def require_engine_installed(name: str) -> None:
-    """Refuse ZeRO-3 without DeepSpeed.
+    """Require DeepSpeed for ZeRO-3.
 
     Raises:
-        RecipeError: the extra to install.
+        RecipeError: it is not installed.
     """
     if name.startswith("zero3") and find_spec("deepspeed") is None:
         raise RecipeError(f"{name} needs the deepspeed package: pip install 'skipwise[deepspeed]'")
 
 
 def is_first() -> bool:
-    """Whether this process prints, writes and measures."""
+    """Return whether this process prints, writes and measures."""
     return launched() == 1 or _state().is_main_process
 
 
 @contextmanager
 def first_ahead() -> Iterator[None]:
-    """The others wait until the first is through, and find what it cached, or make the mistake that it made."""
+    """Let the first process run this context before the others, which then use its caches or meet the same error."""
     if launched() == 1:
         yield
         return
@@ -81,36 +81,36 @@ def first_ahead() -> Iterator[None]:
 
 
 def told_by_first(value: Any) -> Any:
-    """What the first process passes here, in every process; an end of the first ends the others without a word."""
+    """Return in every process the value that the first one passes; if the first has ended, end without a message."""
     if launched() == 1:
         return value
     _state()
-    told = [value]
+    values = [value]
     try:
-        broadcast_object_list(told)
-    except RuntimeError:  # its message is the run's
+        broadcast_object_list(values)
+    except RuntimeError:  # the first process has printed its error
         raise SystemExit(1) from None
-    return told[0]
+    return values[0]
 
 
 def require_engine(wrapped: torch.nn.Module) -> None:
-    """Require what trains to be what was asked for.
+    """Require the wrapped model to be of the requested engine.
 
     Raises:
-        TrainingError: it is not; on a CPU accelerate takes plain data parallelism for FSDP without a word.
+        TrainingError: it is not; on a CPU, accelerate silently replaces FSDP by DDP.
     """
     if launched() == 1:
         return
     kinds = {kind.__name__ for kind in type(wrapped).__mro__}
     if not kinds & _WRAPPERS[engine()]:
         raise TrainingError(
-            f"{engine()} was asked for, and what trains is a {type(wrapped).__name__}, in which nothing is shared out: "
-            "FSDP needs GPUs; take ddp, or zero3 with the deepspeed package"
+            f"{engine()} was asked for, and what trains is a {type(wrapped).__name__}, which does not shard the model: "
+            "FSDP needs GPUs; choose ddp, or zero3 with the deepspeed package"
         )
 
 
 def finish() -> None:
-    """Training is over: the first goes on as a process of its own, and loads models whole."""
+    """End distributed training; the first process continues alone and loads whole models."""
     if launched() == 1:
         return
     torch.distributed.barrier()
@@ -122,5 +122,5 @@ def finish() -> None:
 
 
 def _state() -> PartialState:
-    # The first may tokenise for hours before the others hear of it.
+    # The first process may tokenise for hours while the others wait.
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=7))

@@ -1,4 +1,4 @@
-"""The progress of training as a user sees it."""
+"""Show the progress of training."""
 
 import time
 from typing import Any
@@ -16,7 +16,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 
 class TrainingProgress(TrainerCallback):
-    """Step, loss, tokens/s, time: a bar in a terminal, elsewhere a line each tenth of the run or 30 s."""
+    """Shows step, loss, tokens/s and time: a bar in a terminal, elsewhere a line every tenth of the run or 30 s."""
 
     def __init__(self, shown: bool, console: Console | None = None) -> None:
         self._shown = shown
@@ -53,7 +53,7 @@ class TrainingProgress(TrainerCallback):
             self._show(state)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if not control.should_log:  # on_log follows, with the newer loss
+        if not control.should_log:  # on_log follows with the newer loss
             self._show(state)
 
     def _show(self, state: TrainerState) -> None:
@@ -74,7 +74,7 @@ class TrainingProgress(TrainerCallback):
             )
 
     def stop(self) -> None:
-        """Give the terminal back, however training ended."""
+        """Remove the bar, also after an error."""
         if self._bar:
             self._bar.stop()
 

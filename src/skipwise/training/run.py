@@ -1,4 +1,4 @@
-"""Which folder a run goes into: a new one is never an existing one, and a resumed one has the same recipe."""
+"""Choose the folder of a run: a new run never takes an existing one, and a resumed run has the same recipe."""
 
 from pathlib import Path
 from typing import Any
@@ -9,13 +9,13 @@ from skipwise.results.run_folder import RunFolder
 
 
 def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: bool) -> RunFolder:
-    """Choose the folder of a new run, or find the one to go on with; nothing is written before ``begin``.
+    """Return the folder of a new run, or of the one to resume; nothing is written before ``begin_run``.
 
     Args:
-        recipe: resolved.
-        out: the folder; None takes ``runs/<default_name>``, numbered on where it is taken.
+        recipe: the resolved recipe.
+        out: the folder; default: ``runs/<default_name>``, with a number if it exists.
         default_name: a name for the run, free of separators.
-        resume: go on with a folder that this recipe began.
+        resume: continue a run of this recipe.
 
     Raises:
         RunError: the folder holds another run or other files, or there is nothing to resume.
@@ -24,25 +24,23 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
     if folder.recipe.exists():
         if not resume:
             raise RunError(
-                f"{folder.path} holds another run: --resume goes on with it, or give another --out"
+                f"{folder.path} holds another run: pass --resume to continue it, or give another --out"
             )
         _same_recipe(load_recipe(folder.recipe), recipe, folder.path)
         return folder
     if folder.facts.exists():
-        raise RunError(
-            f"{folder.path} is a run that lost its recipe.yaml; put it back, or give another --out"
-        )
+        raise RunError(f"{folder.path} is a run that lost its recipe.yaml; restore it, or give another --out")
     if folder.path.exists() and (
         not folder.path.is_dir() or any(p.name != ".lock" for p in folder.path.iterdir())
     ):
-        raise RunError(f"{folder.path} exists and is no run of skipwise; give another --out")
+        raise RunError(f"{folder.path} exists and is not a run of skipwise; give another --out")
     if resume:
         raise RunError(f"{folder.path} holds no run to resume; leave --resume out to begin one")
     return folder
 
 
 def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
-    """The newest run of this recipe to resume, or the first free of runs/name, runs/name-2, ..."""
+    """Return the first free folder of runs/name, runs/name-2, ..., or to resume, the newest run of this recipe."""
     number, free = 1, Path("runs") / name
     candidates = []
     while free.exists():
@@ -61,15 +59,15 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
 
 
 def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:
-    """(key, old, new) of every setting that decides the trained model and differs."""
+    """Return (key, old, new) of every deciding setting that differs."""
     old, new = deciding_settings(saved), deciding_settings(wanted)
     return [(k, old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)]
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """The settings that decide the model that is saved, by dotted key: not where the cache lies, nor what is measured.
+    """Return the settings that decide the saved model, by dotted key.
 
-    But what is measured decides it where the best step is kept.
+    The evaluation decides it only if the best step is kept; the cache never does.
     """
     settings = _flatten(
         recipe.model_dump(mode="json", exclude={"evaluation": True, "data": {"cache", "workers", "stream"}})
@@ -105,20 +103,20 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def begin_run(run: RunFolder, recipe: Recipe) -> None:
-    """Lock the run's folder and write its recipe; a resumed run may have changed what is measured.
+    """Lock the run's folder and write its recipe, whose evaluation a resumed run may change.
 
     Raises:
-        RunError: as ``RunFolder.begin``.
+        RunError: another process runs in the folder, or it cannot be written.
     """
     run.begin(seed=recipe.seed)
     dump_recipe(recipe, run.recipe)
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """The recipe that a run was begun with.
+    """Return the recipe of a run.
 
     Raises:
-        RunError: the folder holds no run.
+        RunError: the folder holds no readable run.
     """
     try:
         return load_recipe(RunFolder(folder).recipe)

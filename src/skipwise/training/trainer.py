@@ -1,11 +1,9 @@
-"""Training arguments + data set -> one ``transformers.Trainer`` run, resumed exactly and guarded.
+"""Train a model by ``transformers.Trainer``, with exact resume and guards.
 
-Trainer trains, Accelerate and DeepSpeed place the model on the machines. The loss is the stock model's own:
-the mean negative log-likelihood in nats over all labels of the global batch, however it is accumulated.
+Trainer trains; Accelerate and DeepSpeed place the model on the hardware. The loss is the stock model's: the mean
+negative log-likelihood in nats over all labels of the global batch, with any gradient accumulation.
 """
 
-import errno
-import os
 import time
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager, nullcontext
@@ -25,21 +23,22 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from skipwise.errors import RecipeError, RunError, TrainingError
+from skipwise.errors import RecipeError, RunError
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
-from skipwise.model.sliding import attention_masks
-from skipwise.recipes import schema as recipe
-from skipwise.training import guards, processes
+from skipwise.model.sliding import mask_by_position
+from skipwise.recipes.schema import Training
+from skipwise.training import checkpoints, processes
 from skipwise.training.arguments import settings_errors, training_arguments
+from skipwise.training.guards import NonFiniteGuard, memory_errors
 from skipwise.training.progress import TrainingProgress
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What a run came to.
+    """The result of a run.
 
-    ``steps`` and ``tokens`` (input tokens seen) count the whole run, before a resume too; ``seconds`` and
-    ``tokens_per_second`` this session; ``loss`` is in nats, the mean since the last but one log.
+    ``steps`` and ``tokens`` (input tokens seen) count the whole run, including the part before a resume. ``seconds``
+    and ``tokens_per_second`` count this session. ``loss`` in nats is the mean since the last log but one.
     """
 
     steps: int
@@ -53,7 +52,7 @@ def train(
     model: PreTrainedModel,
     dataset: Dataset,
     collate: Callable[[list[Any]], dict[str, torch.Tensor]],
-    settings: recipe.Training,
+    settings: Training,
     *,
     folder: Path,
     seed: int,
@@ -64,31 +63,31 @@ def train(
 ) -> TrainingSummary:
     """Train ``model`` in place on the first ``max_steps * batch_size`` examples of ``dataset``, in order.
 
-    Checkpoints go to ``folder``; the last step has one too, so that a later kill costs no training. With
-    ``resume`` the newest complete one is gone on from, and none yet means from the start.
+    Checkpoints go to ``folder``. The last step has one too, so that a later kill costs no training.
 
     Args:
-        model: a causal language model whose weights are float32.
-        dataset: of known length; example i is the i-th of the run.
+        model: a causal language model whose trained weights are float32.
+        dataset: a data set with a length; example i is the i-th of the run.
         collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length].
         settings: the recipe's training section.
-        folder: where ``checkpoint-N`` go.
-        seed: of the dropout and whatever else the model draws.
-        resume: go on from the newest complete checkpoint of ``folder``.
+        folder: the folder for ``checkpoint-N``.
+        seed: seed of dropout and everything else that the model draws.
+        resume: continue from the newest complete checkpoint of ``folder``, or start if there is none.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
-        on_step: gets the number of each step when it is done; the model is as trained so far.
-        progress: show a bar in a terminal, or a line now and then where there is none.
+        on_step: gets the number of each step after it; the model has the weights of that step.
+        progress: show a progress bar in a terminal, or lines elsewhere.
 
     Raises:
         RecipeError: a setting is unknown, wrong or contradicts another; the dataset is too short.
-        RunError: ``folder`` is taken, or its newest checkpoint has lost or changed a file.
-        TrainingError: no memory, no room on the disk, or (NonFiniteLossError) a loss that is not finite.
+        RunError: ``folder`` holds checkpoints, or its newest checkpoint has lost or changed a file.
+        TrainingError: too little memory or disk space, or (NonFiniteLossError) a loss that is not finite.
     """
     args = training_arguments(settings, folder, seed)
     checkpoint = _resume_point(folder, resume, args.world_size)
-    meter, guard, display = _Meter(on_log), guards.NonFiniteGuard(folder), TrainingProgress(progress)
+    meter, guard, display = _Meter(on_log), NonFiniteGuard(folder), TrainingProgress(progress)
     use_cache = model.config.use_cache  # Trainer switches it off
-    examples = _whole_run(dataset, settings)
+    mask_by_position(model)  # for a model that load_model did not load
+    examples = _first_examples(dataset, settings)
     with settings_errors():
         trainer = _Trainer(
             model=model,
@@ -97,12 +96,12 @@ def train(
             data_collator=collate,
             callbacks=[guard, meter, display, *([_EachStep(on_step)] if on_step else [])],
             guard=guard,
-            keep=settings.save_total_limit,
+            save_total_limit=settings.save_total_limit,
         )
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
     try:
-        with _memory_errors(trainer), _without_save_bars():
+        with memory_errors(trainer), _without_save_bars():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()
@@ -118,12 +117,12 @@ def train(
 
 
 class _Trainer(Trainer):
-    """The stock Trainer with the guards in its way: before each update, and around each save."""
+    """The stock Trainer, with guards before each update and around each save."""
 
-    def __init__(self, *, guard: guards.NonFiniteGuard, keep: int, **kwargs: Any) -> None:
+    def __init__(self, *, guard: NonFiniteGuard, save_total_limit: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.guard, self.keep = guard, keep
-        self.micro_batch: tuple[int, ...] = (0, 0)
+        self.guard, self.save_total_limit = guard, save_total_limit
+        self.micro_batch: tuple[int, ...] = (0, 0)  # examples, tokens
         self._sliced: bool | None = None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
@@ -135,9 +134,9 @@ class _Trainer(Trainer):
             return super().create_scheduler(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Take back Accelerate's forward, which copies all logits to float32, in every step and for no use.
+        """Restore the stock forward: Accelerate's would copy all logits to float32 in every step, needlessly.
 
-        The loss is taken under the same autocast instead, and the model stays stock after training.
+        The loss is computed under the same autocast instead.
         """
         prepared = super()._prepare_for_training(*args, **kwargs)
         processes.require_engine(prepared[0])
@@ -154,14 +153,9 @@ class _Trainer(Trainer):
     ) -> Any:
         ids = inputs["input_ids"]
         if self._sliced is None:
-            self._sliced = self._slices(ids.numel())
+            self._sliced = self._needs_slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        if "position_ids" in inputs:
-            masks = attention_masks(
-                cast(PreTrainedModel, self.model), inputs["attention_mask"], inputs["position_ids"]
-            )
-            inputs = inputs | {"attention_mask": masks}
         with in_slices(cast(PreTrainedModel, self.model)) if self._sliced else nullcontext():
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
@@ -170,17 +164,16 @@ class _Trainer(Trainer):
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
-    def _slices(self, tokens: int) -> bool:
-        """Whether the loss is taken in slices: where all logits would weigh, and nothing else needs them.
+    def _needs_slices(self, tokens: int) -> bool:
+        """Return whether to compute the loss in slices: the full logits take too much memory and nothing else needs them.
 
-        Of an output layer in shares nobody holds the weights once it has run; Liger has a fused loss of its own.
+        Slices need the output layer's weights, which no process holds whole in a sharded model. Liger has its own loss.
         """
         model = cast(PreTrainedModel, self.model)
-        needed = self.label_smoother is not None or self.args.use_liger_kernel
-        if needed or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        logits_needed = self.label_smoother is not None or self.args.use_liger_kernel
+        if logits_needed or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return False
-        worth = worth_chunking(tokens, model.config.get_text_config().vocab_size)
-        return worth and can_be_sliced(model)
+        return worth_chunking(tokens, model.config.get_text_config().vocab_size) and can_be_sliced(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
@@ -191,20 +184,20 @@ class _Trainer(Trainer):
         folder = Path(str(self.args.output_dir))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            guards.discard(checkpoint)  # the torso of an earlier session
+            checkpoints.discard(checkpoint)  # an incomplete checkpoint left by an interrupted save
         self.accelerator.wait_for_everyone()
         assert isinstance(self.model, torch.nn.Module)
         assert isinstance(self.optimizer, torch.optim.Optimizer)
-        with guards.disk_space(checkpoint, guards.checkpoint_bytes(self.model, self.optimizer)):
+        with checkpoints.disk_space(checkpoint, checkpoints.checkpoint_bytes(self.model, self.optimizer)):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            guards.mark_complete(checkpoint)
-            guards.rotate(folder, self.keep)
+            checkpoints.mark_complete(checkpoint)
+            checkpoints.rotate(folder, self.save_total_limit)
 
 
 class _Meter(TrainerCallback):
-    """Turns Trainer's logs into records, one a logged step, and has the last step logged too."""
+    """Turns Trainer's logs into records, one for each logged step, and has the last step logged too."""
 
     def __init__(self, on_log: Callable[[dict[str, Any]], None] | None) -> None:
         self._on_log = on_log
@@ -240,21 +233,22 @@ class _EachStep(TrainerCallback):
 
 
 def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
+    """Return the checkpoint to resume from, or None for a start; refuse to overwrite checkpoints."""
     if resume:
-        checkpoint = guards.latest_complete(folder)
+        checkpoint = checkpoints.latest_complete(folder)
         if checkpoint:
-            guards.require_processes(checkpoint, world_size)
-            guards.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
+            checkpoints.require_processes(checkpoint, world_size)
+            checkpoints.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
         return checkpoint
-    if taken := guards.complete_checkpoints(folder):
+    if existing := checkpoints.complete_checkpoints(folder):
         raise RunError(
-            f"{folder} holds {taken[-1].name} already; pass --resume, or another folder with --out"
+            f"{folder} holds {existing[-1].name} already; pass --resume, or another folder with --out"
         )
     return None
 
 
-def _whole_run(dataset: Dataset, settings: recipe.Training) -> Dataset:
-    """The run as one epoch: then Trainer, resumed after the last step, trains no step more."""
+def _first_examples(dataset: Dataset, settings: Training) -> Dataset:
+    """Return the examples of the run as one epoch; then Trainer, resumed after the last step, trains no further."""
     available, needed = len(cast(Sized, dataset)), settings.max_steps * settings.batch_size
     if available < needed:
         raise RecipeError(
@@ -269,28 +263,8 @@ def _last_loss(state: TrainerState) -> float:
 
 
 @contextmanager
-def _memory_errors(trainer: _Trainer) -> Iterator[None]:
-    """Say what was held when memory ran out, and what shrinks it."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        told = str(error).lower()
-        phrases = ("out of memory", "can't allocate memory", os.strerror(errno.ENOMEM).lower())
-        out = isinstance(error, torch.OutOfMemoryError | MemoryError) or any(p in told for p in phrases)
-        if not out:
-            raise
-        examples, tokens = trainer.micro_batch
-        smaller = f"training.per_device_train_batch_size={examples // 2} or " if examples > 1 else ""
-        raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in one "
-            f"forward pass; set {smaller}training.gradient_checkpointing=true; "
-            f"{guards.intact(Path(str(trainer.args.output_dir)))}"
-        ) from error
-
-
-@contextmanager
 def _without_save_bars() -> Iterator[None]:
-    """Keep transformers from drawing a bar for each checkpoint into ours."""
+    """Hide the bar that transformers draws for each checkpoint; it would break the progress bar."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

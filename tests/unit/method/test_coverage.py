@@ -1,11 +1,15 @@
 """Coverage: the paper's figure, the laws every curve obeys, and the messages."""
 
+import doctest
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipwise.errors import RecipeError
+from skipwise.method import coverage as coverage_module
+from skipwise.method import positions
 from skipwise.method.coverage import closed_form, coverage
 from skipwise.method.positions import SCHEMES, ChunkRules, randpos
 
@@ -145,3 +149,9 @@ def test_a_new_scheme_needs_nothing_but_its_entry_in_the_dictionary(monkeypatch)
     monkeypatch.setitem(SCHEMES, "mine", randpos)
     mine, original = (coverage(64, 256, scheme=scheme, samples=50) for scheme in ("mine", "randpos"))
     np.testing.assert_array_equal(mine.probability, original.probability)
+
+
+@pytest.mark.parametrize("module", [coverage_module, positions])
+def test_the_examples_in_the_docstrings_are_true(module):
+    results = doctest.testmod(module)
+    assert (results.attempted > 0, results.failed) == (True, 0)

@@ -56,7 +56,7 @@ def test_what_stands_there_is_kept(gptj: Path, tmp_path: Path) -> None:
 
 def test_what_is_stock_needs_no_conversion(tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "llama")
-    assert "llama needs no conversion: skipwise extend takes it" in refused(str(model), tmp_path / "out")
+    assert "llama needs no conversion: give it to skipwise extend" in refused(str(model), tmp_path / "out")
     scaled = {"rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}}
     assert "needs no conversion" in refused(changed(model, **scaled), tmp_path / "out")
 
@@ -68,9 +68,9 @@ def test_a_scaling_that_nobody_knows_is_not_said_to_be_taken(tmp_path: Path, sca
     model = checkpoint(tmp_path / "llama")
     told = refused(changed(model, rope_scaling=scaling, rope_parameters=None), tmp_path / "out")
     if isinstance(scaling, dict) and scaling["type"] == "linear":
-        assert "skipwise extend says what it takes" in told
+        assert "give it to skipwise extend with --existing-rope replace" in told
     else:
-        assert "neither of transformers nor of PoSE's authors" in told
+        assert "a type of neither transformers nor PoSE's authors" in told
 
 
 def test_an_original_length_that_means_nothing_is_refused(gptj: Path, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_weights_that_cannot_be_are_named(gptj: Path, tmp_path: Path) -> None:
     whole = load_file(gptj / "model.safetensors")
     name = "transformer.h.0.attn.q_proj.weight"
     for weight, message in (
-        (whole[name][:16], f"{name} has shape (16, 32), which the network that the config describes has not"),
+        (whole[name][:16], f"{name} has shape (16, 32), which does not fit the config"),
         (torch.full_like(whole[name], torch.nan), f"{name} holds NaN or infinity"),
     ):
         save_file(whole | {name: weight.contiguous()}, gptj / "model.safetensors", metadata={"format": "pt"})
@@ -93,7 +93,7 @@ def test_weights_that_cannot_be_are_named(gptj: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type 'gpt2' is not converted: there is gptj, baichuan"),
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is not converted. Conversions exist for gptj, baichuan"),
         ({"rotary_dim": None}, "rotary_dim None, which must be from 2 to the 16 dims of a head"),
         ({"rotary_dim": 64}, "rotary_dim 64, which must be from 2 to the 16 dims of a head"),
         ({"n_layer": 2}, "has shape None in the converted checkpoint and"),
@@ -129,7 +129,7 @@ def test_files_that_are_lost_or_broken_are_named(gptj: Path, tmp_path: Path) -> 
     index.write_text("{")
     assert "is not JSON" in refused(str(gptj), out)
     (gptj / "config.json").write_text("[]")
-    assert "config.json holds no JSON object" in refused(str(gptj), out)
+    assert "config.json does not hold a JSON object" in refused(str(gptj), out)
     (gptj / "config.json").unlink()
     assert "has no config.json" in refused(str(gptj), out)
 
@@ -181,7 +181,7 @@ def test_the_type_of_the_weights_is_kept(gptj: Path, tmp_path: Path) -> None:
 
 def test_a_config_that_lacks_a_key_or_has_a_wrong_value_is_named(gptj: Path, tmp_path: Path) -> None:
     changed(gptj, n_embd="wide")
-    assert "config.json has a value that cannot be (" in refused(str(gptj), tmp_path / "out")
+    assert "config.json has an impossible value (" in refused(str(gptj), tmp_path / "out")
     config = json.loads((gptj / "config.json").read_text())
     del config["n_head"]
     (gptj / "config.json").write_text(json.dumps(config))

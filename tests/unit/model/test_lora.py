@@ -158,7 +158,7 @@ def test_an_addition_to_one_end_of_a_tied_model_is_refused(tmp_path: Path, targe
     tied = load_config(str(checkpoint(tmp_path / "tied", tie_word_embeddings=True)))
     rules = Lora(targets=["q_proj", target])
     with pytest.raises(
-        RecipeError, match=f"{target} shares its weight with the other end .*also=.embeddings."
+        RecipeError, match=f"{target} shares its weight with the other embedding .*also=.embeddings."
     ):
         lora.trained_share(tied, rules)
     untied = load_config(str(checkpoint(tmp_path / "untied", tie_word_embeddings=False)))
@@ -167,7 +167,7 @@ def test_an_addition_to_one_end_of_a_tied_model_is_refused(tmp_path: Path, targe
 
 def test_an_embedding_trained_whole_gets_no_addition_besides(tmp_path: Path) -> None:
     untied = load_config(str(checkpoint(tmp_path / "untied", tie_word_embeddings=False)))
-    with pytest.raises(RecipeError, match=r"embed_tokens is trained whole by lora.also"):
+    with pytest.raises(RecipeError, match=r"all weights of model.embed_tokens are trained by lora.also"):
         lora.trained_share(untied, Lora(targets=["embed_tokens", "q_proj"], also=["embeddings"]))
 
 

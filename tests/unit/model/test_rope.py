@@ -179,14 +179,14 @@ def test_longrope_switches_unless_its_factors_are_equal() -> None:
 def test_a_scaling_of_another_kind_cannot_be_replaced() -> None:
     config = scaled()
     config.rope_parameters = {**config.rope_parameters, "rope_type": "spiral"}
-    with pytest.raises(ModelError, match="already spiral, a scaling that is not known here"):
+    with pytest.raises(ModelError, match="already spiral, an unknown scaling that cannot be replaced"):
         plan_extension(config, existing_rope="replace")
 
 
 def test_several_ropes_without_one_of_full_attention_are_refused() -> None:
     config = LlamaConfig()
     config.rope_parameters = {"chunked": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
-    wanted = r"several RoPEs \(chunked, sliding_attention\) and none of full_attention layers"
+    wanted = r"several RoPEs \(chunked, sliding_attention\) and none for full_attention layers"
     with pytest.raises(ModelError, match=wanted):
         plan_extension(config)
 

@@ -6,7 +6,8 @@ from torch.profiler import profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.model.lora import adapt
-from skipwise.model.step_cost import step_cost
+from skipwise.model.precision import autocast
+from skipwise.model.step_cost import StepSettings, step_cost
 from skipwise.recipes.schema import Lora
 from tests import families
 
@@ -28,13 +29,13 @@ def config(**changes: object) -> LlamaConfig:
     )
 
 
-def allocated(model: torch.nn.Module, precision: torch.dtype | None) -> int:
+def allocated(model: torch.nn.Module, precision: str) -> int:
     """The most bytes that the CPU's allocator gave out beyond weights and gradients, in a step like training's."""
     ids = torch.zeros(MICRO, TOKENS, dtype=torch.long)
     batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
 
     def step() -> None:
-        with torch.autocast("cpu", precision, enabled=precision is not None):
+        with autocast("cpu", precision):
             loss = model(**batch).loss
         loss.backward()
 
@@ -49,7 +50,7 @@ def allocated(model: torch.nn.Module, precision: torch.dtype | None) -> int:
     return most
 
 
-@pytest.mark.parametrize("precision", [None, torch.bfloat16])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("rules", [None, Lora(rank=4)])
 def test_activations_are_what_the_allocator_gives_out(precision, checkpointing: bool, rules) -> None:
@@ -59,18 +60,13 @@ def test_activations_are_what_the_allocator_gives_out(precision, checkpointing: 
         model.activation_checkpointing_enable()
     found = allocated(adapt(model, rules) if rules else model, precision)
     cost = step_cost(
-        config(),
-        TOKENS,
-        micro_batch=MICRO,
-        precision=precision,
-        checkpointing=checkpointing,
-        rules=rules,
+        config(), StepSettings(TOKENS, MICRO, precision, checkpointing=checkpointing, lora=rules)
     )
     assert cost.activations == pytest.approx(found, rel=0.05)
 
 
 def test_operations_are_six_a_weight_and_token_and_attentions_own() -> None:
-    cost = step_cost(config(), TOKENS, micro_batch=MICRO)
+    cost = step_cost(config(), StepSettings(TOKENS, MICRO))
     model = LlamaForCausalLM(config())
     matrices = sum(w.numel() for name, w in model.named_parameters() if w.ndim == 2 and "embed" not in name)
     tokens = TOKENS * MICRO
@@ -82,9 +78,9 @@ def test_operations_are_six_a_weight_and_token_and_attentions_own() -> None:
 
 
 def test_what_is_set_is_in_the_figures() -> None:
-    plain = step_cost(config(), TOKENS)
-    saved = step_cost(config(), TOKENS, checkpointing=True)
-    adapted = step_cost(config(), TOKENS, rules=Lora(rank=4), weights=torch.bfloat16)
+    plain = step_cost(config(), StepSettings(TOKENS))
+    saved = step_cost(config(), StepSettings(TOKENS, checkpointing=True))
+    adapted = step_cost(config(), StepSettings(TOKENS, lora=Lora(rank=4), weights=torch.bfloat16))
     assert saved.activations < 0.7 * plain.activations
     assert 1.2 * plain.operations < saved.operations < 4 / 3 * plain.operations
     assert adapted.trained < plain.parameters / 4
@@ -97,7 +93,7 @@ def test_what_is_set_is_in_the_figures() -> None:
 @pytest.mark.parametrize("family", families.NAMES)
 def test_every_family_is_planned(family: str) -> None:
     before = families.config(family)
-    cost = step_cost(before, 64)
+    cost = step_cost(before, StepSettings(64))
     assert cost.parameters == sum(w.numel() for w in families.model(family).parameters())
     assert cost.activations > 0
     assert before.to_dict() == families.config(family).to_dict()

@@ -1,6 +1,9 @@
+"""Records: what identifies one, what comes back from the disk, and what is refused and left unchanged."""
+
 import json
 import math
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -8,32 +11,75 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipwise.errors import RunError
+from skipwise.method.coverage import coverage
 from skipwise.results.records import (
     SCHEMA,
     BenchmarkRecord,
+    CostRecord,
     CoverageRecord,
-    PasskeyRecord,
-    PerplexityRecord,
-    StepRecord,
+    Measured,
+    ReadingRecord,
     TrainingRecord,
+    TrialRecord,
     append_record,
-    drop_torn_record,
+    drop_cut_off_record,
     read_records,
     require_results,
 )
 
 TRAINING = TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6)
-PERPLEXITY = PerplexityRecord("pose", 2048, 128, 8, 1000, 2000.0, "float32", 1.5, "stdlib, held out")
-PASSKEY = PasskeyRecord("original", 512, 0, [0.0, 1.0], [505, 507], [True, False], 0.5, ["12345", "99999"])
-STEP = StepRecord("pose", 10, 512, 128, 1, 10, 1.0, "x", 2.5)
+READING = ReadingRecord(
+    "pose", "stdlib", "a.py", "sliding", 0, 512, 128, [1, 256, 512], "float32", "ab", None, [300.5, 299.0], [9, 8], 1.5
+)  # fmt: skip
+TRIAL = TrialRecord("original", "passkey", 512, 0, 3, "spread", "float32", "cd", 0.9, 505, True, "12345", 0.5)
 COVERAGE = CoverageRecord("2 chunks", 2048, 16384, [1, 2048], [1.0, 0.1428], [0.0, 0.0])
-BENCHMARK = BenchmarkRecord("pose", "boolq", "acc", 0, 256, None, 40, 0.5, None, "float32", 1.0, "0.4.13")
-EVERY_KIND = [TRAINING, PERPLEXITY, PASSKEY, STEP, COVERAGE, BENCHMARK]
+BENCHMARK = BenchmarkRecord(
+    "pose", "boolq", "acc", 0, 256, None, "float32", "0.4.13", "ef", 40, 0.5, None, 1.0
+)
+COST = CostRecord("pose", 512, 256, 2, [0.3, 0.1], 2000, 1000, "cpu", "f05")
+EVERY_KIND = [TRAINING, READING, TRIAL, COVERAGE, BENCHMARK, COST]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "results.jsonl"
+
+
+@pytest.mark.parametrize("record", [READING, TRIAL, BENCHMARK])
+def test_a_request_has_the_key_of_the_record_that_answers_it(record: Measured) -> None:
+    request = type(record)(
+        **{f.name: getattr(record, f.name) for f in fields(record) if f.name not in record.ANSWER}
+    )
+    assert request != record
+    assert request.key == record.key
+    assert len(record.key) == 16
+
+
+OTHERS = {
+    "arm": "full", "data": "books", "document": "b.py", "mode": "segment", "begin": 1, "window": 256, "stride": 64,
+    "edges": [1, 512], "precision": "bf16", "digest": "00", "step": 3, "task": "lines", "length": 256, "seed": 1,
+    "trial": 4, "depths": "random", "metric": "acc_norm", "fewshot": 5, "target": 512, "limit": 3, "harness": "0.5",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("record", [READING, TRIAL, BENCHMARK])
+def test_every_field_that_is_not_the_answer_changes_the_key(record: Measured) -> None:
+    asked = {f.name for f in fields(record)} - set(record.ANSWER)
+    keys = {replace(record, **{name: OTHERS[name]}).key for name in asked}
+    assert len(keys | {record.key}) == 1 + len(asked)
+
+
+def test_records_of_different_kinds_never_share_a_key() -> None:
+    assert len({r.key for r in (READING, TRIAL, BENCHMARK)}) == 3
+
+
+def test_a_stored_key_that_belongs_to_another_record_is_refused(path: Path) -> None:
+    append_record(path, READING)
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert written["key"] == READING.key
+    path.write_text(json.dumps(written | {"window": 1024}) + "\n", encoding="utf-8")
+    with pytest.raises(RunError, match=rf"line 1: not a result record .*{READING.key}"):
+        read_records(path)
 
 
 def test_records_come_back_equal_and_in_order(path: Path) -> None:
@@ -44,32 +90,24 @@ def test_records_come_back_equal_and_in_order(path: Path) -> None:
 
 def test_records_that_belong_together_are_appended_together(path: Path) -> None:
     append_record(path, TRAINING)
-    append_record(path, BENCHMARK, PASSKEY)
-    assert read_records(path) == [TRAINING, BENCHMARK, PASSKEY]
+    append_record(path, BENCHMARK, TRIAL)
+    assert read_records(path) == [TRAINING, BENCHMARK, TRIAL]
 
 
 def test_a_line_is_an_object_with_schema_and_kind(path: Path) -> None:
-    append_record(path, PERPLEXITY)
+    append_record(path, READING)
     (line,) = path.read_text(encoding="utf-8").splitlines()
     written = json.loads(line)
-    assert (written["schema"], written["kind"], written["window"]) == (SCHEMA, "perplexity", 2048)
+    assert (written["schema"], written["kind"], written["window"]) == (SCHEMA, "reading", 512)
 
 
-def test_a_step_written_before_far_loss_was_is_read(path: Path) -> None:
-    append_record(path, STEP)
-    written = json.loads(path.read_text(encoding="utf-8"))
-    del written["far_loss"]
-    path.write_text(json.dumps(written) + "\n", encoding="utf-8")
-    assert read_records(path) == [StepRecord("pose", 10, 512, 128, 1, 10, 1.0, "x", None)]
-
-
-def test_no_file_gives_no_records(path: Path) -> None:
+def test_a_missing_file_gives_no_records(path: Path) -> None:
     assert read_records(path) == []
 
 
 @settings(max_examples=25)
 @given(loss=st.floats(allow_nan=False), name=st.text())
-def test_any_number_and_any_name_survive(
+def test_any_number_and_any_name_come_back(
     tmp_path_factory: pytest.TempPathFactory, loss: float, name: str
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "results.jsonl"
@@ -78,9 +116,9 @@ def test_any_number_and_any_name_survive(
     assert read_records(path) == [record]
 
 
-def test_every_torn_last_line_costs_that_record_only(path: Path) -> None:
+def test_a_last_line_cut_off_anywhere_costs_that_record_alone(path: Path) -> None:
     append_record(path, TRAINING)
-    append_record(path, PASSKEY)
+    append_record(path, TRIAL)
     whole = path.read_bytes()
     first = whole.index(b"\n") + 1
     for cut in range(first + 1, len(whole)):
@@ -91,10 +129,10 @@ def test_every_torn_last_line_costs_that_record_only(path: Path) -> None:
 
 def test_appending_after_a_kill_starts_a_line_of_its_own(path: Path) -> None:
     append_record(path, TRAINING)
-    append_record(path, PASSKEY)
+    append_record(path, TRIAL)
     path.write_bytes(path.read_bytes()[:-20])
-    append_record(path, PERPLEXITY)
-    assert read_records(path) == [TRAINING, PERPLEXITY]
+    append_record(path, READING)
+    assert read_records(path) == [TRAINING, READING]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +141,9 @@ def test_appending_after_a_kill_starts_a_line_of_its_own(path: Path) -> None:
         b"not json",
         b"[1, 2]",
         b"{}",
+        b'{"schema": 2, "kind": "unheard-of"}',
         b'{"schema": 1, "kind": "unheard-of"}',
+        b'{"schema": 2, "kind": "trial", "arm": "pose"}',
         b'{"schema": 1, "kind": "passkey", "arm": "pose"}',
         b"\xff\xfe",
         b'"text"',
@@ -119,9 +159,9 @@ def test_a_broken_line_is_named(path: Path, line: bytes) -> None:
         read_records(path)
 
 
-def test_another_schema_names_the_way_out(path: Path) -> None:
+def test_an_unknown_schema_is_refused_with_the_way_out(path: Path) -> None:
     path.write_text('{"schema": 99, "kind": "training"}\n', encoding="utf-8")
-    with pytest.raises(RunError, match=r"line 1: schema 99, this skipwise reads schema 1; .* run\.json"):
+    with pytest.raises(RunError, match=r"line 1: schema 99, .* schemas 1 and 2; .* run\.json"):
         read_records(path)
 
 
@@ -133,64 +173,52 @@ def test_a_field_of_a_later_release_is_passed_over(path: Path) -> None:
     assert read_records(path) == [TRAINING]
 
 
-def test_perplexity_is_the_exponential_of_the_mean() -> None:
-    assert PERPLEXITY.perplexity == pytest.approx(math.exp(2))
-
-
-def test_perplexity_too_large_for_a_float_is_infinite() -> None:
-    assert PerplexityRecord("original", 1, 1, 1, 10, 8000.0, "float32", 1.0).perplexity == math.inf
-
-
-def test_passkey_accuracy_is_the_share_of_hits() -> None:
-    assert (PASSKEY.trials, PASSKEY.accuracy) == (2, 0.5)
-
-
 FOREIGN = [
     b"my notes",
     b"my notes\nwithout an end",
     b"my notes\n",
     b'{"schema": "https://json-schema.org"}',
-    b'{"schema": 1, "kind": "training"}\n',
-    b'{"schema": 2, "kind": "training", "arm": "po',
+    b'{"schema": 2, "kind": "training"}\n',
+    b'{"schema": 3, "kind": "training", "arm": "po',
     b"\xff\xfe\n",
 ]
 
 
 @pytest.mark.parametrize("content", FOREIGN)
-def test_a_file_of_another_kind_is_refused_and_left_as_it_is(path: Path, content: bytes) -> None:
+def test_a_file_of_another_kind_is_refused_and_left_unchanged(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    for use in (require_results, drop_torn_record, lambda file: append_record(file, TRAINING)):
+    for use in (require_results, drop_cut_off_record, lambda file: append_record(file, TRAINING)):
         with pytest.raises(RunError, match=r"holds no results of skipwise; give another --out; nothing was"):
             use(path)
         assert path.read_bytes() == content
 
 
-def test_foreign_text_after_records_is_kept(path: Path) -> None:
+def test_foreign_text_after_records_is_left_unchanged(path: Path) -> None:
     append_record(path, TRAINING)
     with open(path, "a") as file:
         file.write("a note of my own")
     before = path.read_bytes()
     with pytest.raises(RunError, match="nothing was changed"):
-        append_record(path, PASSKEY)
+        append_record(path, TRIAL)
     assert path.read_bytes() == before
 
 
-def test_every_beginning_of_a_record_may_be_gone_on_from(path: Path) -> None:
+def test_every_beginning_of_a_record_may_be_continued(path: Path) -> None:
     append_record(path, TRAINING)
     whole = path.read_bytes()
     for cut in range(len(whole)):
         path.write_bytes(whole[:cut])
         require_results(path)
-        append_record(path, PASSKEY)
-        assert read_records(path) == [PASSKEY]
+        append_record(path, TRIAL)
+        assert read_records(path) == [TRIAL]
 
 
-def test_a_place_for_results_is_made_and_left_empty(tmp_path: Path) -> None:
+def test_a_folder_for_results_is_made_and_left_empty(tmp_path: Path) -> None:
     require_results(tmp_path / "a" / "b" / "r.jsonl")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-def test_places_that_cannot_hold_results_are_explained(tmp_path: Path) -> None:
+def test_paths_that_cannot_hold_results_are_explained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"is no file; results are one file of JSON Lines"):
         require_results(tmp_path)
@@ -205,66 +233,65 @@ def test_places_that_cannot_hold_results_are_explained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "field", "value", "rule"),
     [
-        (TRAINING, "step", "a", "a whole number from 0"),
-        (TRAINING, "loss", None, "a number"),
-        (TRAINING, "grad_norm", "x", "a number or null"),
-        (PERPLEXITY, "nll", "abc", "a number from 0"),
-        (PERPLEXITY, "nll", math.nan, "a number from 0"),
-        (PERPLEXITY, "tokens", 0, "a whole number from 1"),
-        (PERPLEXITY, "window", "x", "a whole number from 1"),
-        (PERPLEXITY, "window", True, "a whole number from 1"),
-        (PERPLEXITY, "window", 10**400, "a whole number from 1"),
-        (PERPLEXITY, "arm", None, "text"),
-        (PASSKEY, "hits", [], "lists of one length"),
-        (PASSKEY, "hits", [True], "lists of one length"),
-        (PASSKEY, "hits", "abc", "a list, each true or false"),
-        (PASSKEY, "hits", [1, 0], "a list, each true or false"),
-        (PASSKEY, "depths", [0.5, 1.5], "a list, each a number from 0 to 1"),
-        (COVERAGE, "probability", [], "lists of one length"),
-        (COVERAGE, "distances", "x", "a list, each a whole number from 1"),
+        (TRAINING, "step", "a", "step: Input should be a valid integer"),
+        (TRAINING, "loss", None, "loss: Input should be a valid number"),
+        (TRAINING, "grad_norm", "x", "grad_norm: Input should be a valid number"),
+        (READING, "nll", "abc", "nll: Input should be a valid list"),
+        (READING, "nll", [math.nan, 1.0], "nll.0: Input should be greater than or equal to 0"),
+        (READING, "nll", [1.0], "nll and hits must have 2 buckets, not 1 and 2"),
+        (READING, "hits", [1, -1], "hits.1: Input should be greater than or equal to 0"),
+        (READING, "edges", [1], r"edges \[1\] must be two or more and rise"),
+        (READING, "edges", [1, 512, 256], "must be two or more and rise"),
+        (READING, "mode", "whole", "mode: Input should be 'sliding' or 'segment'"),
+        (READING, "window", 0, "window: Input should be greater than or equal to 1"),
+        (READING, "window", True, "window: Input should be a valid integer"),
+        (READING, "window", 10**400, "window: "),
+        (READING, "arm", None, "arm: Input should be a valid string"),
+        (TRIAL, "hit", 1, "hit: Input should be a valid boolean"),
+        (TRIAL, "depth", 1.5, "depth: Input should be less than or equal to 1"),
+        (TRIAL, "depths", "even", "depths: Input should be 'random' or 'spread'"),
+        (COVERAGE, "probability", [], r"its lists have \[0, 2\] items"),
+        (COVERAGE, "distances", "x", "distances: Input should be a valid list"),
     ],
 )
 def test_a_field_of_the_wrong_type_or_range_is_named(path: Path, record, field, value, rule) -> None:
     append_record(path, TRAINING)
     append_record(path, record)
     first, second = path.read_text(encoding="utf-8").splitlines()
-    path.write_text(f"{first}\n{json.dumps({**json.loads(second), field: value})}\n", encoding="utf-8")
-    with pytest.raises(RunError, match=rf"results\.jsonl, line 2: .*{field}.* must be {rule}"):
+    changed = {**json.loads(second), field: value}
+    path.write_text(f"{first}\n{json.dumps(changed)}\n", encoding="utf-8")
+    with pytest.raises(RunError, match=rf"results\.jsonl, line 2: .*{rule}"):
         read_records(path)
 
 
-def test_a_file_that_the_system_withholds_is_explained(tmp_path, monkeypatch) -> None:
+def test_empty_lists_are_refused(path: Path) -> None:
+    append_record(path, replace(COVERAGE, distances=[], probability=[], standard_error=[]))
+    with pytest.raises(RunError, match=r"its lists have \[0\] items"):
+        read_records(path)
+
+
+def test_a_file_that_the_system_withholds_is_explained(path: Path, monkeypatch) -> None:
     def fail(*args):
         raise PermissionError(13, "Permission denied")
 
-    path = tmp_path / "results.jsonl"
-    append_record(path, TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6))
+    append_record(path, TRAINING)
     with open(path, "a") as file:
-        file.write('{"schema": 1, "kin')
+        file.write('{"schema": 2, "kin')
     monkeypatch.setattr(os, "truncate", fail)
     with pytest.raises(RunError, match=r"results cannot be written to .*Permission denied"):
-        append_record(path, TrainingRecord("pose", 11, 2.5, 1e-5, None, 81920, 12345.6))
+        append_record(path, TRAINING)
     monkeypatch.setattr(Path, "read_bytes", fail)
     with pytest.raises(RunError, match=r"cannot be read: .*Permission denied; mend its permissions"):
         read_records(path)
 
 
-def test_empty_lists_are_named(tmp_path) -> None:
-    path = tmp_path / "results.jsonl"
-    path.write_text(
-        json.dumps(
-            {
-                "schema": 1,
-                "kind": "coverage",
-                "label": "x",
-                "train_length": 1,
-                "target_length": 2,
-                "distances": [],
-                "probability": [],
-                "standard_error": [],
-            }
-        )
-        + "\n"
-    )
-    with pytest.raises(RunError, match="must be lists of one length"):
-        read_records(path)
+def test_a_coverage_record_keeps_the_bends_of_the_curve() -> None:
+    curve = coverage(64, 512)
+    record = CoverageRecord.of(curve, "2 chunks", points=20)
+    assert (record.label, record.train_length, record.target_length) == ("2 chunks", 64, 512)
+    assert {63, 64, 512 - 64, 512 - 64 + 1} <= set(record.distances)
+    assert record.distances[0] == 1
+    assert record.distances[-1] == 511
+    assert len(record.distances) <= 24
+    for distance, probability in zip(record.distances, record.probability, strict=True):
+        assert probability == curve.probability[distance - 1]

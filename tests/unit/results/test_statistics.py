@@ -1,14 +1,20 @@
-"""Intervals: against published values, a closed form, and what they must say where little is known."""
+"""Means, shares and differences of records, and their intervals against published values and closed forms."""
 
 import math
 
 import numpy as np
 import pytest
 
+from skipwise.results.records import ReadingRecord, TrialRecord
 from skipwise.results.statistics import (
     Interval,
     _t,
+    difference,
+    found,
+    loss,
     mean_interval,
+    perplexity,
+    perplexity_of,
     seeds_interval,
     share_difference,
     wilson_interval,
@@ -77,3 +83,75 @@ def test_the_same_records_give_the_same_interval():
 
 def test_an_interval_says_its_sign():
     assert str(Interval(0.01234, -1, 2).times(10)) == "+0.123 [-10.000, +20.000]"
+
+
+def reading(
+    document: str, nll: list[float], hits: list[int], *, edges=(1, 64, 256, 512), begin=0
+) -> ReadingRecord:
+    return ReadingRecord(
+        "m", "x", document, "sliding", begin, 512, 128, list(edges), "float32", "d", None, nll, hits
+    )
+
+
+A = reading("a", [63.0, 2 * 192.0, 3 * 256.0], [10, 20, 30])
+B = reading("b", [2 * 63.0, 192.0, 5 * 256.0], [5, 5, 5])
+LONG = reading("c", [100.0, 400.0], [1, 1], edges=(1, 101, 301))
+
+
+def test_loss_is_the_mean_over_tokens_and_not_over_documents():
+    assert loss([A, LONG]).mean == pytest.approx((63 + 384 + 768 + 500) / (511 + 300))
+    assert loss([A, B], sums="hits").mean == pytest.approx(75 / (2 * 511))
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "mean"),
+    [
+        (256, None, 4.0),
+        (64, 256, 1.5),
+        (0, 64, 1.5),
+        (0, 256, (3 * 63 + 3 * 192) / (2 * 255)),
+        (65, 512, 4.0),
+    ],
+)
+def test_only_buckets_inside_the_positions_count(begin, end, mean):
+    assert loss([A, B], begin, end).mean == pytest.approx(mean)
+
+
+def test_perplexity_is_the_exponential_of_the_loss_and_of_its_interval():
+    value, nats = perplexity([A, B]), loss([A, B])
+    assert (value.mean, value.low, value.high) == tuple(map(math.exp, (nats.mean, nats.low, nats.high)))
+    assert perplexity([A, B], 64).mean == pytest.approx(math.exp(1.5))
+
+
+def test_perplexity_too_large_for_a_float_is_infinite():
+    assert perplexity_of(8000.0) == math.inf
+    assert perplexity([reading("a", [800.0], [0], edges=(1, 2))]).mean == math.inf
+
+
+def test_a_difference_pairs_the_documents_that_both_read():
+    other = reading("a", [0.0, 192.0, 256.0], [0, 0, 10])
+    apart = difference([A, B], [LONG, other])
+    assert apart.mean == pytest.approx((63 + 192 + 512) / 511)
+    assert math.isinf(apart.high)  # one document
+    assert difference([A], [other], 256, 512).mean == pytest.approx(2.0)
+    assert difference([A], [other], sums="hits").mean == pytest.approx(50 / 511)
+
+
+def test_there_is_no_difference_of_readings_that_share_no_tokens():
+    assert difference([A], [B]) is None
+    assert difference([A], [reading("a", [1.0] * 3, [1] * 3, begin=512)]) is None
+    assert difference([A], [reading("a", [1.0], [1], edges=(1, 512))]) is None
+    assert difference([A], [A], 300, 400) is None
+
+
+def test_found_counts_hits_and_prompts():
+    trials = [
+        TrialRecord("m", "keys", 512, 0, i, "random", "float32", "d", 0.5, 500, hit)
+        for i, hit in enumerate([1, 0, 1])
+    ]
+    assert found(trials) == (2, 3)
+    assert found([]) == (0, 0)
+
+
+def test_an_interval_of_one_document_says_so():
+    assert str(loss([A])) == "+2.378 [one document]"

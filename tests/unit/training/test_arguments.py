@@ -4,12 +4,10 @@ import importlib.util
 import math
 
 import pytest
-import torch
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 from skipwise.errors import RecipeError
-from skipwise.model.precision import choose_precision
 from skipwise.recipes import schema as recipe
 from skipwise.training import arguments
 from skipwise.training.arguments import training_arguments
@@ -137,32 +135,3 @@ def test_batches_that_do_not_add_up(tmp_path, changes, message):
 def test_accumulation_given_rightly_is_taken(tmp_path):
     args = training_arguments(settings(batch_size=6, gradient_accumulation_steps=6), tmp_path, 0)
     assert args.gradient_accumulation_steps == 6
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ({"avx512f"}, "float32"),
-        ({"avx512f", "avx512_bf16"}, "bf16"),
-        ({"amx_bf16"}, "bf16"),
-        (set(), "float32"),
-    ],
-)
-def test_precision_by_the_cpu(monkeypatch, flags, expected):
-    monkeypatch.setattr(arguments, "_cpu_flags", lambda: flags)
-    assert choose_precision("auto", "cpu") == expected
-    assert choose_precision("float32", "cpu") == "float32"
-    assert choose_precision("bf16", "cpu") == "bf16"
-
-
-@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "float32")])
-def test_precision_by_the_gpu(monkeypatch, native, expected):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
-    assert choose_precision("auto", "cuda") == expected
-    assert choose_precision("fp16", "cuda") == "fp16"
-    assert choose_precision("auto", "mps") == "float32"
-
-
-def test_fp16_needs_a_gpu():
-    with pytest.raises(RecipeError, match="'fp16' needs a GPU"):
-        choose_precision("fp16", "cpu")

@@ -9,13 +9,12 @@ from rich.console import Console
 
 from skipwise.data.documents import is_held_out
 from skipwise.errors import ModelError, RecipeError
-from skipwise.evaluation.arms import evaluation_windows
-from skipwise.recipes.schema import Evaluation, load_recipe
-from skipwise.training.prepare import Job, prepare
+from skipwise.recipes.schema import load_recipe
+from skipwise.training.prepare import PreparedRun, prepare
 from tests.tiny import checkpoint, corpus
 
 
-def prepared(folder: Path, model: Path | None = None, **changes) -> Job:
+def prepared(folder: Path, model: Path | None = None, **changes) -> PreparedRun:
     settings = {
         "model": str(model or checkpoint(folder / "model", window=64)),
         "target": 512,
@@ -29,22 +28,22 @@ def prepared(folder: Path, model: Path | None = None, **changes) -> Job:
     return prepare(load_recipe(None, {**settings, **changes}), Console(file=io.StringIO()))
 
 
-def test_every_setting_reaches_the_job(tmp_path) -> None:
-    job = prepared(tmp_path, **{"seed": 7, "data.train_jumps": True, "interpolation": "linear"})
-    data = job.dataset()
-    assert (data.seed, data.train_jumps, len(data)) == (7, True, 6)
-    assert job.extension.interpolation == "linear"
+def test_every_setting_reaches_the_prepared_run(tmp_path) -> None:
+    run = prepared(tmp_path, **{"seed": 7, "data.train_jumps": True, "interpolation": "linear"})
+    data = run.dataset()
+    assert (data.seed, data.rules.train_jumps, len(data)) == (7, True, 6)
+    assert run.extension.interpolation == "linear"
     assert (tmp_path / "cache").is_dir()
-    held = [is_held_out(name, 0.3) for name in job.store.names]
-    assert job.held_out.tolist() == np.flatnonzero(held).tolist()
-    assert not set(job.train) & set(job.held_out)
+    held = [is_held_out(name, 0.3) for name in run.store.names]
+    assert run.held_out.tolist() == np.flatnonzero(held).tolist()
+    assert not set(run.train) & set(run.held_out)
 
 
 def test_the_full_scheme_takes_documents_of_the_target_length(tmp_path) -> None:
-    job = prepared(tmp_path, **{"target": 1100, "positions.scheme": "full"})
-    assert job.shortest == 1100
-    assert job.store.lengths[job.train].min() >= 1100
-    assert job.dropped > 0
+    run = prepared(tmp_path, **{"target": 1100, "positions.scheme": "full"})
+    assert run.shortest == 1100
+    assert run.store.lengths[run.train].min() >= 1100
+    assert run.dropped > 0
 
 
 def test_a_train_length_above_the_target_is_refused(tmp_path) -> None:
@@ -57,21 +56,15 @@ def test_a_scaled_model_is_replaced_from_the_length_given(tmp_path) -> None:
     model = checkpoint(tmp_path / "model", window=64, rope_parameters=rope)
     with pytest.raises(ModelError, match="already linear x2"):
         prepared(tmp_path, model)
-    job = prepared(tmp_path, model, existing_rope="replace", original_length=64)
-    assert job.extension.rope.original_length == 64
+    run = prepared(tmp_path, model, existing_rope="replace", original_length=64)
+    assert run.extension.rope.original_length == 64
 
 
-def test_windows_default_to_doublings_up_to_the_target() -> None:
-    assert evaluation_windows(Evaluation(), 256, 2048) == [256, 512, 1024, 2048]
-    assert evaluation_windows(Evaluation(), 256, 1000) == [256, 512, 1000]
-    assert evaluation_windows(Evaluation(windows=[512, 256, 512]), 256, 2048) == [256, 512]
-
-
-def test_steps_of_a_model_in_shares_are_neither_measured_nor_kept(tmp_path, monkeypatch) -> None:
+def test_a_sharded_model_cannot_be_measured_during_training(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("skipwise.training.processes.launched", lambda: 3)
     monkeypatch.setattr(
         "skipwise.training.prepare.training_arguments", lambda *args: None
     )  # would see one process
     monkeypatch.setattr("skipwise.training.processes.engine", lambda: "zero3")
-    with pytest.raises(RecipeError, match=r"leave it out, with evaluation\.keep, or take"):
+    with pytest.raises(RecipeError, match=r"leave it out, with evaluation\.keep, or choose"):
         prepared(tmp_path, **{"evaluation.keep": "best", "evaluation.steps": [1]})

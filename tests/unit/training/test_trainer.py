@@ -10,9 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError
 from skipwise.recipes import schema as recipe
-from skipwise.training import guards, progress
+from skipwise.training import checkpoints, guards, progress
 from skipwise.training import trainer as training
-from tests import families
 
 pytestmark = pytest.mark.usefixtures("frozen_imports")
 VOCABULARY, LENGTH = 32, 8
@@ -134,7 +133,7 @@ def test_records_count_tokens_and_the_last_step_is_logged(tmp_path):
 
 def test_the_last_step_has_a_complete_checkpoint(tmp_path):
     model, _ = run(tmp_path, max_steps=5, save_steps=2, save_total_limit=2)
-    assert guards.latest_complete(tmp_path) == tmp_path / "checkpoint-5"
+    assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-5"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-5"]
     assert same(weights(LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-5")), weights(model))
 
@@ -218,7 +217,7 @@ def test_non_finite_loss_stops_before_the_update(tmp_path, micro, value, precisi
         run(tmp_path, model, **changes)
     assert poison.calls == 6 * passes
     assert same(weights(model), poison.before)
-    assert guards.latest_complete(tmp_path) == tmp_path / "checkpoint-4"
+    assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-4"
 
 
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
@@ -282,9 +281,9 @@ def test_other_errors_are_not_taken_for_memory(tmp_path):
 
 
 def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    real, usage = guards.shutil.disk_usage, namedtuple("usage", "total used free")
+    real, usage = checkpoints.shutil.disk_usage, namedtuple("usage", "total used free")
     monkeypatch.setattr(
-        guards.shutil,
+        checkpoints.shutil,
         "disk_usage",
         lambda path: usage(1, 1, 5) if list(tmp_path.glob("*/complete.json")) else real(path),
     )
@@ -292,7 +291,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
         TrainingError, match=r"the checkpoint needs [\d.]+ kB, 5 bytes free; .*checkpoint 2 is intact"
     ):
         run(tmp_path, save_steps=2)
-    assert guards.latest_complete(tmp_path) == tmp_path / "checkpoint-2"
+    assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-2"
 
 
 def test_too_few_examples(tmp_path):
@@ -355,7 +354,7 @@ def test_a_checkpoint_of_other_processes_is_refused(tmp_path) -> None:
         "trainer_state.json",
     ):
         (checkpoint_folder / name).touch()
-    guards.mark_complete(checkpoint_folder)
+    checkpoints.mark_complete(checkpoint_folder)
     with pytest.raises(RunError, match="written by 2 processes and cannot be resumed exactly by 1"):
         training._resume_point(tmp_path, True, 1)
 
@@ -383,14 +382,3 @@ def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
     for name, weight in weights(expected).items():
         torch.testing.assert_close(weights(model)[name], weight, rtol=0, atol=1e-5)
     assert "forward" not in vars(model.lm_head)
-
-
-def test_layers_that_slide_are_trained_by_position(tmp_path):
-    seen = []
-    for family in ("gemma3", "llama"):
-        model = families.model(family)
-        model.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append(type(kwargs["attention_mask"])), with_kwargs=True
-        )
-        run(tmp_path / family, model=model, max_steps=1, per_device_train_batch_size=4)
-    assert seen == [dict, torch.Tensor]

@@ -1,0 +1,140 @@
+"""What an exhibit asks of an arm, what its folder holds of that, and how the rest is trained and measured."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from reproduction.bases import make_base
+from reproduction.runs import ArmRun
+from skipwise.errors import ModelError, RunError
+from skipwise.evaluation.arms import RunEvaluation, measured_steps
+from skipwise.evaluation.specification import Specification, specification_of
+from skipwise.extend import extend, measure_arms, plan_run_evaluation
+from skipwise.results.records import ReadingRecord, Record, TrialRecord, read_records
+from skipwise.results.run_folder import RunFolder
+from skipwise.training.prepare import prepare
+from skipwise.training.run import begin_run, open_run
+
+# One cell of a table: (kind, text, window, segment length, prompt length or step); the text of passkeys is empty.
+Place = tuple[str, str, int]
+SLIDING, SEGMENTS, PASSKEYS, STEPS = KINDS = ("sliding", "segments", "passkeys", "steps")
+
+
+def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
+    """Return the records that a run's evaluation asks for, by place.
+
+    Exhibits share an arm, and a later command may measure it on more documents. A table must not mix the two, so of
+    each place at most as many documents, segments or prompts are taken as the run asks for, the first ones.
+    """
+    recipe, target = run.recipe, run.recipe.target or 0
+    asked = specification_of(recipe, run.original, target, "float32")
+    steps = measured_steps(recipe)
+    limit = asked.tokens_per_document or 2 * asked.windows[-1]
+    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PASSKEYS: asked.trials, STEPS: asked.documents}
+    found: dict[Place, dict[object, Record]] = {}
+    for record in read_records(run.folder(out) / "results.jsonl"):
+        place = _place(record, asked, steps)
+        if place is None or (isinstance(record, ReadingRecord) and not _fits(record, asked.documents, limit)):
+            continue
+        there = found.setdefault(place, {})
+        name = _name(record)
+        if name not in there or _size(record) >= _size(there[name]):
+            there[name] = record
+    return {place: list(records.values())[: most[place[0]]] for place, records in found.items()}
+
+
+def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place | None:
+    """The cell that a record belongs to; None for what the run does not ask for."""
+    texts = [text.source for text in asked.texts]
+    match record:
+        case ReadingRecord(mode="sliding", data=text, window=window, step=None) if text in texts:
+            right = window in asked.windows and record.stride == asked.stride_of(window)
+            return (SLIDING, text, window) if right else None
+        case ReadingRecord(mode="segment", data=text, window=length, step=None) if text in texts:
+            return (SEGMENTS, text, length) if length in asked.segment_lengths else None
+        case ReadingRecord(mode="sliding", data=text, step=int(step)) if text in texts and step in steps:
+            return (STEPS, text, step)
+        case TrialRecord(task="passkey", depths="random", length=length) if length in asked.prompt_lengths:
+            right = record.seed == asked.seed and record.trial < asked.trials
+            return (PASSKEYS, "", length) if right else None
+        case _:
+            return None
+
+
+def _fits(record: ReadingRecord, documents: int, limit: int) -> bool:
+    """Whether a sliding reading is of no more documents, and no more tokens of each, than a run asks for."""
+    many = documents_of(record)
+    return record.mode == "segment" or (many <= documents and record.tokens < many * limit)
+
+
+def documents_of(record: Record) -> int:
+    """How many documents or prompts a record stands for: skipwise 0.1 kept sliding perplexity as a sum over documents."""
+    pooled = isinstance(record, ReadingRecord) and record.mode == "sliding" and not record.digest
+    return int(record.document.split()[0]) if pooled and isinstance(record, ReadingRecord) else 1
+
+
+def _name(record: Record) -> object:
+    """What a record measures inside its place: of two records of one name the larger counts, and the later."""
+    if isinstance(record, TrialRecord):
+        return record.trial
+    assert isinstance(record, ReadingRecord)
+    return "pooled" if record.mode == "sliding" and not record.digest else (record.document, record.begin)
+
+
+def _size(record: Record) -> tuple[int, int]:
+    return documents_of(record), record.tokens if isinstance(record, ReadingRecord) else 1
+
+
+def size_of(records: Iterable[Record]) -> tuple[int, int]:
+    """How much a place holds: documents, segments or prompts, and the tokens scored."""
+    sizes = [_size(record) for record in records]
+    return sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+
+
+def is_complete(evaluation: RunEvaluation, found: Mapping[Place, list[Record]]) -> bool:
+    """Whether ``found`` has all that ``evaluation`` measures. It needs no model: those of published arms are gone."""
+    asked, first = evaluation.specification, evaluation.texts[0]
+    needed: dict[Place, int] = {(PASSKEYS, "", n): asked.trials for n in asked.prompt_lengths if asked.tasks}
+    for text in evaluation.texts:
+        needed |= {(SLIDING, text.source, window): len(text.documents) for window in text.windows}
+        needed |= {(SEGMENTS, text.source, n): len(some) for n, some in text.segments.items() if some}
+    if evaluation.recipe.evaluation.arms == ["trained"]:
+        needed |= {(STEPS, first.source, step): len(first.documents) for step in evaluation.steps}
+    return all(size_of(found.get(place, []))[0] >= most for place, most in needed.items())
+
+
+def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
+    """Train and measure what is missing of an arm; the checkpoints of a trained arm are deleted.
+
+    An arm whose records are complete is left alone, even where its model was deleted since.
+
+    Raises:
+        SkipwiseError: the text of its records has changed since, or what a run cannot do.
+    """
+    if run.base:
+        make_base(run.base, run.recipe.data, console)
+    prepared = prepare(run.recipe, Console(quiet=True))
+    evaluation = plan_run_evaluation(prepared, console)
+    taken = RunFolder(run.folder(out))
+    trained_on = {"training text": prepared.store.fingerprint} if run.trained else {}
+    taken.require_same(**trained_on, **evaluation.fingerprints)
+    if is_complete(evaluation, asked_records(run, out)):
+        return taken
+    resume = taken.recipe.exists()
+    if run.trained:
+        try:
+            taken = extend(run.recipe, out=taken.path, resume=resume, console=console)
+        except ModelError as error:
+            if taken.model.exists():  # the arm's own, of which some measurements are missing
+                raise RunError(f"{error}; or delete {taken.model}, and the arm is trained again") from error
+            raise
+        shutil.rmtree(taken.checkpoints, ignore_errors=True)
+        return taken
+    taken = open_run(run.recipe, taken.path, prepared.name, resume=resume)
+    begin_run(taken, run.recipe)
+    known = taken.read().get("fingerprints", {})
+    taken.record(evaluation={"documents": evaluation.documents}, fingerprints=known | evaluation.fingerprints)
+    measure_arms(evaluation, taken, console)
+    return taken

@@ -1,0 +1,52 @@
+"""Frozen weights in 4 bits by bitsandbytes (nf4; Dettmers et al., 2023), and the warnings of that package.
+
+transformers' Trainer and peft import bitsandbytes wherever it is installed. On import it warns about kernels that only
+4-bit weights use, so its warnings are held back until a run asks for 4 bits.
+"""
+
+import logging
+from typing import Any
+
+_LOGGERS = tuple(
+    logging.getLogger(f"bitsandbytes.{name}")
+    for name in ("backends.cpu.ops", "backends.xpu.ops", "cextension")
+)
+
+
+class _HeldWarnings(logging.Filter):
+    """Keeps log records until they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        self.records.append(record)
+        return False
+
+
+_held = _HeldWarnings()
+
+
+def hold_warnings() -> None:
+    """Hold back what bitsandbytes logs when it is imported."""
+    for logger in _LOGGERS:
+        logger.addFilter(_held)
+
+
+def show_warnings() -> None:
+    """Show the warnings held back so far, and all later ones at once."""
+    for logger in _LOGGERS:
+        logger.removeFilter(_held)
+    for record in _held.records:
+        logging.getLogger(record.name).handle(record)
+    _held.records.clear()
+
+
+def quantization_settings(dtype: Any, device: Any) -> dict[str, Any]:
+    """Return the arguments of ``from_pretrained`` that load linear layers in 4 bits and compute in ``dtype``."""
+    from transformers import BitsAndBytesConfig
+
+    show_warnings()
+    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    return {"quantization_config": config, "device_map": {"": device}}

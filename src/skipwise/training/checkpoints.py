@@ -1,0 +1,299 @@
+"""Checkpoints of a run: which are complete, and how they are sealed, verified and rotated.
+
+A checkpoint is complete if it holds ``complete.json``, the list of its files with sizes and SHA-256, which is written
+last. A folder without it is an incomplete checkpoint, left by an interrupted save or removal, and is ignored. A complete
+checkpoint that has lost or changed a file is refused, because a resume would continue with other weights.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+
+from skipwise.errors import RunError, TrainingError
+
+MARKER = "complete.json"
+
+# What a resume reads, and the file names that Trainer alone, FSDP and DeepSpeed give it.
+_PARTS = {
+    "model.safetensors": ("model*.safetensors", "adapter_model.safetensors"),
+    "optimizer.pt": ("optimizer.pt", "optimizer.bin", "optimizer_*/*", "global_step*_optim_states.pt"),
+    "scheduler.pt": ("scheduler.pt", "global_step*_model_states.pt"),
+    "rng_state.pth": ("rng_state*.pth",),
+    "trainer_state.json": ("trainer_state.json",),
+}
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Seal ``checkpoint`` if it has all files that a resume needs.
+
+    Raises:
+        TrainingError: a file is missing.
+    """
+    if missing := _missing_parts(_names(checkpoint)):
+        raise TrainingError(
+            f"{checkpoint} was written without {missing[0]}, so training cannot be resumed from it or finished; "
+            "let Trainer save it (no training.save_only_model; for a sharded model: fsdp_state_dict_type "
+            "FULL_STATE_DICT, or ZeRO-3's stage3_gather_16bit_weights_on_model_save); "
+            f"{intact(checkpoint.parent)}"
+        )
+    seal(checkpoint)
+
+
+def seal(folder: Path) -> None:
+    """Write the marker of ``folder``: ``{file: {bytes, sha256}}`` of all its files, after they are on the disk."""
+    names = _names(folder)
+    with ThreadPoolExecutor() as pool:
+        entries = dict(
+            zip(names, pool.map(_synced_fingerprint, (folder / name for name in names)), strict=True)
+        )
+    temporary = folder / f"{MARKER}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(entries, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, folder / MARKER)
+    _sync_folder(folder)
+    _sync_folder(folder.parent)
+
+
+def verify(checkpoint: Path) -> None:
+    """Require every file that the marker of ``checkpoint`` lists, with the bytes that training wrote.
+
+    Transformers then reads them as safetensors, as JSON, or by ``torch.load(weights_only=True)``, none of
+    which runs code from the file.
+
+    Raises:
+        RunError: a file is missing or changed, or the marker is damaged.
+    """
+    way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
+    if missing := _missing_parts(_read_marker(checkpoint)):
+        raise RunError(
+            f"{checkpoint / MARKER} does not list {missing[0]}, which an exact resume needs; {way_out}"
+        )
+    require_sealed(checkpoint, way_out)
+
+
+def require_sealed(folder: Path, way_out: str) -> None:
+    """Require every file that the marker of ``folder`` lists, with the bytes that training wrote.
+
+    Raises:
+        RunError: a file is missing or changed; the message ends in ``way_out``.
+    """
+    entries = _read_marker(folder)
+    for name in entries:
+        if not (folder / name).is_file():
+            raise RunError(f"{folder} has lost {name}, which an exact resume needs; {way_out}")
+    with ThreadPoolExecutor() as pool:
+        found = pool.map(lambda name: _fingerprint(folder / name), entries)
+        for (name, entry), actual in zip(entries.items(), found, strict=True):
+            if actual != entry:
+                raise RunError(f"{folder / name} is not the file that training wrote (SHA-256); {way_out}")
+
+
+def latest_complete(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint of ``folder``, verified, or None if there is none.
+
+    Raises:
+        RunError: the newest one has lost or changed a file; an older one is not taken silently.
+    """
+    checkpoints = complete_checkpoints(folder)
+    if not checkpoints:
+        return None
+    verify(checkpoints[-1])
+    return checkpoints[-1]
+
+
+def require_engine(checkpoint: Path, engine: str) -> None:
+    """Require the checkpoint to be written by ``engine``; for another one Trainer would start a new optimizer.
+
+    Raises:
+        RunError: another engine wrote it.
+    """
+    names = [path.name for path in checkpoint.iterdir()]
+
+    def has(*patterns: str) -> bool:
+        return any(fnmatch(name, pattern) for name in names for pattern in patterns)
+
+    fsdp = has("optimizer.bin", "optimizer_*", "pytorch_model_fsdp*")
+    written = "zero3" if has("global_step*") else "fsdp" if fsdp else "ddp"
+    if written != engine:
+        raise RunError(
+            f"{checkpoint} was written under {written} and cannot be resumed exactly under {engine}: launch it as before"
+        )
+
+
+def require_processes(checkpoint: Path, processes: int) -> None:
+    """Require the random state of each of ``processes``; Trainer would continue without it.
+
+    Raises:
+        RunError: another number of processes wrote the checkpoint.
+    """
+    written = len(list(checkpoint.glob("rng_state*.pth")))
+    if written != processes:
+        raise RunError(
+            f"{checkpoint} was written by {written} processes and cannot be resumed exactly by {processes}; "
+            f"launch {written} processes"
+        )
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints that have a marker, oldest first; their files are not read."""
+    return [path for path in _checkpoints(folder) if (path / MARKER).is_file()]
+
+
+def intact(folder: Path) -> str:
+    """Return a phrase on the checkpoint that a user can go back to: ``checkpoint 400 is intact``."""
+    checkpoints = complete_checkpoints(folder)
+    return f"checkpoint {step_of(checkpoints[-1])} is intact" if checkpoints else "there is no checkpoint yet"
+
+
+def discard(checkpoint: Path) -> None:
+    """Remove ``checkpoint``, its marker first, so that an interrupted removal leaves an incomplete checkpoint."""
+    (checkpoint / MARKER).unlink(missing_ok=True)
+    if checkpoint.exists():
+        _sync_folder(checkpoint)
+        shutil.rmtree(checkpoint)
+
+
+def rotate(folder: Path, keep: int) -> None:
+    """Remove incomplete checkpoints, and all complete ones but the newest ``keep``."""
+    newest = complete_checkpoints(folder)[-keep:]
+    for checkpoint in _checkpoints(folder):
+        if checkpoint not in newest:
+            discard(checkpoint)
+
+
+def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
+    """Estimate the size of a checkpoint in bytes: the saved parameters, and the optimizer's state if given."""
+    adapter_only = hasattr(model, "peft_config")
+    saved: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad or not adapter_only]
+    for state in optimizer.state.values() if optimizer else ():
+        saved += [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in saved)
+
+
+@contextmanager
+def disk_space(
+    folder: Path, needed: int, what: str = "the checkpoint", checkpoints: Path | None = None
+) -> Iterator[None]:
+    """Check that the disk has room for ``folder``, which is written inside this context.
+
+    Args:
+        folder: the folder to write.
+        needed: its size in bytes, about.
+        what: its name in a message.
+        checkpoints: the folder of complete checkpoints; default: the parent of ``folder``.
+
+    Raises:
+        TrainingError: the disk has too little room, or runs full while writing; ``folder`` is then removed.
+    """
+    free = shutil.disk_usage(folder.parent).free
+    way_out = f"free some space, then --resume; {intact(checkpoints or folder.parent)}"
+    if free < needed:
+        raise TrainingError(f"{what} needs {_size(needed)}, {_size(free)} free; {way_out}")
+    try:
+        yield
+    except Exception as error:
+        # torch.save and safetensors wrap the system's error in types of their own.
+        full = shutil.disk_usage(folder.parent).free < 2**20 or os.strerror(errno.ENOSPC) in str(error)
+        if not full:
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        raise TrainingError(
+            f"the disk ran full while writing {what} of {_size(needed)}; {way_out}"
+        ) from error
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of steps trained at ``checkpoint-N``."""
+    return int(checkpoint.name.split("-", 1)[1])
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Return every ``checkpoint-N``, complete or not, by N."""
+    found = [
+        path
+        for path in folder.glob("checkpoint-*")
+        if path.name.split("-", 1)[1].isdecimal() and path.is_dir()
+    ]
+    return sorted(found, key=step_of)
+
+
+def _before(checkpoint: Path) -> str:
+    older = [path for path in complete_checkpoints(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+    return f"checkpoint {step_of(older[-1])}" if older else "the start"
+
+
+def _names(folder: Path) -> list[str]:
+    """Return the relative path of every file of ``folder`` but the marker."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MARKER)
+    return sorted(path.relative_to(folder).as_posix() for path in files)
+
+
+def _missing_parts(names: Iterable[str]) -> list[str]:
+    names = list(names)
+    return [
+        part
+        for part, patterns in _PARTS.items()
+        if not any(fnmatch(name, pattern) for name in names for pattern in patterns)
+    ]
+
+
+def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
+    path = checkpoint / MARKER
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        inside = all(
+            isinstance(entry, dict)
+            and not PurePosixPath(name).is_absolute()
+            and ".." not in PurePosixPath(name).parts
+            for name, entry in entries.items()
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunError(f"{path} is not a list of files ({error}); delete {checkpoint}") from error
+    if not inside:
+        raise RunError(f"{path} names files outside the checkpoint; delete {checkpoint}")
+    return entries
+
+
+def _synced_fingerprint(path: Path) -> dict[str, Any]:
+    """Write a file through to the disk first, so that after a power cut no marker exists without its files."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+    return _fingerprint(path)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {
+            "bytes": os.fstat(file.fileno()).st_size,
+            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
+        }
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write renames and removals in ``folder`` through to the disk, if the system can (Windows cannot)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _size(count: int) -> str:
+    """Format bytes in the largest decimal unit: ``13.5 GB``."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,119 @@
+"""What is asked of models: default lengths and strides, and settings that are refused."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from skipwise.errors import RecipeError
+from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.specification import (
+    Specification,
+    doubled_windows,
+    specification_for,
+    specification_of,
+)
+from skipwise.evaluation.windows import sliding_windows
+from skipwise.recipes.schema import Data, load_recipe
+
+MINE, THEIRS = EvaluatedModel("mine", "", 256, 2048), EvaluatedModel("theirs", "", 512, 1024)
+BASE = EvaluatedModel("base", "", 256, 256, control=True)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=500)
+
+
+def asked(console, *models, lengths=None, target=None, **settings) -> Specification:
+    return specification_for(
+        models or (MINE,), Data(source="x"), lengths=lengths, target=target, console=console, **settings
+    )
+
+
+def test_lengths_double_from_the_original_to_the_target(console) -> None:
+    assert doubled_windows(256, 2048) == [256, 512, 1024, 2048]
+    assert doubled_windows(400, 1000) == [400, 800, 1000]
+    assert doubled_windows(256, 256) == [256]
+    assert asked(console).windows == asked(console).prompt_lengths == (256, 512, 1024, 2048)
+    assert asked(console, MINE, THEIRS, BASE).windows == (256, 512, 1024, 2048)
+    assert asked(console, target=512).windows == (256, 512)
+    assert asked(console, lengths=[512, 128, 512]).windows == (128, 512)
+    with pytest.raises(RecipeError, match="give one of them"):
+        asked(console, lengths=[512], target=1024)
+
+
+@pytest.mark.parametrize(
+    ("original", "target", "window", "stride"),
+    [(256, 2048, 256, 128), (256, 16384, 2048, 1024), (64, 512, 32, 16)],
+)
+def test_the_default_stride_is_half_the_original_length(original, target, window, stride) -> None:
+    assert Specification(original=original, target=target).stride_of(window) == stride
+
+
+def test_a_narrower_window_that_was_not_asked_for_takes_the_default_stride() -> None:
+    wide = Specification(windows=(512, 1024), original=256, target=1024, stride=300)
+    assert wide.stride_of(512) == wide.stride_of(1024) == 300
+    sliding_windows(1024, 256, wide.stride_of(256))  # that of the control
+    assert wide.stride_of(256) == 128
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"documents": -1}, "documents -1 must be at least 0"),
+        ({"tasks": ("passkey",), "trials": 0}, "trials 0 must be at least 1"),
+        ({"seed": -1}, "seed -1 must be at least 0"),
+        ({"tasks": ("line",), "trials": 1}, r"task 'line' is unknown \(did you mean lines\?\)"),
+        ({"windows": (32,), "stride": 1000}, "stride 1000 must not exceed the window 32"),
+        ({"windows": (1, 8)}, "window 1 must be at least 2 tokens"),
+    ],
+)
+def test_settings_that_break_their_rule_are_refused(settings, message) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Specification(**settings)
+
+
+@pytest.mark.parametrize(("trials", "warned"), [(20, True), (34, True), (35, False), (100, False)])
+def test_too_few_trials_to_show_an_effective_length_are_warned_of(console, trials, warned) -> None:
+    asked(console, tasks=("passkey",), trials=trials)
+    assert ("no effective length can be reported" in console.file.getvalue()) is warned
+
+
+def test_lengths_beyond_a_models_target_are_allowed_with_a_warning(console) -> None:
+    asked(console, MINE, THEIRS, BASE, lengths=[512, 2048])
+    said = console.file.getvalue()
+    assert "theirs was made for 1,024 tokens and is expected to fail beyond" in said
+    assert "mine was" not in said
+    assert "base was" not in said
+
+
+def test_a_recipe_says_what_its_run_measures() -> None:
+    recipe = load_recipe(
+        None,
+        {
+            "seed": 3,
+            "data.source": "a",
+            "evaluation.source": ["b", "a", "b"],
+            "evaluation.passkey_trials": 7,
+            "evaluation.documents": 2,
+        },
+    )
+    rule = specification_of(recipe, 256, 1024, "bf16")
+    assert [text.source for text in rule.texts] == ["b", "a"]
+    assert rule.windows == rule.prompt_lengths == (256, 512, 1024)
+    assert (rule.trials, rule.seed, rule.depths, rule.precision) == (7, 3, "random", "bf16")
+    assert (rule.documents, rule.windows_per_document, rule.tasks) == (2, 2, ("passkey",))
+    none = specification_of(load_recipe(None, {"evaluation.passkey_trials": 0}), 256, 1024, "bf16")
+    assert (none.tasks, none.prompt_lengths) == ((), ())
+
+
+def test_the_facts_of_an_evaluation_are_json() -> None:
+    import json
+
+    rule = Specification(
+        texts=(Data(source="x"),), windows=(8, 16), original=8, target=16, tasks=("passkey",), trials=1
+    )
+    assert json.loads(json.dumps(rule.as_dict())) == rule.as_dict()
+    assert rule.as_dict()["texts"][0]["source"] == "x"
+    assert rule.as_dict()["windows"] == [8, 16]

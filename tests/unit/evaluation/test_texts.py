@@ -1,0 +1,135 @@
+"""What is read of a text: held-out documents only, the longest first, and segments spread over documents."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from skipwise.errors import DataError, RecipeError
+from skipwise.evaluation.texts import (
+    EvaluationText,
+    Segment,
+    fair_documents,
+    filled_windows,
+    held_out_share,
+    longest_documents,
+    spread_segments,
+)
+from skipwise.recipes.schema import Data
+
+
+class Store(list):
+    """Stands for a token store of documents of these lengths."""
+
+    def __init__(self, *lengths: int) -> None:
+        super().__init__(np.arange(n) for n in lengths)
+        self.lengths, self.names = np.array(lengths, dtype=int), [f"d{i}" for i in range(len(lengths))]
+
+    def document(self, i: int) -> np.ndarray:
+        return self[i]
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=500)
+
+
+MINE = Data(source="mine", held_out=0.3)
+STDLIB = Data(source="stdlib")
+
+
+@pytest.mark.parametrize(
+    ("text", "trained_on", "share"),
+    [
+        (Data(source="other"), [], None),
+        (Data(source="other"), [MINE], None),
+        (Data(source="mine"), [MINE], 0.3),
+        (Data(source="mine"), [MINE, Data(source="mine", held_out=0.2)], 0.2),
+        (Data(source="mine", held_out=0.9), [MINE], 0.3),  # what training held out counts, not what is asked
+        (Data(source="mine", split="test"), [MINE], None),  # another split holds other documents
+        (STDLIB, [], 0.1),  # the embedded model was trained on it
+        (STDLIB, [Data(source="stdlib", held_out=0.3)], 0.1),
+        (STDLIB, [Data(source="stdlib", held_out=0.05)], 0.05),
+        (STDLIB, [MINE], 0.1),
+    ],
+)
+def test_which_share_may_be_read(text, trained_on, share, console) -> None:
+    assert held_out_share(text, [("m", one) for one in trained_on], console) == share
+    assert console.file.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["text", "./text", "text/", "{}"])
+def test_a_folder_is_known_however_it_is_written(tmp_path, monkeypatch, console, name) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    trained = Data(source="text", held_out=0.4)
+    assert held_out_share(Data(source=name.format(tmp_path / "text")), [("m", trained)], console) == 0.4
+
+
+@pytest.mark.parametrize("inner", ["text/a.txt", "."])
+def test_a_text_that_overlaps_with_the_training_text_is_warned_of(
+    tmp_path, monkeypatch, console, inner
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").touch()
+    assert held_out_share(Data(source=inner), [("m", Data(source="text"))], console) is None
+    assert "m was trained on text, which overlaps" in console.file.getvalue()
+
+
+def test_the_number_of_documents_that_may_be_read_is_told(console) -> None:
+    store = Store(*range(1, 201))
+    assert fair_documents(store, MINE, None, console).tolist() == list(range(200))
+    assert console.file.getvalue() == ""
+    held_out = fair_documents(store, MINE, 0.3, console)
+    assert 30 < len(held_out) < 90
+    assert f"mine: only the {len(held_out)} of 200 documents" in console.file.getvalue()
+    assert set(fair_documents(store, MINE, 0.1, console)) < set(held_out)
+
+
+def test_the_longest_documents_that_fill_the_window_are_taken_and_cut(console) -> None:
+    store, candidates = Store(9, 50, 30, 70), np.array([0, 1, 2])
+    assert filled_windows(store, candidates, [32, 16], console) == [16, 32]
+    assert console.file.getvalue() == ""
+    taken = longest_documents(store, candidates, at_least=32, most=2, limit=40)
+    assert [(one.document, len(one.tokens)) for one in taken] == [("d1", 40)]
+    taken = longest_documents(store, candidates, at_least=20, most=2, limit=None)
+    assert [(one.document, len(one.tokens)) for one in taken] == [("d1", 50), ("d2", 30)]
+    assert filled_windows(store, candidates, [64, 8, 20], console) == [8, 20]
+    said = console.file.getvalue()
+    assert "perplexity at 64 tokens is left out: the longest document to measure on, d1, has 50" in said
+
+
+def test_text_that_cannot_be_measured_on_is_explained(console) -> None:
+    with pytest.raises(DataError, match="no document of 0 is left to measure on"):
+        filled_windows(Store(), np.array([], dtype=int), [4], console)
+    with pytest.raises(DataError, match="d0, has 9 tokens and does not fill a window of 16: give longer"):
+        filled_windows(Store(9, 5), np.arange(2), [16, 32], console)
+    with pytest.raises(RecipeError, match="tokens_per_document 20 must be at least the largest window, 32"):
+        longest_documents(Store(90, 50), np.arange(2), at_least=32, most=1, limit=20)
+
+
+def test_every_document_gives_a_segment_before_any_gives_a_second() -> None:
+    store = Store(9, 50, 30, 70)
+    segments = spread_segments(store, np.arange(4), 20, 5)
+    assert [(one.document, one.begin) for one in segments] == [
+        ("d3", 0), ("d1", 0), ("d2", 0), ("d3", 20), ("d1", 20)
+    ]  # fmt: skip
+    assert {len(one.tokens) for one in segments} == {20}
+    np.testing.assert_array_equal(segments[4].tokens, store.document(1)[20:40])
+    assert len(spread_segments(store, np.arange(4), 20, 99)) == 3 + 2 + 1
+    assert [one.document for one in spread_segments(store, np.array([2]), 30, 9)] == ["d2"]  # exactly as long
+    assert spread_segments(store, np.array([0]), 20, 5) == []
+
+
+def test_a_text_is_told_in_one_sentence_and_identified_by_its_tokens() -> None:
+    documents = [Segment(f"d{i}", 0, np.arange(n)) for i, n in enumerate((90, 80, 70, 60))]
+    text = EvaluationText("x", documents, [32], {}, "f")
+    assert text.described == "x: reading 4 documents (d0, d1, d2, ...), 60 to 90 tokens of each"
+    assert EvaluationText("x", documents[:1], [32], {}, "f").described.endswith("(d0), 90 tokens of each")
+    same = EvaluationText(
+        "y", [Segment(d.document, 0, d.tokens.astype(np.uint16)) for d in documents], [], {}, "g"
+    )
+    assert same.digest == text.digest
+    assert EvaluationText("x", documents[:3], [32], {}, "f").digest != text.digest

@@ -1,0 +1,135 @@
+"""A fingerprint changes with every byte of a model, and a large file is read once."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from skipwise.errors import ModelError
+from skipwise.model import fingerprint, lora
+from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.loading import load_model
+from skipwise.recipes.schema import Lora
+from tests.tiny import byte_tokenizer, checkpoint, llama
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, and a process that remembers nothing."""
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fingerprint, "_known", {})
+    return tmp_path / "cache" / "weights.json"
+
+
+def large(folder: Path, last: float) -> Path:
+    """20 MiB of safetensors that differ from another in the last tensor alone."""
+    folder.mkdir()
+    weights = {"a": torch.zeros(5 * 2**20), "z": torch.full((4,), last)}
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return folder
+
+
+def test_models_that_differ_in_their_last_tensor_alone_differ(tmp_path: Path) -> None:
+    first, second = large(tmp_path / "first", 0.0), large(tmp_path / "second", 1.0)
+    heads = [(folder / "model.safetensors").read_bytes()[: 2**24] for folder in (first, second)]
+    assert heads[0] == heads[1]
+    assert weights_fingerprint(str(first)) != weights_fingerprint(str(second))
+    assert weights_fingerprint(str(first)) == weights_fingerprint(str(large(tmp_path / "third", 0.0)))
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_one_changed_byte_is_noticed_in_the_same_process(tmp_path: Path, name: str) -> None:
+    folder = checkpoint(tmp_path / "model")
+    before = weights_fingerprint(str(folder))
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    assert weights_fingerprint(str(folder)) != before
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    assert weights_fingerprint(str(folder)) == before
+
+
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files count as unchanged for long enough to be remembered."""
+    monkeypatch.setattr(fingerprint, "_SETTLED", -3600.0)
+
+
+def test_a_remembered_file_is_read_again_only_after_a_change(tmp_path, cache, monkeypatch) -> None:
+    settled(monkeypatch)
+    folder = large(tmp_path / "model", 0.0)
+    before = weights_fingerprint(str(folder))
+    assert next(iter(json.loads(cache.read_text()))).startswith(str(folder / "model.safetensors"))
+
+    def read(path: Path, start: int) -> bytes:
+        assert path.name != "model.safetensors", "read again"
+        return b"0" * 32
+
+    monkeypatch.setattr(fingerprint, "_known", {})  # another process
+    with monkeypatch.context() as patch:
+        patch.setattr(fingerprint, "_block_digest", read)
+        fingerprint._file_digest(folder / "model.safetensors")
+    weights = folder / "model.safetensors"
+    stat = weights.stat()
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    os.utime(
+        weights, ns=(stat.st_atime_ns, stat.st_mtime_ns)
+    )  # size and mtime as before: ctime gives it away
+    assert weights_fingerprint(str(folder)) != before
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, cache: Path) -> None:
+    """Two changes within one tick of the clock have one time stamp."""
+    weights_fingerprint(str(large(tmp_path / "model", 0.0)))
+    assert not fingerprint._known
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("content", ["{bad", "[1]", "{}"])
+def test_a_damaged_cache_is_ignored_and_one_that_cannot_be_written_too(
+    tmp_path, cache, monkeypatch, content
+) -> None:
+    settled(monkeypatch)
+    expected = weights_fingerprint(str(large(tmp_path / "model", 0.0)))
+    cache.write_text(content)
+    fingerprint._known.clear()
+    assert weights_fingerprint(str(tmp_path / "model")) == expected
+    monkeypatch.setenv("SKIPWISE_CACHE", str(cache))  # a file, in which no folder can be made
+    fingerprint._known.clear()
+    assert weights_fingerprint(str(tmp_path / "model")) == expected
+
+
+def test_an_adapter_changes_with_its_base(tmp_path: Path) -> None:
+    base = checkpoint(tmp_path / "base")
+    lora.save_adapter(lora.adapt(load_model(str(base)), Lora(rank=2)), tmp_path / "adapter", str(base))
+    before = weights_fingerprint(str(tmp_path / "adapter"))
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    assert weights_fingerprint(str(tmp_path / "adapter")) != before
+
+
+def test_pickled_weights_count_too(tmp_path: Path) -> None:
+    llama().config.save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"one")
+    before = weights_fingerprint(str(tmp_path))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"two")
+    assert weights_fingerprint(str(tmp_path)) != before
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = llama().config
+    monkeypatch.setattr(fingerprint, "load_config", lambda name: config)
+    with pytest.raises(ModelError, match="has no commit hash; download it and give its folder"):
+        weights_fingerprint("somebody/model")
+    config._commit_hash = "ab12"
+    assert weights_fingerprint("somebody/model") == "ab12"

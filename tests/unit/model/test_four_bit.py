@@ -1,0 +1,44 @@
+"""bitsandbytes' warnings on import are shown to runs that ask for 4 bits, and to no others."""
+
+import logging
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from skipwise.model import four_bit
+
+needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+# Stands for what bitsandbytes logs on import on some machines, so that the test does not depend on this one.
+WARN = "import logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('no kernel')"
+
+
+def errors_of(program: str) -> str:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize(
+    "module", ["skipwise.training.trainer", "skipwise.model.loading", "skipwise.model.lora"]
+)
+def test_importing_the_package_shows_no_warning_of_bitsandbytes(module: str) -> None:
+    program = f"import {module}, peft; {WARN}"
+    assert "no kernel" in errors_of(f"import peft; {WARN}")  # peft and the line above alone show it
+    shown = errors_of(program)
+    assert "kernel" not in shown
+    assert "bitsandbytes" not in shown
+
+
+@needs_bitsandbytes
+def test_asking_for_4_bits_shows_it() -> None:
+    program = f"import skipwise.model.loading, peft; {WARN}; "
+    program += "from skipwise.model.four_bit import quantization_settings; import torch; "
+    shown = errors_of(program + "quantization_settings(torch.bfloat16, 'cpu')")
+    assert shown.count("no kernel") == 1
+
+
+def test_other_loggers_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    four_bit.hold_warnings()
+    logging.getLogger("bitsandbytes.optim").warning("shown")
+    assert "shown" in caplog.text

@@ -1,0 +1,57 @@
+"""The precision that a machine is fast at, and the autocast that a name stands for."""
+
+import pytest
+import torch
+
+from skipwise.errors import RecipeError
+from skipwise.model import lora, precision
+from skipwise.model.precision import autocast, choose_precision, weights_precision
+from skipwise.recipes.schema import Lora
+from tests.tiny import llama
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"avx512f"}, "float32"),
+        ({"avx512f", "avx512_bf16"}, "bf16"),
+        ({"amx_bf16"}, "bf16"),
+        (set(), "float32"),
+    ],
+)
+def test_precision_by_the_cpu(monkeypatch, flags, expected):
+    monkeypatch.setattr(precision, "_cpu_flags", lambda: flags)
+    assert choose_precision("auto", "cpu") == expected
+    assert choose_precision("float32", "cpu") == "float32"
+    assert choose_precision("bf16", "cpu") == "bf16"
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "float32")])
+def test_precision_by_the_gpu(monkeypatch, native, expected):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
+    assert choose_precision("auto", "cuda") == expected
+    assert choose_precision("fp16", "cuda") == "fp16"
+    assert choose_precision("auto", "mps") == "float32"
+
+
+def test_fp16_needs_a_gpu():
+    with pytest.raises(RecipeError, match="'fp16' needs a GPU"):
+        choose_precision("fp16", "cpu")
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32)])
+def test_a_forward_pass_computes_in_the_precision_named(name, dtype):
+    with autocast("cpu", name):
+        assert torch.nn.Linear(2, 2)(torch.ones(2)).dtype == dtype
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(RecipeError, match=r"precision 'bf6' is unknown \(did you mean bf16\?\)"):
+        autocast("cpu", "bf6")
+
+
+def test_the_precision_of_an_adapted_model_is_that_of_its_frozen_weights():
+    model = llama().to(torch.bfloat16)
+    assert weights_precision(llama()) == "float32"
+    assert weights_precision(model) == "bf16"
+    assert weights_precision(lora.adapt(model, Lora())) == "bf16"

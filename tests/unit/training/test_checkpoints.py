@@ -1,0 +1,248 @@
+"""Complete checkpoints are resumed from; incomplete ones are ignored, damaged ones refused and named."""
+
+import errno
+import json
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import torch
+
+from skipwise.errors import RunError, TrainingError
+from skipwise.training import checkpoints
+
+FILES = [
+    "config.json",
+    "model.safetensors",
+    "optimizer.pt",
+    "rng_state.pth",
+    "scheduler.pt",
+    "trainer_state.json",
+]
+
+
+def written(folder: Path, step: int, names=FILES) -> Path:
+    checkpoint = folder / f"checkpoint-{step}"
+    for name in names:
+        (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / name).write_text(f"{name} of step {step}")
+    return checkpoint
+
+
+def complete(folder: Path, step: int, names=FILES) -> Path:
+    checkpoint = written(folder, step, names)
+    checkpoints.mark_complete(checkpoint)
+    return checkpoint
+
+
+def test_marker_lists_every_file_with_size_and_hash(tmp_path):
+    checkpoint = complete(tmp_path, 5)
+    entries = json.loads((checkpoint / checkpoints.MARKER).read_text())
+    assert sorted(entries) == FILES
+    assert entries["optimizer.pt"]["bytes"] == len("optimizer.pt of step 5")
+    assert len(entries["optimizer.pt"]["sha256"]) == 64
+    assert not list(checkpoint.glob("*.tmp"))
+    checkpoints.verify(checkpoint)
+
+
+@pytest.mark.parametrize("part", FILES[1:])
+def test_a_checkpoint_without_a_part_is_not_marked(tmp_path, part):
+    checkpoint = written(tmp_path, 5, [name for name in FILES if name != part])
+    with pytest.raises(TrainingError, match=f"without {part}.*there is no checkpoint yet"):
+        checkpoints.mark_complete(checkpoint)
+    assert checkpoints.latest_complete(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["adapter_model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json"],
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", *FILES[2:]],
+        [
+            "model.safetensors",
+            "pytorch_model_fsdp_0/.metadata",
+            "optimizer_0/.metadata",
+            "scheduler.pt",
+            "rng_state_0.pth",
+            FILES[-1],
+        ],
+        [
+            "model.safetensors",
+            "global_step5/mp_rank_00_model_states.pt",
+            "global_step5/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "rng_state_0.pth",
+            "trainer_state.json",
+        ],
+    ],
+    ids=["adapter", "shards", "fsdp", "deepspeed"],
+)
+def test_other_layouts_are_complete_too(tmp_path, names):
+    complete(tmp_path, 5, names)
+    assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-5"
+
+
+@pytest.mark.parametrize(
+    "shards", ["pytorch_model_fsdp_0/.metadata", "global_step5/mp_rank_00_model_states.pt"]
+)
+def test_shards_without_whole_weights_are_refused_when_they_are_written(tmp_path, shards):
+    """Or the run would train to its end and have no model to show."""
+    with pytest.raises(
+        TrainingError, match=r"without model\.safetensors.*FULL_STATE_DICT.*stage3_gather_16bit"
+    ):
+        complete(
+            tmp_path, 5, [shards, "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "engine"),
+    [
+        (["optimizer.pt"], "ddp"),
+        (["optimizer.bin"], "fsdp"),
+        (["optimizer_0/.metadata"], "fsdp"),
+        (["global_step5/mp_rank_00_model_states.pt"], "zero3"),
+    ],
+)
+def test_another_engine_may_not_resume(tmp_path, names, engine):
+    checkpoint = complete(tmp_path, 5, [*names, *FILES])
+    for other in {"ddp", "fsdp", "zero3"} - {engine}:
+        with pytest.raises(
+            RunError, match=f"written under {engine} and cannot be resumed exactly under {other}"
+        ):
+            checkpoints.require_engine(checkpoint, other)
+    checkpoints.require_engine(checkpoint, engine)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_lost_file_is_refused_and_named(tmp_path, name):
+    complete(tmp_path, 5)
+    (complete(tmp_path, 10) / name).unlink()
+    with pytest.raises(RunError, match=rf"has lost {name}.*resume from checkpoint 5$"):
+        checkpoints.latest_complete(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda text: text[:-1], lambda text: text[:-1] + "!"], ids=["cut", "changed"]
+)
+def test_a_changed_file_is_refused_and_named(tmp_path, change):
+    path = complete(tmp_path, 5) / "optimizer.pt"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(RunError, match=r"optimizer.pt is not the file that training wrote.*from the start$"):
+        checkpoints.latest_complete(tmp_path)
+
+
+def test_an_incomplete_checkpoint_is_ignored(tmp_path):
+    complete(tmp_path, 90)
+    written(tmp_path, 100)
+    (tmp_path / "checkpoint-last").mkdir()
+    assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-90"
+    assert checkpoints.intact(tmp_path) == "checkpoint 90 is intact"
+
+
+def test_nothing_there_is_no_checkpoint(tmp_path):
+    assert checkpoints.latest_complete(tmp_path / "none") is None
+    assert checkpoints.intact(tmp_path) == "there is no checkpoint yet"
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"model.safetensors"', '"text"'])
+def test_a_broken_marker_is_refused(tmp_path, text):
+    (complete(tmp_path, 5) / checkpoints.MARKER).write_text(text)
+    with pytest.raises(RunError, match=r"complete.json is not a list of files"):
+        checkpoints.latest_complete(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret"])
+def test_a_marker_cannot_point_out_of_the_checkpoint(tmp_path, name):
+    marker = complete(tmp_path, 5) / checkpoints.MARKER
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), name: {"bytes": 1, "sha256": ""}}))
+    with pytest.raises(RunError, match="names files outside the checkpoint"):
+        checkpoints.verify(marker.parent)
+
+
+def test_a_marker_that_forgets_a_part_is_refused(tmp_path):
+    marker = complete(tmp_path, 5) / checkpoints.MARKER
+    entries = json.loads(marker.read_text())
+    del entries["optimizer.pt"]
+    marker.write_text(json.dumps(entries))
+    with pytest.raises(RunError, match=r"does not list optimizer.pt"):
+        checkpoints.verify(marker.parent)
+
+
+def test_rotation_keeps_the_newest_complete_and_removes_incomplete_ones(tmp_path):
+    for step in (9, 10, 100):
+        complete(tmp_path, step)
+    written(tmp_path, 11)
+    checkpoints.rotate(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-10", "checkpoint-100"]
+
+
+def test_a_removal_cut_short_leaves_no_marker(tmp_path, monkeypatch):
+    checkpoint = complete(tmp_path, 5)
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.discard(checkpoint)
+    assert (checkpoint / "optimizer.pt").exists()
+    assert checkpoints.latest_complete(tmp_path) is None
+
+
+def test_another_number_of_processes_is_refused(tmp_path):
+    checkpoint = complete(tmp_path, 5, [*FILES, "rng_state_1.pth"])
+    checkpoints.require_processes(checkpoint, 2)
+    with pytest.raises(RunError, match=r"written by 2 processes.*by 1; launch 2 processes"):
+        checkpoints.require_processes(checkpoint, 1)
+
+
+def free_bytes(monkeypatch, free: int) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 0, free))
+
+
+def test_a_full_disk_is_said_before_the_save(tmp_path, monkeypatch):
+    complete(tmp_path, 400)
+    free_bytes(monkeypatch, 2_100_000_000)
+    message = r"the checkpoint needs 13.5 GB, 2.1 GB free; free some space.*; checkpoint 400 is intact"
+    with (
+        pytest.raises(TrainingError, match=message),
+        checkpoints.disk_space(tmp_path / "checkpoint-500", 13_500_000_000),
+    ):
+        pytest.fail("must not begin to write")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("PytorchStreamWriter: No space left on device"),
+    ],
+)
+def test_a_disk_that_runs_full_while_writing_leaves_no_incomplete_checkpoint(tmp_path, error):
+    complete(tmp_path, 400)
+    with (
+        pytest.raises(
+            TrainingError, match=r"ran full while writing the checkpoint of 3.0 kB.*checkpoint 400 is intact"
+        ),
+        checkpoints.disk_space(written(tmp_path, 500), 3000),
+    ):
+        raise error
+    assert not (tmp_path / "checkpoint-500").exists()
+
+
+def test_other_errors_of_a_save_pass_through(tmp_path):
+    with (
+        pytest.raises(RuntimeError, match=r"^something else$"),
+        checkpoints.disk_space(written(tmp_path, 5), 30),
+    ):
+        raise RuntimeError("something else")
+
+
+def test_checkpoint_bytes_counts_parameters_and_optimizer_state():
+    model = torch.nn.Linear(10, 20, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert checkpoints.checkpoint_bytes(model, optimizer) == 800
+    model(torch.ones(10)).sum().backward()
+    optimizer.step()
+    assert checkpoints.checkpoint_bytes(model, optimizer) == 3 * 800 + 4  # two moments and a step count
+    model.peft_config = {}
+    model.weight.requires_grad_(False)
+    assert checkpoints.checkpoint_bytes(model, optimizer) == 2 * 800 + 4
