@@ -33,7 +33,7 @@ from skipwise.errors import SkipwiseError
 from skipwise.model.loading import load_config
 from skipwise.model.lora import adapt
 from skipwise.recipes.schema import Recipe, load_recipe
-from skipwise.training.cost import Machine, plan_training
+from skipwise.training.cost import Hardware, estimate_cost
 from skipwise.training.trainer import train
 
 NANO = [
@@ -120,7 +120,7 @@ def main() -> None:
         table.add_column(column, justify="left" if column == "case" else "right")
     for _, config, name, window, batch, micro, changes in cases:
         recipe = recipe_of(batch, micro, changes)
-        plan = plan_training(config, recipe, window, batch, Machine())
+        plan = estimate_cost(config, recipe, window, batch, Hardware())
         planned = plan.memory
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=context) as pool:

@@ -27,18 +27,18 @@ from skipwise.data.examples import collate  # noqa: E402
 from skipwise.model.loading import load_model  # noqa: E402
 from skipwise.model.precision import AUTOCAST  # noqa: E402
 from skipwise.recipes.schema import load_recipe  # noqa: E402
-from skipwise.training.prepare import Job, prepare  # noqa: E402
+from skipwise.training.prepare import PreparedRun, prepare  # noqa: E402
 from skipwise.training.trainer import train  # noqa: E402
 
 WARM = 2  # steps of each round that are not counted
 
 
-def fresh_model(job: Job) -> PreTrainedModel:
+def fresh_model(job: PreparedRun) -> PreTrainedModel:
     """Load the base with the recipe's interpolation."""
     return load_model(job.recipe.model, job.extension, device=job.device).train()
 
 
-def bare_loop(job: Job, steps: int) -> tuple[list[float], list[float]]:
+def bare_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float]]:
     """Train without any framework; seconds and loss of each step."""
     model, data, rule = fresh_model(job), job.dataset(), job.recipe.training
     optimizer = torch.optim.AdamW(model.parameters(), lr=rule.learning_rate, weight_decay=0.0)
@@ -62,7 +62,7 @@ def bare_loop(job: Job, steps: int) -> tuple[list[float], list[float]]:
     return seconds, losses
 
 
-def skipwise_loop(job: Job, steps: int) -> tuple[list[float], list[float]]:
+def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float]]:
     """Train by ``skipwise.training.trainer``; seconds between logs, a log a step, and their losses."""
     stamps, losses = [time.perf_counter()], []
 
@@ -85,7 +85,7 @@ def skipwise_loop(job: Job, steps: int) -> tuple[list[float], list[float]]:
     return np.diff(stamps).tolist(), losses
 
 
-def batch_seconds(job: Job, batches: int = 50) -> float:
+def batch_seconds(job: PreparedRun, batches: int = 50) -> float:
     """Median time to build and collate one batch."""
     data, size, times = job.dataset(), job.recipe.training.batch_size, []
     for _ in range(batches):

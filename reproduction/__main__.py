@@ -26,9 +26,12 @@ def reproduce(
         str, typer.Option(help="nano: in miniature; paper: the paper's models and lengths, on GPUs")
     ] = "nano",
     seeds: Annotated[int, typer.Option(min=1, help="number of seeds of each trained arm")] = 1,
-    arm: Annotated[list[str] | None, typer.Option(help="a row of the tables; repeatable; default: all")] = None,
+    arm: Annotated[
+        list[str] | None, typer.Option(help="a row of the tables; repeatable; default: all")
+    ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option(help="a block of the tables, as 'linear, 8x'; repeatable; default: all")
+        list[str] | None,
+        typer.Option(help="a block of the tables, as 'linear, 8x'; repeatable; default: all"),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -57,7 +60,9 @@ def reproduce(
     given = given_options(context)
     if not exhibits:
         if given:
-            raise RecipeError(f"{given[0]} needs the name of an exhibit, or all; run without options to list them")
+            raise RecipeError(
+                f"{given[0]} needs the name of an exhibit, or all; run without options to list them"
+            )
         list_exhibits(console)
         return
     if page_only and "--out" not in given:

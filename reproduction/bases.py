@@ -1,9 +1,9 @@
-"""Small bases that exhibits extend besides the embedded model: trained here once on the recipe's text, kept in the cache.
+"""Small bases besides the embedded model, trained here once on the recipe's text and kept in the cache.
 
-Those of the paper's other families are what stock classes offer: GPT-J's block (attention and feed-forward side by
-side, LayerNorm, a quarter of each head rotated) is Phi's; LLaMA2 and Baichuan2 are Llama's with a window twice as long,
-the second with an output head of its own. The family of LLaMA is the embedded model. Three more differ in size and in
-the tokens that they have read, and in nothing else.
+Three stand for the paper's other families, with stock classes: GPT-J as Phi, whose block is the same (attention beside
+the feed-forward layer, LayerNorm, a quarter of each head rotated); LLaMA2 and Baichuan2 as Llama with a window twice as
+long, Baichuan2 with its own output head. The embedded model stands for LLaMA. Three more bases differ from each other
+only in size and in the number of tokens that they were trained on.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ _TOKENS = 8192  # a step
 
 @dataclass(frozen=True)
 class SmallBase:
-    """An architecture in small, and its training.
+    """A small architecture and its training.
 
     Attributes:
         model_type: of transformers.
         window: original length, in tokens.
-        differs: what its config has otherwise than the model type's default.
-        width: of the residual stream, in heads of 64.
+        differs: its config where that is not the model type's default.
+        width: of the residual stream; a head is 64 wide.
         layers: of the model.
         steps: of training, 8,192 tokens each.
     """
@@ -62,7 +62,7 @@ BASES = {
 
 
 def base_folder(name: str, data: Data) -> Path:
-    """Where the base is kept: by name and by all that decides it, its text included.
+    """The folder of a base, named by all that decides it, its text included.
 
     Raises:
         DataError: the text is missing or cannot be read.
@@ -73,16 +73,21 @@ def base_folder(name: str, data: Data) -> Path:
     if data.max_tokens is not None:
         decides.append(data.max_tokens)
     digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
-    return default_cache() / "bases" / f"{name.replace(' ', '-')}-{digest}"
+    return default_cache() / "bases" / f"{folder_stem(name)}-{digest}"
+
+
+def folder_stem(name: str) -> str:
+    """The name of a base as its folder has it, before the digest."""
+    return name.replace(" ", "-")
 
 
 @cache
 def _fingerprint(source: str, **reading: Any) -> str:
-    return open_corpus(source, **reading).fingerprint()
+    return open_corpus(Data(source=source, **reading)).fingerprint()
 
 
 def make_base(name: str, data: Data, console: Console) -> Path:
-    """Train the base if it is not there; a training that was stopped goes on. Returns the model's folder.
+    """Train the base if it is missing, or finish its training, and return the model's folder.
 
     Raises:
         DataError: the text is missing, cannot be read, or too short.
@@ -93,12 +98,11 @@ def make_base(name: str, data: Data, console: Console) -> Path:
     tokenizer = load_tokenizer("nano")
     console.print(f"training a small base, {name}: {base.steps:,} steps of {_TOKENS:,} tokens")
     dataset = PoseDataset.from_source(
-        data.source,
+        data,
         tokenizer,
         train_length=base.window,
         target_length=base.window,
         held_out=data.held_out,
-        tokenising=data.tokenising,
         positions=Positions(scheme="short"),
         examples=base.steps * _TOKENS // base.window,
         passkey=0.1,

@@ -1,7 +1,7 @@
-"""What a training step costs by target: full-length windows grow with it, PoSE's do not (the paper's Figure 3).
+"""Time and memory of a training step by target length (the paper's Figure 3), on random text.
 
-Steps are timed with all targets in turn in one process, so that a change of the machine's speed meets each; peak memory
-is each target's own, in a process of its own. The text is random: cost does not depend on it.
+Targets are timed in turn in one process, so that a change of the machine's speed affects all of them. Peak memory is
+measured in a process for each target.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ from rich.console import Console
 
 from reproduction import paper
 from reproduction.tables import table
-from reproduction.verdicts import Finding, verdict
+from reproduction.verdicts import Finding
 from skipwise.method.lengths import format_length
-from skipwise.method.positions import SCHEMES
+from skipwise.method.positions import PAPER, SCHEMES
 from skipwise.method.rng import Rng
 from skipwise.model.loading import load_config, load_model
-from skipwise.model.precision import AUTOCAST, choose_precision
+from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Recipe
 from skipwise.report.summary import arm_name
@@ -50,7 +50,7 @@ _SAME = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
 
 
 def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
-    """Measure full-length and PoSE steps at every target; what ``out/costs.jsonl`` holds is not measured again."""
+    """Measure full-length and PoSE steps at every target; skip those that ``out/costs.jsonl`` has."""
     path, key = out / "costs.jsonl", _key(recipe, original)
     targets = [factor * original for factor in FACTORS]
     for arm in ("pose", "full"):
@@ -66,7 +66,7 @@ def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) ->
 
 
 def known_costs(recipe: Recipe, original: int, out: Path) -> list[CostRecord]:
-    """What ``out/costs.jsonl`` holds of this model and recipe, the latest of each arm and target."""
+    """The latest record in ``out/costs.jsonl`` of each arm and target, for this model and recipe."""
     key = _key(recipe, original)
     records = [r for r in read_records(out / "costs.jsonl") if isinstance(r, CostRecord) and r.key == key]
     return list({(r.arm, r.target): r for r in records}.values())
@@ -89,7 +89,7 @@ def _in_own_process(function: Callable[..., Any], *args: Any) -> Any:
 def _step_seconds(
     recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int
 ) -> list[list[float]]:
-    """Seconds of each step, by target; one step of each in turn, the first round not counted."""
+    """Seconds of each step, by target; the targets take turns, and the first round does not count."""
     steps = [_stepper(recipe, arm, target, original) for target in targets]
     times: list[list[float]] = [[] for _ in targets]
     for turn in range(rounds + 1):
@@ -114,7 +114,7 @@ def _peak_bytes(recipe: Recipe, arm: str, target: int, original: int) -> tuple[i
 def most_held() -> int:
     """The most bytes that this process has held so far.
 
-    On Linux from the process's own status: what ``getrusage`` reports begins with the most that its parent has held.
+    On Linux from the process's status, because ``getrusage`` starts from the most that the parent process held.
     """
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
@@ -127,8 +127,8 @@ def most_held() -> int:
 
 
 def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[int], None]:
-    """A function that takes one optimizer step on a fresh model, as ``training.py`` does without its bookkeeping."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """A function that takes one optimizer step on a fresh model, as ``training.trainer`` does."""
+    device = default_device()
     config = load_config(recipe.model)
     extension = plan_extension(
         config, target_length=target, original_length=original, interpolation=recipe.interpolation
@@ -139,8 +139,8 @@ def _stepper(recipe: Recipe, arm: str, target: int, original: int) -> Callable[[
     spans = np.full(EXAMPLES, target)
 
     def step(turn: int) -> None:
-        keys = Rng.of(recipe.seed, 0, np.arange(turn * EXAMPLES, (turn + 1) * EXAMPLES))
-        positions = torch.from_numpy(SCHEMES[arm](keys, original, target, spans).position_ids())
+        rng = Rng.of(recipe.seed, 0, np.arange(turn * EXAMPLES, (turn + 1) * EXAMPLES))
+        positions = torch.from_numpy(SCHEMES[arm](rng, original, target, spans, PAPER).position_ids())
         ids = torch.randint(0, config.vocab_size, positions.shape)
         for row, place in zip(ids.to(device), positions.to(device), strict=True):
             one = {"input_ids": row[None], "position_ids": place[None], "labels": row[None]}
@@ -180,13 +180,14 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
         *(f"GB a GPU, {x}" for x in ("2x", "4x", "8x")),
     ]
     parts = [
-        f"A step is {EXAMPLES} windows, one in memory at a time: {records[0].device}. As in the paper's figure both arms take "
-        "as many windows; full-length training's have as many tokens as the target, PoSE's as the original length.",
+        f"A step is {EXAMPLES} windows, one in memory at a time, on {records[0].device}. As in the paper's figure, both arms "
+        "take the same number of windows in a step: a window of full-length training has as many tokens as the target, a "
+        "window of PoSE as many as the original length.",
         table(["seconds a step, target", *lengths], times),
         table(["tokens a step, target", *lengths], tokens),
         table(["peak memory, MiB, target", *lengths], memory),
         table(head, published),
-        "\n".join(verdict(finding) for finding in constant_costs(records)),
+        "\n".join(map(str, constant_costs(records))),
     ]
     return "\n\n".join(parts)
 
@@ -197,9 +198,9 @@ def step_time(record: CostRecord) -> float:
 
 
 def relative_times(records: Sequence[CostRecord]) -> list[float]:
-    """Each target's step over the mean of its round, the median over rounds.
+    """The time of each target's step over the mean of its round, median over rounds.
 
-    Targets are timed in turn, so what slows the machine down for a while slows a whole round down, and is left out.
+    Targets take turns, so what slows the machine down for a while slows whole rounds down and cancels.
     """
     rounds = [statistics.fmean(times) for times in zip(*(r.step_seconds for r in records), strict=True)]
     return [
@@ -211,7 +212,7 @@ def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     """Whether PoSE's step time and peak memory are the same at every target, to two per cent."""
     mine = [r for r in records if r.arm == "pose"]
     if len(mine) < len(FACTORS):
-        return [Finding(_SAME.format(name), None, "not measured") for name in ("step time", "peak memory")]
+        return [Finding(_SAME.format(name)) for name in ("step time", "peak memory")]
     measures = {
         "step time": relative_times(mine),
         "peak memory": [float(r.peak_bytes) for r in mine],

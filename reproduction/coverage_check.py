@@ -1,4 +1,4 @@
-"""The coverage of each way to draw positions: closed forms held against Monte Carlo (the paper's Figure 5)."""
+"""The coverage of each way to draw positions (the paper's Figure 5), and its closed forms checked by Monte Carlo."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,23 +7,25 @@ from typing import Any
 import numpy as np
 
 from reproduction.tables import table
-from reproduction.verdicts import Finding, verdict
-from skipwise.method.coverage import Coverage, closed_form, coverage, coverage_record, monte_carlo
+from reproduction.verdicts import Finding
+from skipwise.method.coverage import Coverage, closed_form, coverage
 from skipwise.method.lengths import format_length
-from skipwise.report.plots import coverage_figure
+from skipwise.method.positions import ChunkRules
+from skipwise.report.figures import coverage_figure
+from skipwise.results.records import CoverageRecord
 
 SIZES = ((256, 2048), (2048, 16384))  # the embedded model's, and the paper's
 _SAMPLES = 200_000
 _ERRORS = 4  # standard errors
 _TOLERANCE = 0.02
 
-CLOSED: dict[str, dict[str, Any]] = {
-    "2 chunks": {},
-    "2 chunks, released": {"lengths": "released"},
-    "2 chunks, end-anchored": {"skips": "end_anchored"},
+CLOSED = {
+    "2 chunks": ChunkRules(),
+    "2 chunks, released": ChunkRules(lengths="released"),
+    "2 chunks, end-anchored": ChunkRules(skips="end_anchored"),
 }
 DRAWN: dict[str, dict[str, Any]] = {
-    "3 chunks": {"chunks": 3},
+    "3 chunks": {"rules": ChunkRules(chunks=3)},
     "RandPos": {"scheme": "randpos"},
     "CREAM": {"scheme": "cream"},
 }
@@ -38,14 +40,14 @@ class Check:
     distance: int
 
 
-def check_closed_form(train_length: int, target_length: int, **rule: Any) -> Check:
-    """Put a closed form to ``_SAMPLES`` examples drawn by the rule itself.
+def check_closed_form(train_length: int, target_length: int, rules: ChunkRules) -> Check:
+    """Compare a closed form with ``_SAMPLES`` examples that are drawn by the rule.
 
     The standard error of a share p over n examples is sqrt(p (1 - p) / n) with the exact p; where p is 0 or 1 any
-    difference at all is infinitely many.
+    difference is infinitely many standard errors.
     """
-    exact = closed_form(train_length, target_length, 2, **rule)
-    drawn = monte_carlo(train_length, target_length, 2, samples=_SAMPLES, seed=0, **rule)
+    exact = closed_form(train_length, target_length, rules)
+    drawn = coverage(train_length, target_length, rules, samples=_SAMPLES)
     error = np.sqrt(exact.probability * (1 - exact.probability) / _SAMPLES)
     apart = np.abs(drawn.probability - exact.probability)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -57,24 +59,24 @@ def check_closed_form(train_length: int, target_length: int, **rule: Any) -> Che
 def coverage_section(figures: Path) -> tuple[str, list[tuple[str, Finding]]]:
     """The exhibit as Markdown, and its findings by size.
 
-    Probabilities by distance, how far each closed form is from Monte Carlo, and the evenness of end anchoring; the
-    curves are drawn into the folder ``figures``.
+    It has the probabilities by distance, the distance of each closed form from Monte Carlo, and the evenness of
+    end-anchored skips; the curves are drawn into the folder ``figures``.
     """
     parts, findings = [], []
     for train, target in SIZES:
         size = f"{format_length(train)} to {format_length(target)}"
-        checks = {name: check_closed_form(train, target, **rule) for name, rule in CLOSED.items()}
+        checks = {name: check_closed_form(train, target, rules) for name, rules in CLOSED.items()}
         curves = {name: check.exact for name, check in checks.items()}
-        curves |= {name: coverage(train, target, **{"seed": 0, **rule}) for name, rule in DRAWN.items()}
+        curves |= {name: coverage(train, target, **rule) for name, rule in DRAWN.items()}
         shown = [train // 2, train - 1, train, target // 2, target - train, target - train // 2, target - 1]
         lines = [[name, *(f"{c.probability[d - 1]:.4f}" for d in shown)] for name, c in curves.items()]
         found = [*agreements(checks), evenness(checks["2 chunks, end-anchored"].exact)]
         name = f"coverage-{format_length(target)}.svg"
-        coverage_figure([coverage_record(curve, label) for label, curve in curves.items()], figures / name)
+        coverage_figure([CoverageRecord.of(curve, label) for label, curve in curves.items()], figures / name)
         parts += [
-            f"### {size}",
+            f"## {size}",
             table(["chance by distance", *map(str, shown)], lines),
-            "\n".join(verdict(finding) for finding in found),
+            "\n".join(map(str, found)),
             f"![coverage, {size}]({figures.name}/{name})",
         ]
         findings += [(size, finding) for finding in found]

@@ -1,4 +1,4 @@
-"""How long an exhibit takes on this machine, from a few timed steps."""
+"""How long an exhibit takes on this machine, estimated from a few timed steps."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -8,18 +8,19 @@ import numpy as np
 import torch
 
 from reproduction.runs import ArmRun
-from skipwise.evaluation.arms import evaluation_windows, measured_steps, stride_of
+from skipwise.evaluation.arms import measured_steps
 from skipwise.evaluation.perplexity import fed_tokens, inference
+from skipwise.evaluation.specification import specification_of
 from skipwise.model.loading import load_model
-from skipwise.model.precision import AUTOCAST, choose_precision
+from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 
-_SETTLED = 12.0  # seconds a run takes besides: loading, the probe, saving, the report
-_DECODED = 1.4  # a passkey prompt with its answer, over the prompt alone
+_SETTLED = 12.0  # seconds of a run for loading, the probe, saving and the report
+_DECODED = 1.4  # time of a passkey prompt with its answer, over that of the prompt alone
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds a token, by what is done with it: ``a + b * width`` each, attention being linear in the width.
+    """Seconds a token, as ``a + b * width`` because the attention of a token costs in proportion to the width.
 
     Attributes:
         train: (a, b) of a training step.
@@ -32,9 +33,10 @@ class Speed:
 
 def measure_speed(model: str, near: int = 256, far: int = 2048) -> Speed:
     """Time a training step and a forward pass of 4,096 tokens at two widths; a few seconds with the embedded model."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     loaded = load_model(model, device=device)
-    precision = AUTOCAST[choose_precision("auto", device)]
+    precision = choose_precision("auto", device)
+    dtype = AUTOCAST[precision]
 
     def read(width: int) -> None:
         ids = torch.zeros((4096 // width, width), dtype=torch.long, device=device)
@@ -43,7 +45,7 @@ def measure_speed(model: str, near: int = 256, far: int = 2048) -> Speed:
 
     def train(width: int) -> None:
         ids = torch.zeros((4096 // width, width), dtype=torch.long, device=device)
-        with torch.autocast(device.type, precision, enabled=precision is not None):
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
             loss = loaded(
                 input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False
             ).loss
@@ -74,7 +76,7 @@ def seconds(run: ArmRun, speed: Speed) -> float:
 
 
 def total_seconds(runs: Iterable[ArmRun], speed: Speed) -> float:
-    """How long runs take one after another; what several of them train is trained once."""
+    """How long runs take one after another; a model that several of them share is trained once."""
     runs = list(runs)
     once = {run.key: _training(run, speed) for run in runs}
     return sum(once.values()) + sum(_SETTLED + _measuring(run, speed) for run in runs)
@@ -88,25 +90,22 @@ def _training(run: ArmRun, speed: Speed) -> float:
 
 
 def _measuring(run: ArmRun, speed: Speed) -> float:
-    recipe, total = run.recipe, 0.0
-    rule = recipe.evaluation
-    windows = evaluation_windows(rule, run.original, recipe.target or 0)
-    documents = [np.zeros(rule.tokens_per_document or 2 * windows[-1], dtype=np.int8)] * rule.documents
-    for _ in rule.source or [""]:
-        for window in windows:
-            stride = stride_of(rule, run.original, recipe.target or 0, window)
-            total += fed_tokens(documents, window, stride) * _at(speed.read, window)
-        for length in rule.segment_lengths or []:
-            total += rule.segments * length * _at(speed.read, length)
-    stride = stride_of(rule, run.original, recipe.target or 0, windows[-1])
-    far = fed_tokens(documents, windows[-1], stride) * _at(speed.read, windows[-1])
+    recipe, target, total = run.recipe, run.recipe.target or 0, 0.0
+    asked = specification_of(recipe, run.original, target, "float32")
+    longest = asked.windows[-1]
+    documents = [np.zeros(asked.tokens_per_document or 2 * longest, dtype=np.int8)] * asked.documents
+
+    def sliding(window: int) -> float:
+        return fed_tokens(documents, window, asked.stride_of(window)) * _at(speed.read, window)
+
+    for _ in asked.texts:
+        total += sum(map(sliding, asked.windows))
+        total += sum(asked.segments * n * _at(speed.read, n) for n in asked.segment_lengths)
     steps = len(measured_steps(recipe))  # of the first text
-    total += steps * far
-    if rule.keep == "best":
-        total += steps * rule.segments * (recipe.target or 0) * _at(speed.read, recipe.target or 0)
-    for length in (rule.passkey_lengths or windows) if rule.passkey_trials else []:
-        total += _DECODED * rule.passkey_trials * length * _at(speed.read, length)
-    return total
+    total += steps * sliding(longest)
+    if recipe.evaluation.keep == "best":
+        total += steps * asked.segments * target * _at(speed.read, target)
+    return total + sum(_DECODED * asked.trials * n * _at(speed.read, n) for n in asked.prompt_lengths)
 
 
 def tokens_of(run: ArmRun) -> int:

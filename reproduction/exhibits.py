@@ -1,7 +1,7 @@
-"""What each exhibit compares, what the paper reports for it, and which of its claims are put to the test.
+"""What each exhibit compares, what the paper reports for it, and which of its claims are tested.
 
-An exhibit is a table: rows (variants of one recipe) measured alike, in blocks (settings), with the paper's claims as
-rules. Everything that it needs to be run is said here; ``runs.py`` makes run folders of it.
+An exhibit is a table: rows (variants of one recipe), measured alike in blocks (settings), and the paper's claims as rules.
+``runs.py`` makes run folders of it.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,8 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reproduction import paper
-from reproduction.claims import Claim, Finds, FindsMore, Holds, Keeps, Lower, Reads, arms_of
-from skipwise.errors import RecipeError, nearest
+from reproduction.claims import (
+    Claim,
+    Falls,
+    Finds,
+    FindsMore,
+    Holds,
+    Keeps,
+    Lower,
+    Reads,
+    Recovers,
+    arms_of,
+)
+from skipwise.errors import one_of
 from skipwise.recipes.schema import Recipe
 
 Changes = Mapping[str, Any]
@@ -21,7 +32,7 @@ TRAINED = ("full", "randpos", "pose", "short", "cream")
 
 @dataclass(frozen=True)
 class Setting:
-    """One block of an exhibit's table, and the paper's figures under it.
+    """One block of an exhibit's table, and the paper's figures for it.
 
     Attributes:
         interpolation: a name of ``skipwise.method.interpolation.NAMES``, where a variant does not choose its own.
@@ -59,15 +70,17 @@ class Exhibit:
         source: where the paper shows it.
         settings: the blocks of the table.
         variants: row label -> dotted recipe changes, or a function that makes them of the recipe and the original
-            length; the label is an arm where there is one of that name.
+            length; a label that is an arm's name stands for that arm.
         claims: what the paper says, as rules.
         changes: to the recipe of every run.
+        full_size: further changes at the paper's scale.
         segments: lengths at which loss by position is measured.
         by_step: perplexity is measured during training too.
         passkey: lengths at which 50 passkeys are asked for, as multiples of the original length.
-        texts: the paper's, by the last part of their names; of texts that a user gives no other is measured on.
-        show: which tables are made of the records.
-        drawn: the rows that the figures have, where all would be too many to tell apart.
+        texts: the paper's, by the last part of their names; if a user gives such a text, no other is measured on.
+        show: the tables that are made of the records.
+        against: in the table of ratios, the row that a row is compared with where it is not ``full``.
+        drawn: the rows that figures show, where all would be too many to tell apart.
     """
 
     name: str
@@ -77,11 +90,13 @@ class Exhibit:
     variants: Mapping[str, Changes | Callable[[Recipe, int], Changes]] = field(default_factory=dict)
     claims: tuple[Claim, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
+    full_size: Mapping[str, Any] = field(default_factory=dict)
     segments: tuple[Literal["original", "target"], ...] = ()
     by_step: bool = False
     passkey: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
     show: tuple[str, ...] = ("perplexity", "by-position", "passkey")
+    against: Mapping[str, str] = field(default_factory=dict)
     drawn: tuple[str, ...] = ()
 
     def claims_in(self, setting: Setting) -> list[Claim]:
@@ -91,10 +106,10 @@ class Exhibit:
 
 
 def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, Any]:
-    """What an arm changes in the base recipe; all train on the same tokens in as many steps.
+    """What an arm changes in the base recipe; all arms train on equally many tokens in equally many steps.
 
-    ``full`` takes windows of ``target`` tokens, so that fewer of them make a step; at least one, which
-    ``selection.require_same_budget`` refuses where it is more than the others train on.
+    ``full`` has windows of ``target`` tokens, so fewer of them make a step, but at least one.
+    ``selection.require_same_budget`` refuses a step of more tokens than the other arms have.
     """
     if arm in BASELINES:
         return {"evaluation.arms": [arm]}
@@ -109,8 +124,8 @@ def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, An
 def _lever(
     scheme: str, *, rate: float = 1.0, steps: int = 1, context: float = 0.0, **positions: Any
 ) -> Callable[[Recipe, int], Changes]:
-    """A scheme with learning rate and steps times ``rate`` and ``steps``; labels that have less than ``context`` of the
-    original length of their own text before them are left out."""
+    """A scheme with its learning rate and steps multiplied, and without the labels that have less of their own text
+    before them than ``context`` times the original length."""
     return lambda recipe, original: {
         "positions.scheme": scheme,
         "training.learning_rate": rate * recipe.training.learning_rate,
@@ -121,7 +136,7 @@ def _lever(
 
 
 def _wider(times: int) -> Callable[[Recipe, int], Changes]:
-    """PoSE on windows several times as long, fewer of them: as many tokens."""
+    """PoSE on windows several times as long and as many times fewer, so that the tokens are the same."""
     return lambda recipe, original: {
         "train_length": times * (recipe.train_length or original),
         "training.batch_size": max(1, recipe.training.batch_size // times),
@@ -135,6 +150,7 @@ _PAPERS_ORDER = (
     Lower("pose", "pi-only", 0.97, beyond=True),
     Lower("full", "pi-only", 0.97, beyond=True),
     Lower("pi-only", "original", 0.5, beyond=True),
+    Recovers("pose"),
 )
 _PLAIN = {
     "linear": {"interpolation": "linear"},
@@ -151,7 +167,7 @@ EXHIBITS = {
             source="Table 1",
             settings=(Setting("linear", 8, paper.LINEAR_16K), Setting("linear", 16, paper.LINEAR_32K)),
             variants={arm: {} for arm in (*BASELINES, *TRAINED)},
-            claims=(*_PAPERS_ORDER, Lower("pose", "randpos"), Reads("pose", "short")),
+            claims=(*_PAPERS_ORDER, Falls("pose"), Lower("pose", "randpos"), Reads("pose", "short")),
             segments=("target",),
         ),
         Exhibit(
@@ -170,12 +186,15 @@ EXHIBITS = {
             name="passkey",
             title="Passkeys found",
             source="Figure 2b",
-            settings=(Setting("yarn", 8, retrieved=paper.PASSKEY),),
+            settings=(
+                Setting("linear", 8, retrieved=paper.PASSKEY),
+                Setting("yarn", 8, retrieved=paper.PASSKEY),
+            ),
             variants={arm: {} for arm in (*BASELINES, *TRAINED)},
             claims=(
                 Finds("pose", least=0.9),
                 Finds("full", least=0.9),
-                Finds("original", most=0.1, beyond=True),
+                *(Finds(arm, most=0.1, beyond=True) for arm in ("original", "pi-only", "randpos")),
                 FindsMore("pose", "short"),
                 Reads("pose", "short"),
                 Lower("pose", "randpos"),
@@ -197,7 +216,7 @@ EXHIBITS = {
             title="Families and interpolations, on the first tokens of a text",
             source="Figure 4",
             settings=tuple(Setting("yarn", 8, family=family) for family in paper.FAMILIES),
-            variants={"original": {}, **_PLAIN},
+            variants={"original": {}, **_PLAIN, "short": {}},
             claims=(
                 Holds("original", least=2.0),
                 Holds("linear", most=1.0),
@@ -215,14 +234,15 @@ EXHIBITS = {
                 Setting("yarn", 48, paper.EXTREME_96K, windows=(16, 32, 48)),
                 Setting("yarn", 64, paper.EXTREME_128K, windows=(16, 32, 48, 64)),
             ),
-            variants={**{arm: {} for arm in BASELINES}, **_PLAIN},
+            variants={**{arm: {} for arm in BASELINES}, **_PLAIN, "short": {}},
             claims=(Lower("yarn", "linear"), Lower("yarn", "ntk", beyond=True), Lower("yarn", "pi-only")),
             changes={"evaluation.documents": 2},
+            full_size={"evaluation.documents": 20, "evaluation.stride": 16 * 1024},
             texts=("books",),
         ),
         Exhibit(
             name="original-ability",
-            title="What is left inside the original window",
+            title="What extension costs inside the original window",
             source="Table 3",
             settings=(
                 *(Setting(name, 8, windows=(1,)) for name in _PLAIN),
@@ -275,12 +295,12 @@ EXHIBITS = {
         ),
         Exhibit(
             name="gap",
-            title="What is left between PoSE and full-length, and what changes it",
+            title="The gap between PoSE and full-length training, and what changes it",
             source="claim that PoSE matches full-length training (Table 1)",
             settings=(
                 Setting("yarn", 8),
                 *(
-                    Setting("yarn", 8, family=base, miniature=True, only=("full", "pose"))
+                    Setting("yarn", 8, family=base, miniature=True, only=("full", "short", "pose"))
                     for base in ("2.6M on 2M tokens", "2.6M on 8M tokens", "12M on 8M tokens")
                 ),
             ),
@@ -312,6 +332,8 @@ EXHIBITS = {
             ),
             segments=("target",),
             passkey=(8,),
+            show=("ratios", "perplexity", "by-position", "passkey"),
+            against={"pose, twice the steps": "full, twice the steps"},
             drawn=(
                 "full",
                 "short",
@@ -337,8 +359,4 @@ def find_exhibit(name: str) -> Exhibit:
     Raises:
         RecipeError: there is none; names the nearest and lists all.
     """
-    if name not in EXHIBITS:
-        raise RecipeError(
-            f"exhibit {name!r} is unknown{nearest(name, EXHIBITS)}; there are {', '.join(EXHIBITS)}, and all"
-        )
-    return EXHIBITS[name]
+    return EXHIBITS[one_of("exhibit", name, [*EXHIBITS, "all"])]

@@ -32,7 +32,12 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     asked = specification_of(recipe, run.original, target, "float32")
     steps = measured_steps(recipe)
     limit = asked.tokens_per_document or 2 * asked.windows[-1]
-    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PASSKEYS: asked.trials, STEPS: asked.documents}
+    most = {
+        SLIDING: asked.documents,
+        SEGMENTS: asked.segments,
+        PASSKEYS: asked.trials,
+        STEPS: asked.documents,
+    }
     found: dict[Place, dict[object, Record]] = {}
     for record in read_records(run.folder(out) / "results.jsonl"):
         place = _place(record, asked, steps)

@@ -1,10 +1,11 @@
-"""The records of a reproduction -> Markdown: a file an exhibit, and one page of all with what holds at its head.
+"""The scores of a reproduction -> pages in Markdown: one that sums up, and one for each exhibit.
 
-OUT/<exhibit>.md       tables, the paper's figures beside ours, verdicts
-OUT/reproduction.md    all of them, hardware and hours, the verdicts in one table, the reader's own notes
-OUT/figures/           SVG, PNG, and CSV of what is drawn
+PAGES/<exhibit>.md   tables, the paper's figures beside ours, verdicts
+PAGES/figures/       SVG, and CSV of what is drawn
+INDEX                the main result, which claims hold, what it cost, links to the exhibits
 """
 
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,54 +15,80 @@ from reproduction.costs import constant_costs, costs_markdown, known_costs
 from reproduction.coverage_check import coverage_section
 from reproduction.exhibits import EXHIBITS, Exhibit
 from reproduction.figures import cost_figures, exhibit_figures
+from reproduction.measured import PASSKEYS, SLIDING
 from reproduction.runs import ArmRun
-from reproduction.scores import collect, whole_and_partial
+from reproduction.scores import Scores, collect
 from reproduction.tables import exhibit_markdown, findings, table
 from reproduction.verdicts import Finding
 from skipwise.errors import RecipeError, RunError
-from skipwise.results.records import read_records
+from skipwise.method.lengths import format_length
+from skipwise.report.summary import arm_name
+from skipwise.report.tables import format_number, format_share
+from skipwise.results.records import Measured, read_records
 from skipwise.results.run_folder import RunFolder
 
 Findings = list[tuple[str, Finding]]
+Table = dict[str, dict[str, Scores]]
+
+# Sections that notes may have besides the exhibits'; the text before the first section begins the page.
+SECTIONS = ("findings", "differences", "cost", "again")
+# The blocks of the main result.
+_SHOWN = (("main", "linear, 8x"), ("passkey", "linear, 8x"), ("passkey", "yarn, 8x"))
 
 
-def write_pages(plans: Mapping[str, Sequence[ArmRun]], out: Path, notes: Path | None) -> Path:
-    """Write a file an exhibit and the page of all, from what is measured; coverage is computed now.
+@dataclass(frozen=True)
+class Pages:
+    """Where pages are written: a folder for the exhibits' and their figures, and the page that sums up."""
+
+    folder: Path
+    index: Path
+
+    def link(self, name: str) -> str:
+        """The path from the index to a page."""
+        return Path(os.path.relpath(self.folder / name, self.index.parent)).as_posix()
+
+
+def write_pages(
+    plans: Mapping[str, Sequence[ArmRun]], out: Path, pages: Pages, notes: Mapping[str, str]
+) -> Path:
+    """Write the pages of what is measured; coverage is computed now.
 
     Args:
         plans: the runs by exhibit.
-        out: where they were made.
-        notes: Markdown with a section an exhibit (``## main``), put under the exhibit's head.
+        out: the folder that holds their records.
+        pages: where to write.
+        notes: as of ``read_notes``; an exhibit's section stands below its title.
 
     Returns:
-        The page.
+        The index.
     """
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        pages.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{out} cannot be made ({error.strerror}); give another --out") from None
-    remarks = read_notes(notes) if notes else {}
-    sections, verdicts = [], []
+        raise RunError(f"{pages.folder} cannot be made ({error.strerror}); give another --out") from None
+    found, tables = dict[str, Findings](), dict[str, Table]()
     for name, runs in plans.items():
-        text, found = _section(EXHIBITS[name], runs, out)
-        if name in remarks:
+        text, found[name], tables[name] = _section(EXHIBITS[name], runs, out, pages.folder)
+        if name in notes:
             title, _, body = text.partition("\n\n")
-            text = f"{title}\n\n{remarks[name]}\n\n{body}"
-        (out / f"{name}.md").write_text(text, encoding="utf-8")
-        sections.append(text)
-        verdicts += [[name, where, *_told(finding)] for where, finding in found if finding.holds is not None]
-    head = ["# The paper's tables, run here", *_made(plans, out), *([remarks[""]] if "" in remarks else [])]
-    summary = table(["exhibit", "setting", "claim", "", "where it holds least"], verdicts, left=5)
-    page = out / "reproduction.md"
-    page.write_text("\n\n".join([*head, "## What holds", summary, *sections]), encoding="utf-8")
-    return page
+            text = f"{title}\n\n{notes[name]}\n\n{body}"
+        (pages.folder / f"{name}.md").write_text(text, encoding="utf-8")
+    parts = ["# The paper's tables, run here", notes.get("", ""), *_results(tables, plans)]
+    parts += ["## What holds and what does not", notes.get("findings", ""), *_claims(found)]
+    parts += ["## Pages", _exhibits(found, pages)]
+    if made := _made(plans, out) or notes.get("cost", ""):
+        parts += ["## What it cost", made, notes.get("cost", "")]
+    for name, title in (("differences", "Differences from the paper"), ("again", "Run it again")):
+        parts += [f"## {title}", notes[name]] if name in notes else []
+    pages.index.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    return pages.index
 
 
 def read_notes(path: Path) -> dict[str, str]:
-    """Sections of a Markdown file by exhibit; what stands before the first is the page's own, under the empty name.
+    """Read the sections of a Markdown file by name; the text before the first one has the empty name.
 
     Raises:
-        RecipeError: there is no such file, or a section is of no exhibit.
+        RecipeError: there is no such file, or a section is of no exhibit and not one of ``SECTIONS``.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -70,84 +97,129 @@ def read_notes(path: Path) -> dict[str, str]:
     sections: dict[str, list[str]] = {"": []}
     name, fenced = "", False
     for line in text.splitlines():
-        fenced ^= line.startswith("```")  # what a block of code holds is no heading
+        fenced ^= line.startswith("```")  # a block of code holds no headings
         if not fenced and line.startswith("## "):
             name = line[3:].strip()
-            if name not in EXHIBITS:
-                raise RecipeError(f"notes {path}: {name!r} is no exhibit; there are {', '.join(EXHIBITS)}")
+            if name not in (*EXHIBITS, *SECTIONS):
+                known = ", ".join((*EXHIBITS, *SECTIONS))
+                raise RecipeError(f"notes {path}: {name!r} is no section; there are {known}")
         sections.setdefault(name, []).append(line)
     notes = {name: "\n".join(lines[bool(name) :]).strip() for name, lines in sections.items()}
     return {name: text for name, text in notes.items() if name or text}
 
 
-def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path) -> tuple[str, Findings]:
-    """One exhibit's tables and figures, and its findings."""
-    whole, partial = whole_and_partial(runs, out)
-    runs = _alike(whole)
-    scores, folder = collect(runs, out), out / "figures"
-    figures = exhibit_figures(exhibit, runs, scores, folder)
+def _section(
+    exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, folder: Path
+) -> tuple[str, Findings, Table]:
+    """One exhibit's page, its findings and its scores; figures are drawn."""
+    scores, partial = collect(runs, out)
+    figures = exhibit_figures(exhibit, runs, scores, folder / "figures")
     paths = {label: [f"figures/{name}.svg" for name in names] for label, names in figures.items()}
     text, found = exhibit_markdown(exhibit, runs, scores, paths, partial), findings(exhibit, runs, scores)
-    if (
-        "costs" in exhibit.show
-        and whole
-        and (records := known_costs(whole[0].recipe, whole[0].original, out))
-    ):
-        drawn = "\n".join(f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder))
-        text += f"\n### Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"
+    if "costs" in exhibit.show and runs and (records := known_costs(runs[0].recipe, runs[0].original, out)):
+        drawn = "\n".join(
+            f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder / "figures")
+        )
+        text += f"\n## Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"
         found += [("2x to 64x", finding) for finding in constant_costs(records)]
     if "coverage" in exhibit.show:
-        more, checked = coverage_section(folder)
+        more, checked = coverage_section(folder / "figures")
         text, found = f"{text}\n{more}", found + checked
-    return text, found
+    return text, found, scores
 
 
-def _alike(there: Sequence[ArmRun]) -> list[ArmRun]:
-    """Of each block the seeds that all its trained rows have: like stands beside like."""
-    seeds: dict[str, dict[str, set[int]]] = {}
-    for run in there:
-        if run.trained:
-            seeds.setdefault(run.setting, {}).setdefault(run.variant, set()).add(run.recipe.seed)
-    shared = {setting: set.intersection(*rows.values()) for setting, rows in seeds.items()}
-    return [
-        run
-        for run in there
-        if not run.trained or not shared[run.setting] or run.recipe.seed in shared[run.setting]
-    ]
+def _results(tables: Mapping[str, Table], plans: Mapping[str, Sequence[ArmRun]]) -> list[str]:
+    """The main result: perplexity at the original length and at the target, and passkeys at the target."""
+    blocks = [(label, tables[name][label]) for name, label in _SHOWN if label in tables.get(name, {})]
+    rows = {label: {**dict(blocks)[label]} for label, _ in blocks}
+    if not rows:
+        return []
+    runs = [run for name, label in _SHOWN for run in plans.get(name, ()) if run.setting == label]
+    original, target = runs[0].original, runs[0].recipe.target or 0
+    texts = list(dict.fromkeys(text for of in rows.values() for row in of.values() for text, _ in row.nll))
+    if not texts:
+        return []
+    text = next((text for text in texts if Path(text).name == "reports"), texts[0])
+    near, far = format_length(original), format_length(target)
+    lines = []
+    for label, of in rows.items():
+        for variant, row in of.items():
+            cells = []
+            for window in (original, target):
+                score = row.perplexity(text, window)
+                cells.append(format_number(score[0]) if score else "not measured")
+            hits = row.hits.get(target)
+            cells.append(
+                format_share(sum(f for f, _ in hits) / sum(n for _, n in hits)) if hits else "not measured"
+            )
+            seeds = [str(len(row.seeds.get(kind, [])) or "–") for kind in (SLIDING, PASSKEYS)]
+            lines.append([label, arm_name(variant), *cells, " / ".join(seeds)])
+    head = ["setting", "arm", f"perplexity at {near}", f"at {far}", f"passkeys found at {far}", "seeds"]
+    told = (
+        f"Perplexity on {text}, in sliding windows of {near} and of {far} tokens; the share of 50 passkeys found in prompts of "
+        f"{far} tokens; the number of seeds of each."
+    )
+    return ["## The main result", told, table(head, lines, left=2)]
 
 
-def _told(finding: Finding) -> list[str]:
-    return [finding.rule, "holds" if finding.holds else "**does not hold**", finding.worst]
+def _claims(found: Mapping[str, Findings]) -> list[str]:
+    """One row for each claim, with the settings in which it holds and the one in which it holds least."""
+    lines = []
+    for name, each in found.items():
+        if name == "coverage":  # checks of our own formulas
+            continue
+        rules = dict.fromkeys(finding.rule for _, finding in each if finding.holds is not None)
+        for rule in rules:
+            judged = [(where, f) for where, f in each if f.rule == rule and f.holds is not None]
+            holds = [where for where, finding in judged if finding.holds]
+            fails = [f"{where}: {finding.worst}" for where, finding in judged if not finding.holds]
+            lines.append([name, rule, "; ".join(holds) or "–", "; ".join(fails) or "–"])
+    return [table(["exhibit", "claim", "holds in", "does not hold in"], lines, left=4)] if lines else []
 
 
-def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> list[str]:
-    """By what the records were made: machines, versions, seeds, hours, texts."""
+def _exhibits(found: Mapping[str, Findings], pages: Pages) -> str:
+    """The exhibits with links, and how many of their claims hold."""
+    lines = []
+    for name, each in found.items():
+        judged = [finding.holds for _, finding in each if finding.holds is not None]
+        exhibit = EXHIBITS[name]
+        told = f"{sum(judged)} of {len(judged)}" if judged else "–"
+        lines.append([f"[{name}]({pages.link(f'{name}.md')})", exhibit.title, exhibit.source, told])
+    return table(
+        ["page", "what it compares", "in the paper", "claims that hold, settings counted"], lines, left=3
+    )
+
+
+def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> str:
+    """What made the records: machines, versions, seeds, hours."""
     runs = {run.folder(out): run for each in plans.values() for run in each}
     folders = {path: run for path, run in runs.items() if (path / "results.jsonl").exists()}
     if not folders:
-        return []
+        return ""
     facts = [_facts(path) for path in folders]
     machines = _each(f.machine for f in facts if f.machine)
     versions = _each(f.versions for f in facts if f.versions)
     seeds = _each(str(run.recipe.seed) for run in folders.values() if run.trained)
     training = sum(f.seconds for f in facts)
     measuring = sum(
-        getattr(r, "seconds", 0.0) for path in folders for r in read_records(path / "results.jsonl")
+        getattr(record, "seconds", 0.0)
+        for path in folders
+        for record in read_records(path / "results.jsonl")
+        if isinstance(record, Measured)
     )
     speeds = [f.tokens_per_second for f in facts if f.tokens_per_second]
     told = f"Machine: {machines}. Versions: {versions}. Seeds: {seeds}."
-    hours = (
-        f"{len(speeds)} models trained in {training / 3600:.1f} hours (median {statistics.median(speeds):,.0f} tokens a "
+    if not speeds:
+        return told
+    return (
+        f"{told} {len(speeds)} models trained in {training / 3600:.1f} hours (median {statistics.median(speeds):,.0f} tokens a "
         f"second), {len(folders)} measured in {measuring / 3600:.1f} hours."
-        if speeds
-        else ""
     )
-    return [f"{told} {hours}".strip()]
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """Of a run's ``run.json``; empty what it does not say."""
+    """What a run's ``run.json`` says; empty what it does not say."""
 
     machine: str = ""
     versions: str = ""

@@ -1,7 +1,9 @@
-"""``skipwise reproduce``: run what the asked-for exhibits need, each arm once, and write their tables."""
+"""The command: run what the asked exhibits lack, each arm once, and write their pages."""
 
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,15 @@ from rich.markdown import Markdown
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from reproduction.archive import ARCHIVE, DOCS, unpack
 from reproduction.costs import measure_costs
 from reproduction.estimate import measure_speed, seconds, total_seconds
 from reproduction.exhibits import EXHIBITS
 from reproduction.full_size import print_full_size
-from reproduction.page import read_notes, write_pages
-from reproduction.runs import ArmRun, make, plan_runs
-from reproduction.scales import SCALES, Scale, ScaleName
-from reproduction.scores import asked_records
+from reproduction.measured import SLIDING, asked_records, make
+from reproduction.page import Pages, read_notes, write_pages
+from reproduction.runs import ArmRun, plan_runs
+from reproduction.scales import SCALES, Scale
 from reproduction.selection import (
     chosen_exhibits,
     compared,
@@ -27,11 +30,37 @@ from reproduction.selection import (
     select,
 )
 from skipwise.recipes.schema import load_recipe
-from skipwise.results.records import PerplexityRecord
+
+NOTES = Path(__file__).parent / "notes.md"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command asks for.
+
+    Attributes:
+        names: of exhibits, or ``all``.
+        scale: in miniature, or as in the paper.
+        seeds: of the trained arms.
+        changes: dotted recipe keys for every run, the texts among them.
+        arms: rows of the tables to run; none means all.
+        settings: blocks of the tables to run, as ``linear, 8x``; none means all.
+    """
+
+    names: Sequence[str]
+    scale: Scale
+    seeds: Sequence[int]
+    changes: Mapping[str, Any]
+    arms: Sequence[str] = ()
+    settings: Sequence[str] = ()
+
+    def plan(self, name: str) -> list[ArmRun]:
+        """Every run of an exhibit."""
+        return plan_runs(EXHIBITS[name], self.scale, seeds=self.seeds, changes=self.changes)
 
 
 def list_exhibits(console: Console) -> None:
-    """Print what there is, and how long each takes on this machine."""
+    """Print the exhibits, and how long each takes on this machine."""
     scale = SCALES["nano"]
     speed = measure_speed(load_recipe(scale.recipe).model)
     plans = {e.name: plan_runs(e, scale, seeds=[0], changes={}) for e in EXHIBITS.values()}
@@ -52,73 +81,62 @@ def list_exhibits(console: Console) -> None:
     )
 
 
-def reproduce(
-    names: Sequence[str],
-    *,
-    scale: ScaleName,
-    out: Path,
-    seeds: Sequence[int],
-    arms: Sequence[str],
-    settings: Sequence[str],
-    texts: Sequence[str],
-    changes: Mapping[str, Any],
-    notes: Path | None,
-    page_only: bool,
-    dry_run: bool,
-    console: Console,
+def run(
+    asked: Asked, out: Path, notes: Path | None, console: Console, *, page_only: bool, dry_run: bool
 ) -> None:
-    """Train and measure what is missing for the exhibits ``names``, then write and print their tables.
+    """Train and measure what is missing of the asked exhibits, then write and print their pages.
 
     Args:
-        names: of exhibits, or ``all``.
-        scale: in miniature, or as in the paper.
-        out: ``out/arms`` holds a run folder an arm, ``out/reproduction.md`` the tables.
-        seeds: of the trained arms.
-        arms: rows of the tables to run; none means all.
-        settings: blocks of the tables to run, as ``linear, 8x``; none means all.
-        texts: what is measured on; none takes the scale's own.
-        changes: dotted recipe keys for every run.
-        notes: Markdown to put into the page, a section an exhibit.
-        page_only: write the page of what is there; train and measure nothing.
-        dry_run: print the plan; train nothing.
+        asked: what to run.
+        out: ``out/arms`` holds a run folder for each arm, ``out/reproduction.md`` the summary.
+        notes: Markdown to put into the pages, a section for each exhibit.
         console: where to print.
+        page_only: write the pages of what is there; train and measure nothing.
+        dry_run: print the plan; train nothing.
 
     Raises:
         SkipwiseError: an unknown exhibit, arm or setting, text too short for one, or what a run cannot do.
     """
-    common = {**({"evaluation.source": list(texts)} if texts else {}), **changes}
-    asked = chosen_exhibits(names)
-    require_undecided(asked, common)
-
-    def planned(name: str) -> list[ArmRun]:
-        return plan_runs(EXHIBITS[name], SCALES[scale], seeds=seeds, changes=common)
-
-    plans = select({name: planned(name) for name in asked}, arms, settings)
+    names = chosen_exhibits(asked.names)
+    require_undecided(names, asked.changes)
+    plans = select({name: asked.plan(name) for name in names}, asked.arms, asked.settings)
     require_same_budget(plans)
-    _say_window(plans, SCALES[scale], console)
-    if notes:
-        read_notes(notes)  # what is wrong with them is said before hours of training
-    if dry_run and scale == "paper":
+    _say_window(plans, asked.scale, console)
+    remarks = read_notes(notes) if notes else {}  # before hours of training
+    if dry_run and asked.scale.name == "paper":
         print_full_size(plans, console)
         return
     if not page_only:
         require_text(plans)
     if dry_run:
-        _plan(plans, out, console)
+        _print_plan(plans, out, console)
         return
     if not page_only:
         _make_all(list(_distinct(plans.values()).values()), out, console)
         for name, runs in plans.items():
             if "costs" in EXHIBITS[name].show and runs:
                 measure_costs(runs[0].recipe, runs[0].original, out, console)
-    page = write_pages({name: planned(name) for name in _shown(asked, common, out)}, out, notes)
-    for name in asked:
+    shown = {name: asked.plan(name) for name in _shown(names, asked.changes, out)}
+    index = write_pages(shown, out, Pages(out, out / "reproduction.md"), remarks)
+    for name in names:
         console.print(_without_figures((out / f"{name}.md").read_text(encoding="utf-8")))
-    console.print(f"page: {page}", soft_wrap=True)
+    console.print(f"page: {index}", soft_wrap=True)
+
+
+def publish_pages(names: Sequence[str], console: Console, docs: Path = DOCS) -> None:
+    """Write the pages under ``docs`` from the published records; those of exhibits ``names`` and all that are there."""
+    chosen, folder = chosen_exhibits(names), docs / "reproduction"
+    with tempfile.TemporaryDirectory() as out:
+        published = unpack(ARCHIVE, Path(out))
+        scale = replace(SCALES["nano"], bases=published.bases)
+        asked = Asked(chosen, scale, published.seeds, published.changes)
+        plans = {name: asked.plan(name) for name in _shown(chosen, {}, folder)}
+        index = write_pages(plans, Path(out), Pages(folder, docs / "reproduction.md"), read_notes(NOTES))
+    console.print(f"page: {index}", soft_wrap=True)
 
 
 def _shown(asked: Sequence[str], changes: Mapping[str, Any], out: Path) -> list[str]:
-    """What the page shows: what was asked for, and what earlier commands made in the same folder."""
+    """The exhibits that the pages show: those asked for, and those of earlier commands in the same folder."""
     return [
         name
         for name, exhibit in EXHIBITS.items()
@@ -127,26 +145,26 @@ def _shown(asked: Sequence[str], changes: Mapping[str, Any], out: Path) -> list[
 
 
 def _without_figures(text: str) -> Markdown:
-    """A page for the terminal, which cannot show what the lines of figures link to."""
+    """A page for the terminal, without the figures."""
     return Markdown("\n".join(line for line in text.splitlines() if not line.startswith("![")))
 
 
 def _say_window(plans: Mapping[str, list[ArmRun]], scale: Scale, console: Console) -> None:
-    """Say so where the base's window is not what the exhibits are written for."""
+    """Say so if the base's window is not the one that the exhibits are written for."""
     families = {setting.label for name in plans for setting in EXHIBITS[name].settings if setting.family}
     for run in (run for runs in plans.values() for run in runs if run.setting not in families):
         if run.original != scale.window:
             console.print(
                 f"{run.recipe.model} has a window of {run.original:,} tokens, and the exhibits are written for "
-                f"{scale.window:,}: every length is the same multiple of its own, 8x is {8 * run.original:,}. The "
-                "paper's figures stand beside them by multiple",
+                f"{scale.window:,}: every length is the same multiple of the base's window, 8x is {8 * run.original:,}. "
+                "The paper's figures are shown at the same multiples",
                 style="yellow",
             )
             return
 
 
 def _make_all(runs: list[ArmRun], out: Path, console: Console) -> None:
-    """Make each run in turn; before each say what it is, how many remain and about how long they take."""
+    """Make each run in turn; before each say what it is, how many are left and about how long they take."""
     speed = measure_speed(runs[0].recipe.model) if runs else None
     began = time.perf_counter()
     for number, run in enumerate(runs):
@@ -154,7 +172,7 @@ def _make_all(runs: list[ArmRun], out: Path, console: Console) -> None:
         left = total_seconds(runs[number:], speed)
         console.rule(f"{number + 1} of {len(runs)}: {run}")
         console.print(ProgressBar(total=len(runs), completed=number, width=40), end=" ")
-        console.print(f"{_minutes(time.perf_counter() - began)} so far, {_minutes(left)} left at the most")
+        console.print(f"{_minutes(time.perf_counter() - began)} so far, {_minutes(left)} left at most")
         make(run, out, console)
 
 
@@ -167,16 +185,15 @@ def _distinct(plans: Iterable[Sequence[ArmRun]]) -> dict[str, ArmRun]:
     return distinct
 
 
-def _plan(plans: Mapping[str, list[ArmRun]], out: Path, console: Console) -> None:
-    """Print which runs are there and missing."""
+def _print_plan(plans: Mapping[str, list[ArmRun]], out: Path, console: Console) -> None:
+    """Print which runs are there and which are missing."""
     runs = list(_distinct(plans.values()).values())
     speed = measure_speed(runs[0].recipe.model) if runs else None
     for run in runs:
         assert speed is not None
         folder = run.folder(out)
         made = "trained" if run.trained else "measured"
-        records = asked_records(run, out).values()  # a published arm has them without its model
-        read = {record.data for record in records if isinstance(record, PerplexityRecord)}
+        read = {text for kind, text, _ in asked_records(run, out) if kind == SLIDING}
         there = bool(read) and read >= set(run.recipe.evaluation.source or [])
         told = made if there else f"missing, {_minutes(seconds(run, speed))}"
         console.print(f"{told:18} {folder.name}: {run}", soft_wrap=True)

@@ -1,33 +1,27 @@
-"""Each arm of an exhibit as a run folder, found again by what was trained: nothing is trained twice.
+"""The arms of an exhibit as run folders; a folder is named by what decides its model, so that nothing is trained twice.
 
     OUT/arms/<arm>-<key>/     a run folder as of ``skipwise extend``; key = hash of base, recipe and seed
 
-Two exhibits that compare the same arm share its folder; the second one adds only what it measures beyond.
+Two exhibits that compare the same arm share its folder; the second adds only the measurements that it lacks.
 """
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from reproduction.bases import BASES, base_folder, make_base
+from reproduction.bases import BASES, base_folder
 from reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes
 from reproduction.scales import MODELS, Scale
-from skipwise.errors import ModelError, RunError
-from skipwise.evaluation.arms import evaluate, plan_evaluation
-from skipwise.extend import extend
-from skipwise.model.loading import load_config, weights_fingerprint
+from skipwise.evaluation.specification import doubled_windows
+from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.loading import load_config
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data, Recipe, load_recipe
-from skipwise.results.run_folder import RunFolder
-from skipwise.training.prepare import prepare
-from skipwise.training.run import begin_run, deciding_settings, open_run
+from skipwise.training.run import deciding_settings
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,7 @@ class ArmRun:
         recipe: resolved.
         original: length, in tokens.
         budget: windows in a step and tokens in a window, of the recipe that all arms change.
-        base: the small base that is trained first, if one.
+        base: the small base that is trained first, if there is one.
     """
 
     setting: str
@@ -57,15 +51,16 @@ class ArmRun:
 
     @cached_property
     def key(self) -> str:
-        """12 hex digits of what decides the model that is measured: the recipe's settings, and the weights it begins
-        from; a small base is known by its folder. A setting that is null says nothing, so that a new one, off where it
-        is not asked for, leaves the keys of older runs as they are."""
+        """12 hex digits of what decides the model that is measured: the recipe's settings and the weights it starts from.
+
+        A setting that is null does not count, so that a new one that is off leaves the keys of older runs as they are.
+        """
         settings = {
             name: value for name, value in deciding_settings(self.recipe).items() if value is not None
         }
-        if self.recipe.evaluation.keep == "last":  # says nothing either: older runs had no choice
+        if self.recipe.evaluation.keep == "last":  # older runs had no choice
             del settings["evaluation.keep"]
-        if self.base:  # its folder is named by what decides it; where the cache lies does not
+        if self.base:  # by the folder's name, which says all that decides it; where the cache lies does not
             settings["model"] = Path(self.recipe.model).parent.name
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         if steps := self.recipe.evaluation.steps:  # only training itself can give them
@@ -120,7 +115,8 @@ def _arm_run(
     own = exhibit.variants[variant]
     row = own(plain, original) if callable(own) else own
     plain = load_recipe(scale.recipe, {**chosen, **changes, **row})
-    target, train = setting.factor * original, plain.train_length or original
+    target = scale.family_target if setting.family and scale.family_target else setting.factor * original
+    train = plain.train_length or original
     arm = variant if variant in (*BASELINES, *TRAINED) else plain.positions.scheme
     rule = {
         "target": target,
@@ -129,6 +125,7 @@ def _arm_run(
         "evaluation.source": list(scale.texts) or None,
         **_measured(exhibit, setting, scale, original, target, plain.training.max_steps),
         **exhibit.changes,
+        **(exhibit.full_size if scale.name == "paper" else {}),
     }
     recipe = load_recipe(
         scale.recipe, {**rule, **chosen, **changes, **row, **arm_changes(arm, plain, target, train)}
@@ -146,8 +143,10 @@ def _family(setting: Setting, scale: Scale, data: Data) -> dict[str, Any]:
     if name := scale.families.get(setting.family):
         return {"model": name, "original_length": MODELS[name].window}
     if setting.family in BASES:
+        known = scale.bases.get(setting.family)
+        folder = Path(known) if known else base_folder(setting.family, data)
         return {
-            "model": str(base_folder(setting.family, data) / "model"),
+            "model": str(folder / "model"),
             "original_length": BASES[setting.family].window,
         }
     return {}
@@ -157,9 +156,8 @@ def _measured(
     exhibit: Exhibit, setting: Setting, scale: Scale, original: int, target: int, steps: int
 ) -> dict[str, Any]:
     """What an exhibit measures, in tokens; ``steps`` are trained."""
-    rule: dict[str, Any] = {"evaluation.passkey_trials": 0}
-    if setting.windows:
-        rule["evaluation.windows"] = [n * original for n in setting.windows]
+    windows = [n * original for n in setting.windows] or doubled_windows(original, target)
+    rule: dict[str, Any] = {"evaluation.passkey_trials": 0, "evaluation.windows": windows}
     if exhibit.segments:
         lengths = {"original": original, "target": target}
         rule["evaluation.segment_lengths"] = [lengths[name] for name in exhibit.segments]
@@ -183,38 +181,3 @@ def _window(model: str) -> int:
     if model in MODELS:  # so that its plan needs no network
         return MODELS[model].window
     return plan_extension(load_config(model)).rope.original_length
-
-
-def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
-    """Train and measure what is not there yet; of a trained arm the checkpoints are not kept.
-
-    An arm whose records are all there is left alone, even where its model was deleted since.
-
-    Raises:
-        SkipwiseError: the text of its records has changed since, or what a run cannot do.
-    """
-    if run.base:
-        make_base(run.base, run.recipe.data, console)
-    path = run.folder(out)
-    job = prepare(run.recipe, Console(quiet=True))
-    plan = plan_evaluation(job, console)
-    taken = RunFolder(path)
-    trained_on = {"training text": job.store.fingerprint} if run.trained else {}
-    taken.require_same(**trained_on, **plan.fingerprints)
-    if plan.done(taken):
-        return taken
-    resume = taken.recipe.exists()
-    if run.trained:
-        try:
-            taken = extend(run.recipe, out=path, resume=resume, console=console)
-        except ModelError as error:
-            if taken.model.exists():  # the arm's own, of which some measurements are missing
-                raise RunError(f"{error}; or remove {taken.model}, and the arm is trained again") from error
-            raise
-        shutil.rmtree(taken.checkpoints, ignore_errors=True)
-        return taken
-    taken = open_run(run.recipe, path, job.name, resume=resume)
-    begin_run(taken, run.recipe)
-    taken.record(fingerprints=taken.read().get("fingerprints", {}) | plan.fingerprints)
-    evaluate(job, plan, taken, console)
-    return taken

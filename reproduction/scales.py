@@ -1,7 +1,7 @@
-"""The two sizes at which every exhibit is run by the same code: in miniature here, and as in the paper on GPUs."""
+"""The two sizes at which the same code runs every exhibit: in miniature, and with the paper's models on GPUs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 ScaleName = Literal["nano", "paper"]
@@ -38,6 +38,8 @@ class Scale:
         families: model of each family; those missing are the recipe's own, or small bases trained here.
         texts: what the exhibits are measured on where the user gives none.
         steps: of training, at which the efficiency exhibit measures perplexity.
+        family_target: target of every family, whatever its window; None: the exhibit's factor times the window.
+        bases: folders of small bases by name, where they are known although their text is not here.
     """
 
     name: ScaleName
@@ -46,6 +48,8 @@ class Scale:
     families: Mapping[str, str]
     texts: tuple[str, ...]
     steps: tuple[int, ...]
+    family_target: int | None = None
+    bases: Mapping[str, str] = field(default_factory=dict)
 
 
 SCALES = {
@@ -62,5 +66,6 @@ SCALES = {
         },
         (),
         (10, 30, 100, 300, 1000),
+        family_target=16 * 1024,
     ),
 }

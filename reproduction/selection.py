@@ -1,4 +1,4 @@
-"""What to run of the asked-for exhibits: arms and settings by name, and whether the text is long enough for them."""
+"""Which runs of the exhibits are asked for, and whether the changes, the budget and the text allow them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from reproduction.estimate import tokens_of
 from reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
 from reproduction.runs import ArmRun
 from skipwise.errors import DataError, RecipeError, nearest
-from skipwise.evaluation.arms import plan_evaluation
+from skipwise.extend import plan_run_evaluation
 from skipwise.report.summary import arm_name
 from skipwise.training.prepare import prepare
 
@@ -17,7 +17,7 @@ Plans = Mapping[str, Sequence[ArmRun]]
 
 
 def chosen_exhibits(names: Sequence[str]) -> list[str]:
-    """The exhibits called ``names``, each once; ``all`` are all.
+    """The exhibits called ``names``, each once; ``all`` stands for all.
 
     Raises:
         RecipeError: there is none of a name.
@@ -26,7 +26,7 @@ def chosen_exhibits(names: Sequence[str]) -> list[str]:
     return list(EXHIBITS) if "all" in names else list(dict.fromkeys(found))
 
 
-# What the exhibits decide themselves, and the option that chooses it.
+# Recipe keys that the exhibits set themselves, and the option that chooses their values.
 _CHOSEN_BY = {
     "interpolation": "--setting",
     "target": "--setting",
@@ -37,15 +37,15 @@ _CHOSEN_BY = {
 
 
 def compared(exhibit: Exhibit) -> set[str]:
-    """The dotted recipe keys in which the rows of the exhibit differ by what they are set to."""
+    """The dotted recipe keys that the rows of the exhibit set to different values."""
     return {key for own in exhibit.variants.values() if not callable(own) for key in own}
 
 
 def require_undecided(names: Iterable[str], changes: Iterable[str]) -> None:
-    """Refuse changes that would make a row or a block something else than its name says.
+    """Refuse changes after which a row or a block would no longer be what its name says.
 
     Raises:
-        RecipeError: names the exhibit and the option in its place.
+        RecipeError: names the exhibit and the option to use instead.
     """
     for name in (name for name in names if EXHIBITS[name].variants):
         own = compared(EXHIBITS[name])
@@ -53,13 +53,13 @@ def require_undecided(names: Iterable[str], changes: Iterable[str]) -> None:
             if key in _CHOSEN_BY or key in own:
                 instead = _CHOSEN_BY.get(key, "--arm")
                 raise RecipeError(
-                    f"--set {key} would make the rows of {name} something else than their names say; "
-                    f"leave it out, and choose by {instead}"
+                    f"--set {key}: the rows of {name} would no longer be what their names say; leave it out, and choose "
+                    f"by {instead}"
                 )
 
 
 def require_same_budget(plans: Plans) -> None:
-    """Refuse runs whose windows do not divide a step, so that they would train on other amounts of text.
+    """Refuse runs whose windows do not divide a step: they would train on another number of tokens than the others.
 
     Raises:
         RecipeError: names the run, and the batch that fits.
@@ -69,14 +69,14 @@ def require_same_budget(plans: Plans) -> None:
         window = tokens_of(run) // (training.max_steps * training.batch_size)
         if training.batch_size * window != batch * width:
             raise RecipeError(
-                f"{run}: a step of {batch} x {width:,} tokens is no whole number of its windows of {window:,}, and its budget "
-                f"would not be that of the others; set training.batch_size to a multiple of {window // width}, or choose "
-                "other rows by --arm"
+                f"{run}: a step of {batch} x {width:,} tokens is not a whole number of its windows of {window:,} tokens, so "
+                "it would train on more tokens than the other rows; set training.batch_size to a multiple of "
+                f"{window // width}, or choose other rows by --arm"
             )
 
 
 def select(plans: Plans, arms: Sequence[str], settings: Sequence[str]) -> dict[str, list[ArmRun]]:
-    """Keep the runs of some arms and some settings; none asked for keeps all.
+    """Keep the runs of some arms and settings; an empty list keeps all.
 
     Raises:
         RecipeError: no run of the exhibits has that arm or setting; names the nearest.
@@ -113,7 +113,7 @@ def _require_known(kind: str, names: Iterable[str], valid: Sequence[str]) -> Non
 
 
 def require_text(plans: Plans) -> None:
-    """Refuse, before any training, what the text is too short for, and say what it is long enough for.
+    """Refuse, before any training, runs that the text is too short for, and say what it is long enough for.
 
     Raises:
         DataError: names the settings, the longest documents, and the commands that can be run instead.
@@ -122,7 +122,7 @@ def require_text(plans: Plans) -> None:
     for name, runs in plans.items():
         for run in _one_of_each_need(runs):
             try:
-                plan_evaluation(prepare(run.recipe, _QUIET), _QUIET)
+                plan_run_evaluation(prepare(run.recipe, _QUIET), _QUIET)
             except DataError as error:
                 problems.setdefault((name, run.setting), str(error))
     if not problems:
@@ -134,7 +134,7 @@ def require_text(plans: Plans) -> None:
         fits = [setting for setting in settings if (name, setting) not in problems]
         some = "".join(f" --setting {setting!r}" for setting in fits) if len(fits) < len(settings) else ""
         if fits or not settings:
-            instead.append(f"skipwise reproduce {name}{some}")
+            instead.append(f"{name}{some}")
     raise DataError(f"{told}\nThis text is long enough for: {'; '.join(instead) or 'none of them'}")
 
 
@@ -142,7 +142,7 @@ _QUIET = Console(quiet=True)
 
 
 def _one_of_each_need(runs: Sequence[ArmRun]) -> list[ArmRun]:
-    """A run for each length of documents that is needed; a family's base that is not there yet is passed over."""
+    """A run for each need of text; families whose base is not trained yet are left out."""
     needs: dict[tuple[str, str, bool, bool], ArmRun] = {}
     for run in runs:
         if run.base is None or (base_folder(run.base, run.recipe.data) / "model").exists():

@@ -1,19 +1,22 @@
-"""Scores -> Markdown: the measured tables, the paper's figures beside them, and each claim with its verdict."""
+"""Scores -> Markdown: the measured tables with the paper's figures beside them, and the verdict on each claim."""
 
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from reproduction import paper
 from reproduction.estimate import tokens_of
 from reproduction.exhibits import Exhibit, Setting
+from reproduction.measured import PASSKEYS
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores
-from reproduction.verdicts import Finding, judge, verdict
-from skipwise.evaluation.arms import evaluation_windows
+from reproduction.verdicts import Finding, judge
+from skipwise.evaluation.specification import doubled_windows
 from skipwise.method.lengths import format_length
-from skipwise.report.summary import arm_name, format_number, format_share
-from skipwise.results.statistics import wilson_interval
+from skipwise.report.summary import arm_name
+from skipwise.report.tables import format_number, format_share
+from skipwise.results.statistics import perplexity_of, wilson_interval
 
 Rows = Mapping[str, Scores]
 
@@ -23,20 +26,20 @@ def exhibit_markdown(
     runs: Sequence[ArmRun],
     scores: Mapping[str, Rows],
     figures: Mapping[str, Sequence[str]] | None = None,
-    partial: Sequence[ArmRun] = (),
+    partial: Mapping[str, Sequence[ArmRun]] | None = None,
 ) -> str:
-    """One exhibit as Markdown, as far as it is measured; ``figures`` are paths by setting, ``partial`` runs left out."""
+    """One exhibit as Markdown, as far as it is measured; ``figures`` are paths and ``partial`` runs, by setting."""
     title = f"{exhibit.title[0].lower()}{exhibit.title[1:]}"
-    parts = [f"## {exhibit.name}: {title}", f"The paper's {exhibit.source}."]
+    parts = [f"# {exhibit.name}: {title}", f"The paper's {exhibit.source}."]
     for setting in exhibit.settings:
         rows = scores.get(setting.label, {})
-        if _measured(rows):
+        if any(row.measured for row in rows.values()):
             mine = [run for run in runs if run.setting == setting.label]
-            verdicts = [verdict(finding) for finding in _judged(exhibit, setting, mine, rows)]
             images = [f"![{setting.label}]({path})" for path in (figures or {}).get(setting.label, [])]
-            told = [_budget(mine), _reading(mine, rows), _left_out(partial, setting)]
-            parts += [f"### {setting.label}", " ".join(t for t in told if t)]
-            parts += ["\n".join(verdicts), "\n".join(images)]
+            left_out = _left_out((partial or {}).get(setting.label, []))
+            told = [_budget(mine, rows), _reading(mine, rows), left_out]
+            parts += [f"## {setting.label}", " ".join(t for t in told if t)]
+            parts += ["\n".join(map(str, _judged(exhibit, setting, mine, rows))), "\n".join(images)]
             parts += _tables(exhibit, setting, mine, rows)
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -45,12 +48,13 @@ def findings(
     exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Rows]
 ) -> list[tuple[str, Finding]]:
     """Every claim of the exhibit in every block of it that is measured, with the block's name."""
-    return [
-        (setting.label, finding)
-        for setting in exhibit.settings
-        if _measured(rows := scores.get(setting.label, {}))
-        for finding in _judged(exhibit, setting, [r for r in runs if r.setting == setting.label], rows)
-    ]
+    found = []
+    for setting in exhibit.settings:
+        rows = scores.get(setting.label, {})
+        if any(row.measured for row in rows.values()):
+            mine = [run for run in runs if run.setting == setting.label]
+            found += [(setting.label, finding) for finding in _judged(exhibit, setting, mine, rows)]
+    return found
 
 
 def _judged(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[Finding]:
@@ -58,55 +62,65 @@ def _judged(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Ro
     return [judge(claim, rows, original, target) for claim in exhibit.claims_in(setting)]
 
 
-def _measured(rows: Rows) -> bool:
-    return any(row.nll or row.hits or row.positions or row.steps for row in rows.values())
-
-
 def _tables(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[str]:
     original, target = runs[0].original, runs[0].recipe.target or 0
+    texts = dict.fromkeys(text for row in rows.values() for text, _ in row.nll)
+    read = dict.fromkeys(place for row in rows.values() for place in row.segments)
     parts: list[str] = []
+    if "ratios" in exhibit.show and texts:
+        parts.append(_ratio_table(exhibit, rows, list(texts), target))
     if "perplexity" in exhibit.show:
-        parts += [_perplexity_table(setting, rows, text, original) for text in _texts(rows)]
+        parts += [_perplexity_table(setting, rows, text, original) for text in texts]
     if "by-position" in exhibit.show:
-        read = dict.fromkeys(place for row in rows.values() for place in row.positions)
         parts += [_position_table(rows, *place, original) for place in read if place[1] > original]
     if "ability" in exhibit.show:
-        parts += [_ability_table(setting, rows, original)]
+        parts += [_ability_table(rows, original), _benchmarks(setting.label)]
     if "curves" in exhibit.show:
-        parts += [_curve_table(setting, rows, text, target) for text in _read(rows, target)]
+        parts += [_curve_table(setting, rows, text) for text, length in read if length == target]
     if "steps" in exhibit.show and any(row.steps for row in rows.values()):
-        parts += [_step_table(rows)]
+        parts.append(_step_table(rows))
     if "passkey" in exhibit.show and any(row.hits for row in rows.values()):
-        parts += [_passkey_table(exhibit, setting, rows)]
+        parts.append(_passkey_table(exhibit, setting, rows))
     return parts
 
 
-def _texts(rows: Rows) -> list[str]:
-    return list(dict.fromkeys(text for row in rows.values() for text, _ in row.nll))
-
-
-def _read(rows: Rows, length: int) -> list[str]:
-    return list(dict.fromkeys(text for row in rows.values() for text in row.texts(length)))
-
-
-def _budget(runs: Sequence[ArmRun]) -> str:
+def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
     """Seeds, and what each trained arm was trained on; arms of one budget together."""
-    seeds = sorted({run.recipe.seed for run in runs})
+    first = min((run.recipe.seed for run in runs), default=0)
     budgets: dict[str, list[str]] = {}
+    schemes = set()
     for run in runs:
-        if run.trained and run.recipe.seed == seeds[0]:
+        if run.trained and run.recipe.seed == first and rows[run.variant].measured:
             training, tokens = run.recipe.training, tokens_of(run)
             width = tokens // (training.max_steps * training.batch_size)
             told = f"{tokens:,} tokens ({training.max_steps:,} steps of {training.batch_size} x {width:,})"
             budgets.setdefault(told, []).append(arm_name(run.variant))
-    trained = [f"{', '.join(arms)}: {told}" for told, arms in budgets.items()]
-    if not trained:
+            schemes.add(run.recipe.positions.scheme)
+    if not budgets:
         return ""
+    trained = [f"{', '.join(arms)}: {told}" for told, arms in budgets.items()]
+    told = f"{_seeds(rows)} Trained on: {'; '.join(trained)}."
+    if "full" in schemes and len(schemes) > 1:
+        told += (
+            " Arms of the same number of steps train on the same number of tokens, so full-length training has fewer "
+            "windows; the paper gives every arm the same number of windows."
+        )
     asked = max(run.recipe.data.passkey for run in runs)
-    prompts = f" {asked:.0%} of the examples end in a passkey prompt, no longer than their window." * (
+    return told + f" {asked:.0%} of the examples end in a passkey prompt, no longer than their window." * (
         asked > 0
     )
-    return f"Seeds {', '.join(map(str, seeds))}. Trained on: {'; '.join(trained)}.{prompts}"
+
+
+def _seeds(rows: Rows) -> str:
+    """The seeds of the trained rows, and those of the passkeys where they are others."""
+
+    def of(kinds: Iterable[str]) -> str:
+        most = max((row.seeds.get(kind, []) for row in rows.values() for kind in kinds), key=len, default=[])
+        return ("Seeds " if len(most) > 1 else "Seed ") + ", ".join(map(str, most))
+
+    everything, passkeys = of({kind for row in rows.values() for kind in row.seeds}), of([PASSKEYS])
+    hits = any(row.hits for row in rows.values())
+    return f"{everything}{f'; passkeys: {passkeys.lower()}' if hits and passkeys != everything else ''}."
 
 
 def _reading(runs: Sequence[ArmRun], rows: Rows) -> str:
@@ -123,8 +137,9 @@ def _reading(runs: Sequence[ArmRun], rows: Rows) -> str:
     ]
     documents = sorted({n for row in rows.values() for _, n in row.reading.values()})
     rule, target = runs[0].recipe.evaluation, runs[0].recipe.target or 0
-    limit = rule.tokens_per_document or 2 * evaluation_windows(rule, runs[0].original, target)[-1]
-    missing = [text for text in rule.source or [] if text not in _texts(rows)]
+    limit = rule.tokens_per_document or 2 * max(rule.windows or doubled_windows(runs[0].original, target))
+    read = {text for row in rows.values() for text, _ in row.nll}
+    missing = [text for text in rule.source or [] if text not in read]
     return (
         f"Sliding windows at stride {' and '.join(told)}, over the first {limit:,} tokens of "
         f"{' or '.join(map(str, documents))} documents of each text."
@@ -136,33 +151,39 @@ def _listed(windows: Iterable[int]) -> str:
     return ", ".join(format_length(window) for window in sorted(set(windows)))
 
 
-def _left_out(partial: Sequence[ArmRun], setting: Setting) -> str:
-    names = [
-        arm_name(r.variant) + f", seed {r.recipe.seed}" * r.trained
-        for r in partial
-        if r.setting == setting.label
-    ]
+def _left_out(partial: Sequence[ArmRun]) -> str:
+    names = [arm_name(r.variant) + f", seed {r.recipe.seed}" * r.trained for r in partial]
     return f"Left out, because measured in part: {'; '.join(names)}." if names else ""
 
 
+def _ratio_table(exhibit: Exhibit, rows: Rows, texts: Sequence[str], target: int) -> str:
+    """Perplexity at the target over that of full-length training, which was trained as long."""
+    lines = []
+    for variant, row in rows.items():
+        other = exhibit.against.get(variant, "full")
+        pairs = [(row.perplexity(text, target), rows[other].perplexity(text, target)) for text in texts]
+        if variant not in ("full", *exhibit.against.values()):
+            cells = [f"{100 * (a[0] / b[0] - 1):+.1f}%" if a and b else "–" for a, b in pairs]
+            lines.append(_line(variant, cells))
+    return table([f"perplexity at {format_length(target)} over full-length's", *texts], lines)
+
+
 def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) -> str:
-    windows = sorted({window for row in rows.values() for name, window in row.nll if name == text})
+    windows = sorted({window for row in rows.values() for window in row.by_window(text)})
     source, published = _published(setting.published, text)
     beside = [w for w in windows if _place(setting, w, original) is not None] if published else []
     head = [f"perplexity, {text}", *map(format_length, windows)]
     head += [f"{source} {window // original}x" for window in beside]
     lines = []
     for variant, row in rows.items():
-        cells = [_mean(row.perplexity(text, window)) for window in windows]
         values = published.get(variant, ())
-        cells += [_value(values, _place(setting, window, original)) for window in beside]
-        if any((text, window) in row.nll for window in windows):
-            lines.append([arm_name(variant), *cells])
+        reported = [_value(values, _place(setting, window, original)) for window in beside]
+        lines.append(_line(variant, [_mean(row.perplexity(text, window)) for window in windows], reported))
     return table(head, lines)
 
 
 def _published(published: paper.Published, text: str) -> tuple[str, dict[str, tuple[float, ...]]]:
-    """The paper's figures that stand beside ours of ``text``: of its mathematics beside mathematics."""
+    """The name and figures of the paper's text that is shown beside ``text``: its mathematics beside mathematics."""
     if not published:
         return "", {}
     names = list(published)
@@ -172,7 +193,7 @@ def _published(published: paper.Published, text: str) -> tuple[str, dict[str, tu
 
 
 def _place(setting: Setting, window: int, original: int) -> int | None:
-    """Where the paper's figure at a window stands in its row."""
+    """The index of a window in the paper's row; None if the paper does not have it."""
     if setting.windows:
         return setting.windows.index(window // original) if window // original in setting.windows else None
     place = math.log2(window / original)
@@ -187,73 +208,63 @@ def _value(values: Sequence[float], place: int | None) -> str:
 
 def _position_table(rows: Rows, text: str, length: int, original: int) -> str:
     """Perplexity by token position, from the segments of the target length."""
-    ends = next(
-        row.positions[text, length][0].edges for row in rows.values() if (text, length) in row.positions
+    edges = next(
+        row.segments[text, length][0][0].edges for row in rows.values() if (text, length) in row.segments
     )
-    bounds = [b for b in ends if b >= original]
-    places = list(zip([1, *bounds[:-1]], bounds, strict=True))
-    head = [
-        f"perplexity at positions, {text}",
-        *(f"{format_length(a)} to {format_length(b)}" for a, b in places),
-    ]
+    places = list(pairwise([1, *(edge for edge in edges if edge >= original)]))
+    head = [f"perplexity at positions, {text}"]
+    head += [f"{format_length(begin)} to {format_length(end)}" for begin, end in places]
     lines = []
     for variant, row in rows.items():
-        losses = [row.by_position(text, length, a, b) for a, b in places]
-        if any(losses):
-            cells = [format_number(math.exp(min(700, loss.mean))) if loss else "–" for loss in losses]
-            lines.append([arm_name(variant), *cells])
+        losses = [row.by_position(text, length, begin, end) for begin, end in places]
+        lines.append(
+            _line(variant, [format_number(perplexity_of(one.mean)) if one else "–" for one in losses])
+        )
     return table(head, lines)
 
 
-def _curve_table(setting: Setting, rows: Rows, text: str, target: int) -> str:
+def _curve_table(setting: Setting, rows: Rows, text: str) -> str:
     curves = {variant: row.curves().get(f"{text}, first tokens", {}) for variant, row in rows.items()}
     lengths = sorted({length for curve in curves.values() for length in curve})
     head = [f"perplexity of the first tokens, {text}", *map(format_length, lengths), "paper 1k", "paper 16k"]
     published = paper.FAMILIES.get(setting.label, {})
     lines = []
     for variant, curve in curves.items():
-        cells = [format_number(curve[n]) if n in curve else "–" for n in lengths]
         values = published.get(variant, ())
-        lines.append([arm_name(variant), *cells, _value(values, 0), _value(values, 1)])
+        cells = [format_number(curve[n]) if n in curve else "–" for n in lengths]
+        lines.append(_line(variant, cells, [_value(values, 0), _value(values, 1)]))
     return table(head, lines)
 
 
-def _ability_table(setting: Setting, rows: Rows, original: int) -> str:
-    """Loss and accuracy inside the original length, their change, and the paper's mean over its six benchmarks."""
-    head = [
-        "",
-        "text",
-        "perplexity",
-        "accuracy",
-        "loss against the original",
-        "accuracy against the original, points",
-    ]
+def _ability_table(rows: Rows, original: int) -> str:
+    """Loss and accuracy inside the original length, and their change."""
+    head = ["", "text", "perplexity", "accuracy"]
+    head += ["loss against the original", "accuracy against the original, points"]
     lines = []
     for variant, row in rows.items():
         for text in row.texts(original):
             loss, right = (row.by_position(text, original, 0, original, sums) for sums in ("nll", "hits"))
-            apart = [
-                row.difference(rows["original"], text, original, 0, original, sums)
-                if "original" in rows
-                else None
-                for sums in ("nll", "hits")
-            ]
             assert loss is not None
             assert right is not None
+            apart = ["–", "–"]
+            if "original" in rows and variant != "original":
+                place = (rows["original"], text, original, 0, original)
+                more, points = row.difference(*place), row.difference(*place, "hits")
+                apart = [str(more), str(points.times(100))] if more and points else apart
             lines.append(
                 [
                     arm_name(variant),
                     text,
-                    format_number(math.exp(min(700, loss.mean))),
+                    format_number(perplexity_of(loss.mean)),
                     f"{100 * right.mean:.1f}% [{100 * right.low:.1f}, {100 * right.high:.1f}]",
-                    str(apart[0]) if apart[0] and variant != "original" else "–",
-                    str(apart[1].times(100)) if apart[1] and variant != "original" else "–",
+                    *apart,
                 ]
             )
-    return "\n\n".join([table(head, lines, left=2), _benchmarks(setting.label)])
+    return table(head, lines, left=2)
 
 
 def _benchmarks(label: str) -> str:
+    """The paper's six benchmarks and their mean."""
     lines = [
         [arm_name(arm), *(f"{value:.2f}" for value in values), f"{sum(values) / len(values):.2f}"]
         for (arm, where), values in paper.ABILITY.items()
@@ -269,7 +280,7 @@ def _step_table(rows: Rows) -> str:
     for variant, row in rows.items():
         means = [sum(row.steps[s]) / len(row.steps[s]) if s in row.steps else math.nan for s in steps]
         published = [format_number(value) for value in paper.BY_STEP.get(variant, ())]
-        lines.append([arm_name(variant), *(format_number(math.exp(mean)) for mean in means), *published])
+        lines.append(_line(variant, [format_number(perplexity_of(mean)) for mean in means], published))
     return table(head, lines)
 
 
@@ -278,26 +289,27 @@ def _passkey_table(exhibit: Exhibit, setting: Setting, rows: Rows) -> str:
     beside = exhibit.passkey if setting.retrieved else ()
     lines = []
     for variant, row in rows.items():
-        if row.hits:
-            shares = [_found(row.hits[n]) if n in row.hits else "–" for n in lengths]
-            published = setting.retrieved.get(variant, (None,) * len(beside))
-            lines.append([arm_name(variant), *shares, *(share or "–" for share in published)])
+        shares = [_found(row.hits[n]) if n in row.hits else "–" for n in lengths]
+        published = setting.retrieved.get(variant, (None,) * len(beside))
+        lines.append(_line(variant, shares, [share or "–" for share in published]))
     trials = sorted({asked for row in rows.values() for hits in row.hits.values() for _, asked in hits})
     told = []
+    if setting.retrieved:
+        told.append("The paper's figure is under linear interpolation.")
+    if any(len(hits) > 1 for row in rows.values() for hits in row.hits.values()):
+        told.append("The mean over seeds; in brackets the lowest and the highest share of one seed.")
     for n in trials:
         (_, high), (low, _), (middle, _) = (wilson_interval(hits, n) for hits in (0, n, n // 2))
         told.append(
-            f"Of {n} prompts the 95% interval of 0% reaches up to {format_share(high)}, that of 100% down to "
-            f"{format_share(low)}, that of {n // 2 / n:.0%} from {format_share(middle)}."
+            f"With {n} prompts the 95% interval of 0% reaches up to {format_share(high)}, that of 100% down to "
+            f"{format_share(low)}, that of {n // 2 / n:.0%} down to {format_share(middle)}."
         )
-    if any(len(hits) > 1 for row in rows.values() for hits in row.hits.values()):
-        told.insert(0, "The mean over seeds; in brackets the least and the most of one.")
-    head = ["passkey", *map(format_length, lengths), *(f"paper {n}x" for n in beside)]
+    head = ["passkeys found", *map(format_length, lengths), *(f"paper {n}x" for n in beside)]
     return "\n\n".join([table(head, lines), " ".join(told)])
 
 
 def _found(hits: Sequence[tuple[int, int]]) -> str:
-    """The share of passkeys found, mean over seeds, and where they differ its range."""
+    """The share of passkeys found, mean over seeds, and its range where seeds differ."""
     shares = [found / asked for found, asked in hits]
     mean, ends = format_share(sum(shares) / len(shares)), [format_share(f(shares)) for f in (min, max)]
     return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
@@ -308,6 +320,13 @@ def _mean(score: tuple[float, float] | None) -> str:
         return "–"
     mean, spread = score
     return f"{format_number(mean)} ± {format_number(spread)}" if spread else format_number(mean)
+
+
+def _line(variant: str, cells: Sequence[str], published: Sequence[str] = ()) -> list[str]:
+    """A row; one without any measured cell says so."""
+    if cells and all(cell == "–" for cell in cells):
+        cells = ["not measured", *cells[1:]]
+    return [arm_name(variant), *cells, *published]
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -74,7 +74,9 @@ def _judge_order(claim: Lower, rows: Mapping[str, Scores], original: int, target
 
 
 def _judge_fall(claim: Falls, row: Scores, target: int) -> Finding:
-    rule = f"{arm_name(claim.arm)}'s perplexity falls as the window grows, or rises by at most {claim.rise:.0%}"
+    rule = (
+        f"{arm_name(claim.arm)}'s perplexity falls as the window grows, or rises by at most {claim.rise:.0%}"
+    )
     steps = [
         (after[0] / before[0] - 1, f"{before[0]:.3g} at {near:,}, {after[0]:.3g} at {far:,} ({text})")
         for text in dict.fromkeys(text for text, _ in row.nll)
@@ -94,9 +96,7 @@ def recovered(
 
     None where a row is missing, or where ``other`` gains nothing.
     """
-    ours, full, base = (
-        rows[arm].nll.get((text, target), []) for arm in (claim.arm, claim.other, claim.base)
-    )
+    ours, full, base = (rows[arm].nll.get((text, target), []) for arm in (claim.arm, claim.other, claim.base))
     if not (ours and full and base) or fmean(base) <= fmean(full):
         return None
     start = fmean(base)

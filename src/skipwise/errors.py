@@ -58,9 +58,7 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
     """
     valid = list(valid)
     if value not in valid:
-        raise RecipeError(
-            f"{what} {value!r} is unknown{nearest(value, valid)}; choose one of {', '.join(valid)}"
-        )
+        raise RecipeError(f"{what} {value!r} is unknown{nearest(value, valid)}; choose one of {', '.join(valid)}")
     return value
 
 

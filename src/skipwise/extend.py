@@ -21,7 +21,6 @@ from skipwise.evaluation.runner import answered
 from skipwise.method.coverage import coverage
 from skipwise.model import lora
 from skipwise.model.loading import load_model
-from skipwise.model.precision import AUTOCAST
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
 from skipwise.model.saving import require_whole, save_extended
@@ -41,14 +40,14 @@ from skipwise.results.records import (
 )
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint, processes
-from skipwise.training.guards import (
+from skipwise.training.checkpoints import (
     checkpoint_bytes,
     complete_checkpoints,
     disk_space,
     latest_complete,
     step_of,
 )
-from skipwise.training.prepare import Job, describe, prepare
+from skipwise.training.prepare import PreparedRun, prepare, print_plan
 from skipwise.training.run import begin_run, open_run
 from skipwise.training.trainer import train
 
@@ -62,25 +61,25 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         SkipwiseError: a user's mistake, or training that cannot go on; what was written stays intact.
     """
     with processes.first_ahead():
-        job = prepare(recipe, console)
+        prepared = prepare(recipe, console)
     if not processes.is_first():
-        return _join(job, resume, console)
-    evaluation = plan_run_evaluation(job, console)
-    run = open_run(recipe, out, job.name, resume=resume)
+        return _join(prepared, resume, console)
+    evaluation = plan_run_evaluation(prepared, console)
+    run = open_run(recipe, out, prepared.name, resume=resume)
     if run.path.exists():
         require_results(run.results)
-    fingerprints = {"training text": job.store.fingerprint, **evaluation.fingerprints}
+    fingerprints = {"training text": prepared.store.fingerprint, **evaluation.fingerprints}
     run.require_same(**fingerprints)
-    curves = _coverage(job)
-    describe(job, console)
+    curves = _coverage(prepared)
+    print_plan(prepared, console)
     if run.model.exists():
         require_whole(run.model)
-    model = None if run.model.exists() else _load_and_probe(job, console)
+    model = None if run.model.exists() else _load_and_probe(prepared, console)
     begin_run(run, recipe)
     console.print(f"run folder: {run.path}")
     run.record(
-        model=_model_facts(job),
-        data=_data_facts(job),
+        model=_model_facts(prepared),
+        data=_data_facts(prepared),
         evaluation={"documents": evaluation.documents},
         fingerprints=run.read().get("fingerprints", {}) | fingerprints,
     )
@@ -88,25 +87,27 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     processes.told_by_first((run.path, model is not None))
     if model is not None:
-        trained = _train(job, model, run, resume, evaluation)
+        trained = _train(prepared, model, run, resume, evaluation)
         if recipe.evaluation.keep == "best":
             _take_best(evaluation, trained, run, console)
-        _save(job, trained, run)
+        _save(prepared, trained, run)
         del model, trained
     _record_coverage(run, curves)
     measure_arms(evaluation, run, console)
     write_page([run.path])
     measured = read_folder(run.path)
-    _write_card(job, run, measured)
+    _write_card(prepared, run, measured)
     console.print(summary_table(measured))
     console.print(f"report: {run.report}")
     console.print(f"model:  {run.model}")
     return run
 
 
-def plan_run_evaluation(job: Job, console: Console) -> RunEvaluation:
+def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluation:
     """Plan what is measured of a prepared run; what cannot be measured is refused."""
-    return plan_evaluation(job.recipe, job.extension, job.tokenizer, job.store, job.precision, console)
+    return plan_evaluation(
+        prepared.recipe, prepared.extension, prepared.tokenizer, prepared.store, prepared.precision, console
+    )
 
 
 def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
@@ -117,41 +118,41 @@ def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) ->
         answered(lambda: model.load(precision), evaluation.batches(model), run.results, console)  # noqa: B023
 
 
-def _join(job: Job, resume: bool, console: Console) -> RunFolder:
+def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
     """Train with the first process, which does everything else."""
     path, training = processes.told_by_first(None)
     run = RunFolder(path)
     try:
         if training:
-            _train(job, _load_and_probe(job, console), run, resume)
+            _train(prepared, _load_and_probe(prepared, console), run, resume)
     except SkipwiseError as error:  # of this process alone: the first has not met it
         print(f"skipwise: process {os.environ.get('RANK')}: {error}", file=sys.stderr)
         raise
     return run
 
 
-def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]:
+def _load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
     """Load the interpolated model, as it is to be trained, and prove that its chunks attend to each other."""
-    rules = job.recipe.lora
+    rules = prepared.recipe.lora
     if rules is None:
-        model = load_model(job.recipe.model, job.extension, device=job.device)
+        model = load_model(prepared.recipe.model, prepared.extension, device=prepared.device)
     else:
         base = load_model(
-            job.recipe.model,
-            job.extension,
-            dtype=job.base_dtype,
-            device=job.device,
+            prepared.recipe.model,
+            prepared.extension,
+            dtype=prepared.base_dtype,
+            device=prepared.device,
             four_bits=rules.base == "4bit",
         )
-        model = cast(PreTrainedModel, lora.adapt(base, rules, job.recipe.seed))
+        model = cast(PreTrainedModel, lora.adapt(base, rules, prepared.recipe.seed))
     try:
-        probe = probe_connectivity(model, job.extension.target_length, precision=AUTOCAST[job.precision])
+        probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
     except SkipwiseError:
         raise
     except Exception as error:
         # Of the architecture's own code, which positions and a mask of our own reach here first.
         raise ModelError(
-            f"model {job.recipe.model!r} ({model.config.model_type}) cannot be run as it would be trained "
+            f"model {prepared.recipe.model!r} ({model.config.model_type}) cannot be run as it would be trained "
             f"({type(error).__name__}: {error}); choose another model"
         ) from error
     console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
@@ -159,7 +160,7 @@ def _load_and_probe(job: Job, console: Console) -> tuple[PreTrainedModel, Probe]
 
 
 def _train(
-    job: Job,
+    prepared: PreparedRun,
     probed: tuple[PreTrainedModel, Probe],
     run: RunFolder,
     resume: bool,
@@ -167,7 +168,7 @@ def _train(
 ) -> PreTrainedModel:
     """Train in place, and return the whole model; the first process, which has an ``evaluation``, keeps the records."""
     model, probe = probed
-    arm = job.recipe.positions.scheme
+    arm = prepared.recipe.positions.scheme
     first = evaluation is not None
     logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
 
@@ -185,32 +186,32 @@ def _train(
             _require_best(evaluation, run)
     summary = train(
         model,
-        job.dataset(),
+        prepared.dataset(),
         collate,
-        job.recipe.training,
+        prepared.recipe.training,
         folder=run.checkpoints,
-        seed=job.recipe.seed,
+        seed=prepared.recipe.seed,
         resume=resume,
         on_log=keep if first else None,
         on_step=measure,
         progress=first,
     )
     sharded = processes.launched() > 1 and processes.engine() != "ddp"
-    check_frequencies(model, job.extension)  # as it was trained: an engine may have cast it
+    check_frequencies(model, prepared.extension)  # as it was trained: an engine may have cast it
     processes.finish()
     if first:
-        run.record(training=vars(summary) | {"precision": job.precision})
-    return _whole(job, run) if sharded and first else model
+        run.record(training=vars(summary) | {"precision": prepared.precision})
+    return _whole(prepared, run) if sharded and first else model
 
 
-def _whole(job: Job, run: RunFolder) -> PreTrainedModel:
+def _whole(prepared: PreparedRun, run: RunFolder) -> PreTrainedModel:
     """The model of the last checkpoint, which the engine gathered, in the machine's memory: a GPU may not hold it."""
     checkpoint = latest_complete(run.checkpoints)
     assert checkpoint is not None
-    rules = job.recipe.lora
+    rules = prepared.recipe.lora
     if rules is None:
         return load_model(str(checkpoint))
-    model = load_model(job.recipe.model, job.extension, dtype=job.base_dtype)
+    model = load_model(prepared.recipe.model, prepared.extension, dtype=prepared.base_dtype)
     return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
 
 
@@ -229,7 +230,7 @@ def _measure_step(evaluation: RunEvaluation, run: RunFolder, model: PreTrainedMo
     losses = evaluation.far_losses([*records, *made])
     best = bool(losses) and best_checkpoint.best_step(losses) == step
     if best:
-        best_checkpoint.keep(model, run.checkpoints, step)
+        best_checkpoint.save(model, run.checkpoints, step)
     append_record(run.results, *made)
     if best:
         best_checkpoint.drop_others(run.checkpoints, step)
@@ -265,24 +266,24 @@ def _take_best(evaluation: RunEvaluation, model: PreTrainedModel, run: RunFolder
     )
 
 
-def _save(job: Job, model: PreTrainedModel, run: RunFolder) -> None:
+def _save(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) -> None:
     """Save the trained model, merged or as an adapter where LoRA was trained."""
-    check_frequencies(model, job.extension)
-    rules, adapter_of = job.recipe.lora, None
+    check_frequencies(model, prepared.extension)
+    rules, adapter_of = prepared.recipe.lora, None
     if rules and rules.saved == "adapter":
-        adapter_of = job.recipe.model
+        adapter_of = prepared.recipe.model
     elif rules:
-        model = lora.merged(model, load_model(job.recipe.model, job.extension))
+        model = lora.merged(model, load_model(prepared.recipe.model, prepared.extension))
     partial = run.model.with_name("model.partial")
     with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
-        save_extended(model, job.tokenizer, job.extension, run.model, adapter_of=adapter_of)
+        save_extended(model, prepared.tokenizer, prepared.extension, run.model, adapter_of=adapter_of)
 
 
-def _coverage(job: Job) -> list[CoverageRecord]:
+def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     """The chance that one example trains each relative distance: without skips, and as this run draws them."""
-    rule = job.recipe.positions
-    lengths = job.train_length, job.extension.target_length
-    curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=job.recipe.seed)
+    rule = prepared.recipe.positions
+    lengths = prepared.train_length, prepared.extension.target_length
+    curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=prepared.recipe.seed)
     names = {"pose": f"{rule.chunks} chunks", "randpos": "RandPos", "cream": "CREAM", "full": "full-length"}
     original = coverage(*lengths, scheme="short")
     label = names.get(rule.scheme, rule.scheme)
@@ -296,51 +297,51 @@ def _record_coverage(run: RunFolder, curves: list[CoverageRecord]) -> None:
             append_record(run.results, curve)
 
 
-def _model_facts(job: Job) -> dict[str, object]:
-    extension = job.extension
+def _model_facts(prepared: PreparedRun) -> dict[str, object]:
+    extension = prepared.extension
     return {
-        "name": job.recipe.model,
+        "name": prepared.recipe.model,
         "original_length": extension.rope.original_length,
         "target_length": extension.target_length,
-        "train_length": job.train_length,
+        "train_length": prepared.train_length,
         "factor": extension.factor,
         "interpolation": extension.interpolation,
     }
 
 
-def _data_facts(job: Job) -> dict[str, object]:
+def _data_facts(prepared: PreparedRun) -> dict[str, object]:
     return {
-        "source": job.recipe.data.source,
-        "fingerprint": job.store.fingerprint,
-        "documents": len(job.store),
-        "tokens": int(job.store.lengths.sum()),
-        "kept": len(job.train),
-        "dropped": job.dropped,
-        "held_out": len(job.held_out),
+        "source": prepared.recipe.data.source,
+        "fingerprint": prepared.store.fingerprint,
+        "documents": len(prepared.store),
+        "tokens": int(prepared.store.lengths.sum()),
+        "kept": len(prepared.train),
+        "dropped": prepared.dropped,
+        "held_out": len(prepared.held_out),
     }
 
 
-def _write_card(job: Job, run: RunFolder, measured: Folder) -> None:
+def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None:
     """Write the model card from what was measured."""
-    facts, extension, judged = run.read(), job.extension, judgements(rows_of([measured]))
+    facts, extension, judged = run.read(), prepared.extension, judgements(rows_of([measured]))
     best = {}
     if kept := facts.get("kept"):
-        text = (job.recipe.evaluation.source or [job.recipe.data.source])[0]
+        text = (prepared.recipe.evaluation.source or [prepared.recipe.data.source])[0]
         best["step"] = (
             f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {extension.rope.original_length:,} tokens on "
             f"held-out documents of {text}"
         )
     write_card(
         run.model,
-        title=f"{job.recipe.model}, extended from {extension.rope.original_length:,} to "
+        title=f"{prepared.recipe.model}, extended from {extension.rope.original_length:,} to "
         f"{extension.target_length:,} tokens",
         headline=judged[0].headline if judged else "How far it reads was not measured",
         facts={
-            "method": f"{job.recipe.positions.scheme}, trained on windows of {job.train_length:,} tokens",
+            "method": f"{prepared.recipe.positions.scheme}, trained on windows of {prepared.train_length:,} tokens",
             "interpolation": f"{extension.interpolation} x{extension.factor:g}",
-            "text": f"{job.recipe.data.source} (fingerprint {job.store.fingerprint[:16]})",
+            "text": f"{prepared.recipe.data.source} (fingerprint {prepared.store.fingerprint[:16]})",
             **best,
-            "seed": str(job.recipe.seed),
+            "seed": str(prepared.recipe.seed),
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
         table=summary_markdown(measured),

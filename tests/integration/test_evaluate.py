@@ -11,7 +11,7 @@ import pytest
 
 from skipwise.data.documents import is_held_out
 from skipwise.evaluation import evaluate as evaluate_module
-from skipwise.model.loading import weights_fingerprint
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.report.evaluation import read_evaluation
 from skipwise.results.records import ReadingRecord, TrialRecord, read_records
 from tests.integration.test_extend import refused, run

@@ -265,3 +265,9 @@ def test_flash_attention_takes_no_such_mask() -> None:
     (hook,) = model.base_model._forward_pre_hooks.values()
     given = {"attention_mask": torch.ones_like(SKIPPED), "position_ids": SKIPPED}
     assert hook(model.base_model.train(), (), given) is None
+
+
+def test_our_trainer_adds_the_hook_to_any_model(base: str, expected: list[float], tmp_path: Path) -> None:
+    loaded(base).save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert by_our_trainer(model, tmp_path / "run") == expected

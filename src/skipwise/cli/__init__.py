@@ -26,7 +26,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def skipwise(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Extend the context window of a RoPE language model by positional skip-wise training (PoSE)."""

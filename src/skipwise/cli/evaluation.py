@@ -24,16 +24,12 @@ from skipwise.cli.terminal import new_console, prepare_process
 
 
 def evaluate(
-    models: Annotated[
-        list[str], typer.Argument(help="nano, folders, or names on the model hub; several are compared")
-    ],
+    models: Annotated[list[str], typer.Argument(help="nano, folders, or names on the model hub; several are compared")],
     data: Annotated[str, typer.Option(help="text to read: file, folder, data set name, stdlib")] = "stdlib",
     text_field: Field = "text",
     split: Split = "train",
     subset: Subset = None,
-    target: Annotated[
-        str | None, typer.Option(help="the farthest length; default: what the config says")
-    ] = None,
+    target: Annotated[str | None, typer.Option(help="the farthest length; default: what the config says")] = None,
     lengths: Annotated[
         str | None, typer.Option(help="as 4k,8k,32k; default: the original length, doubled up to the target")
     ] = None,
@@ -41,12 +37,8 @@ def evaluate(
         str | None,
         typer.Option(help="the model they were extended from, or none; default: as their run says"),
     ] = None,
-    original: Annotated[
-        str | None, typer.Option(help="original length, where neither run nor config says it")
-    ] = None,
-    stride: Annotated[
-        str | None, typer.Option(help="of the windows; default: half the original length")
-    ] = None,
+    original: Annotated[str | None, typer.Option(help="original length, where neither run nor config says it")] = None,
+    stride: Annotated[str | None, typer.Option(help="of the windows; default: half the original length")] = None,
     documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
     tokens_per_document: Tokens = None,
     tasks: Annotated[str, typer.Option(help="of passkey,keys,lines; or none")] = "passkey,keys,lines",
@@ -59,9 +51,7 @@ def evaluate(
     data_dir: DataFolder = None,
     include_path: TaskFiles = None,
     limit: Questions = None,
-    shard: Annotated[
-        str, typer.Option(help="2/3: of three machines the second; skipwise merge joins them")
-    ] = "1/1",
+    shard: Annotated[str, typer.Option(help="2/3: of three machines the second; skipwise merge joins them")] = "1/1",
     out: Annotated[Path | None, typer.Option(help="folder; default: evaluations/ and a name")] = None,
     precision: Precision = "auto",
 ) -> None:
@@ -91,18 +81,14 @@ def evaluate(
     )
     chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
     _show(
-        evaluate(
-            found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console
-        ).path,
+        evaluate(found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console).path,
         console,
     )
 
 
 def perplexity(
     model: Model,
-    data: Annotated[
-        str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")
-    ] = "stdlib",
+    data: Annotated[str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")] = "stdlib",
     text_field: Field = "text",
     split: Split = "train",
     subset: Subset = None,
@@ -158,9 +144,7 @@ def passkey(
         str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
     ] = None,
     trials: Annotated[int, typer.Option(help="prompts for each length")] = 50,
-    task: Annotated[
-        str, typer.Option(help="passkey; keys: one of four; or lines: one line of a register")
-    ] = "passkey",
+    task: Annotated[str, typer.Option(help="passkey; keys: one of four; or lines: one line of a register")] = "passkey",
     seed: Annotated[int, typer.Option(help="of keys and depths")] = 0,
     out: Records = None,
     precision: Precision = "auto",
@@ -187,9 +171,7 @@ def passkey(
 
 
 def merge(
-    parts: Annotated[
-        list[Path], typer.Argument(help="folders of evaluate, each a shard of the same evaluation")
-    ],
+    parts: Annotated[list[Path], typer.Argument(help="folders of evaluate, each a shard of the same evaluation")],
     out: Annotated[Path, typer.Option(help="a new folder")],
 ) -> None:
     """Put the shards of one evaluation together."""
@@ -213,9 +195,7 @@ def benchmark(
     target: Annotated[
         str | None, typer.Option(help="length that no request may exceed, as 32k; default: the model's")
     ] = None,
-    batch_size: Annotated[
-        str, typer.Option(help="requests at a time; auto: what fits on a GPU, 1 on a CPU")
-    ] = "auto",
+    batch_size: Annotated[str, typer.Option(help="requests at a time; auto: what fits on a GPU, 1 on a CPU")] = "auto",
     out: Records = None,
     precision: Precision = "auto",
 ) -> None:
@@ -234,9 +214,7 @@ def benchmark(
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(help="run folders, of which several are compared; or an evaluation's")
-    ],
+    runs: Annotated[list[Path], typer.Argument(help="run folders, of which several are compared; or an evaluation's")],
     out: Annotated[
         Path | None,
         typer.Option(help="the page; default: report.html in the run folder; needed for several runs"),

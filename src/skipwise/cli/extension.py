@@ -25,9 +25,7 @@ def extend(
     model: StartingModel = None,
     target: Target = None,
     interpolation: Annotated[str | None, typer.Option(help="none, linear, ntk, yarn or yarn-revised")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="text to train on: file, folder, data set name, stdlib")
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="text to train on: file, folder, data set name, stdlib")] = None,
     out: Annotated[Path | None, typer.Option(help="run folder; default: runs/ and a name")] = None,
     recipe: RecipeName = None,
     existing_rope: ExistingRope = None,
@@ -59,7 +57,7 @@ def extend(
     from skipwise.extend import extend, plan_run_evaluation
     from skipwise.recipes.schema import parse_changes
     from skipwise.training.arguments import accumulation
-    from skipwise.training.prepare import describe, describe_examples, prepare
+    from skipwise.training.prepare import prepare, print_examples, print_plan
 
     options: dict[str, Any] = {
         "model": model,
@@ -80,10 +78,10 @@ def extend(
     settings = _recipe(source, changes, lora)
     if dry_run:
         accumulation(settings.training, processes or 1)
-        job = prepare(settings, console)
-        plan_run_evaluation(job, console)  # refuses what could not be measured
-        describe(job, console)
-        describe_examples(job, console)
+        prepared = prepare(settings, console)
+        plan_run_evaluation(prepared, console)  # refuses what could not be measured
+        print_plan(prepared, console)
+        print_examples(prepared, console)
         return
     extend(settings, out=out, resume=resume, console=console)
 
@@ -105,17 +103,14 @@ def plan(
     """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
     console = prepare_process()
     from skipwise.recipes.schema import parse_changes
-    from skipwise.training.cost import Machine, plan_command
+    from skipwise.training.cost import Hardware, compare_costs
 
     options: dict[str, Any] = {"model": model, "target": target, "existing_rope": existing_rope}
     changes = {key: value for key, value in options.items() if value is not None}
     changes.update(parse_changes(set_ or []))
     source = "nano" if recipe is None and model in (None, "nano") else recipe
-    plan_command(
-        _recipe(source, changes, lora),
-        Machine(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation),
-        console,
-    )
+    hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
+    compare_costs(_recipe(source, changes, lora), hardware, console)
 
 
 def coverage(
@@ -125,12 +120,8 @@ def coverage(
     chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
     scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
-    skips: Annotated[
-        str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")
-    ] = "uniform",
-    samples: Annotated[
-        int | None, typer.Option(help="draw so many examples in place of a closed form")
-    ] = None,
+    skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",
+    samples: Annotated[int | None, typer.Option(help="draw so many examples in place of a closed form")] = None,
     seed: Annotated[int, typer.Option(help="of those examples")] = 0,
     figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
 ) -> None:

@@ -11,23 +11,15 @@ from skipwise.method.lengths import parse_length
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
 ]
-DataFolder = Annotated[
-    Path | None, typer.Option(help="of the benchmarks' data sets, as OWNER/NAME; default: the hub")
-]
+DataFolder = Annotated[Path | None, typer.Option(help="of the benchmarks' data sets, as OWNER/NAME; default: the hub")]
 ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
-Field = Annotated[
-    str, typer.Option("--text-field", help="of JSON Lines, Parquet or a data set: what holds the text")
-]
-Lora = Annotated[
-    bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")
-]
+Field = Annotated[str, typer.Option("--text-field", help="of JSON Lines, Parquet or a data set: what holds the text")]
+Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")]
 Model = Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")]
 Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
 Questions = Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")]
 RecipeName = Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")]
-Records = Annotated[
-    Path | None, typer.Option(help="append the records to this results.jsonl, and go on with it")
-]
+Records = Annotated[Path | None, typer.Option(help="append the records to this results.jsonl, and go on with it")]
 StartingModel = Annotated[
     str | None, typer.Argument(help="nano (embedded, the default), a folder, or a name on the model hub")
 ]
@@ -45,9 +37,7 @@ def read_lengths(text: str) -> list[int]:
     """Read ``2k,4k``."""
     parts = [part.strip() for part in text.split(",")]
     if any(part.startswith("0") for part in parts):
-        raise RecipeError(
-            f"{text!r} is no list of lengths: write them without separators, as 2048,4096 or 2k,4k"
-        )
+        raise RecipeError(f"{text!r} is no list of lengths: write them without separators, as 2048,4096 or 2k,4k")
     return [parse_length(part) for part in parts]
 
 

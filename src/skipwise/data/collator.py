@@ -102,8 +102,7 @@ class PoseCollator(TrainerCallback):
         plans = self.rules.plan(rng, spans)
         places = origins[:, None] + plans.content_indices()
         tokens, labels = (
-            np.stack([row[column][place] for row, place in zip(rows, places, strict=True)])
-            for column in (0, 1)
+            np.stack([row[column][place] for row, place in zip(rows, places, strict=True)]) for column in (0, 1)
         )
         return collate(examples_of(tokens, plans.position_ids(), self.rules.trained(places, labels)))
 
@@ -111,9 +110,7 @@ class PoseCollator(TrainerCallback):
 def _tokens_and_labels(item: Item) -> tuple[np.ndarray, np.ndarray]:
     """Return an item's token ids and labels, both int64 [tokens]."""
     if "input_ids" not in item:
-        raise DataError(
-            f"an item has the fields {', '.join(item) or 'none'}, not input_ids; tokenise the text first"
-        )
+        raise DataError(f"an item has the fields {', '.join(item) or 'none'}, not input_ids; tokenise the text first")
     tokens = np.asarray(item["input_ids"], dtype=np.int64)
     labels = tokens if item.get("labels") is None else np.asarray(item["labels"], dtype=np.int64)
     if tokens.ndim != 1 or labels.shape != tokens.shape:

@@ -135,8 +135,4 @@ def _refuse(error: OSError) -> None:
 
 def _stdlib_files() -> list[tuple[str, Path]]:
     files = _folder_files(Path(sysconfig.get_paths()["stdlib"]), _STDLIB_SKIPPED)
-    return [
-        (name, path)
-        for name, path in files
-        if name.endswith(".py") and name.split("/")[0] not in _STDLIB_TABLES
-    ]
+    return [(name, path) for name, path in files if name.endswith(".py") and name.split("/")[0] not in _STDLIB_TABLES]

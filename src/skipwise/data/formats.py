@@ -87,9 +87,7 @@ def _parse_json(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(
-            f'{where}: not JSON ({error}); write one object per line: {{"text": "..."}}'
-        ) from error
+        raise DataError(f'{where}: not JSON ({error}); write one object per line: {{"text": "..."}}') from error
 
 
 def text_of(record: Any, field: str, where: str) -> str:
@@ -138,9 +136,7 @@ def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataErro
 
 def unreadable(path: Path, error: OSError) -> DataError:
     """Return the error for a path that the operating system cannot read."""
-    return DataError(
-        f"{path}: cannot be read ({error.strerror or error}); make it readable, or move it elsewhere"
-    )
+    return DataError(f"{path}: cannot be read ({error.strerror or error}); make it readable, or move it elsewhere")
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -149,9 +145,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     try:
         yield from open_lines(path)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(
-            f"{path}: the compressed file is cut short or damaged ({error}); download it again"
-        ) from error
+        raise DataError(f"{path}: the compressed file is cut short or damaged ({error}); download it again") from error
     except OSError as error:
         raise unreadable(path, error) from error
 

@@ -133,9 +133,7 @@ def open_hub(data: Data) -> Corpus:
         dataset = datasets.load_dataset(source, data.subset, split=data.split)
     except DataError:
         raise
-    except (
-        Exception
-    ) as error:  # the network, the hub, a split or a configuration raises any of a dozen classes
+    except Exception as error:  # the network, the hub, a split or a configuration raises any of a dozen classes
         part = f" and subset {data.subset!r}" if data.subset else ""
         raise DataError(
             f"{missing}, and the Hugging Face hub has no data set of that name with split {data.split!r}{part} "

@@ -84,9 +84,7 @@ def passkey_prompt(
     return Prompt(ids, key, split(most) / most if most else 0.0)
 
 
-def training_passkey(
-    tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator
-) -> list[int]:
+def training_passkey(tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator) -> list[int]:
     """Draw a passkey prompt with its answer and EOS to train on: at most ``length`` token ids.
 
     The number of filler sentences is uniform between none and the most that fit, and the key's place among them is
@@ -170,9 +168,7 @@ def longest_prompt(
     return low, ids
 
 
-def _drawn_key_and_split(
-    rng: np.random.Generator, depth: float | None = None
-) -> tuple[str, Callable[[int], int]]:
+def _drawn_key_and_split(rng: np.random.Generator, depth: float | None = None) -> tuple[str, Callable[[int], int]]:
     """Draw a key, and the function from n filler sentences to those before it: nearest to a depth, or uniform on 0..n.
 
     One more sentence adds 0 or 1 to those before the key.

@@ -22,7 +22,9 @@ _KEYS_HEAD = (
     "There are several pass keys hidden inside a lot of irrelevant text. Find them and memorize them. "
     "I will quiz you about one of them.\n"
 )
-_LINES_HEAD = "Below is a register. Every line has a name and a number. Remember them all, for one of them will be asked for.\n"
+_LINES_HEAD = (
+    "Below is a register. Every line has a name and a number. Remember them all, for one of them will be asked for.\n"
+)
 _LEAST_LINE = 4  # tokens; a line always has more
 _CONSONANTS, _VOWELS = "bdfgklmnprstvz", "aeiou"
 _SYLLABLES = [consonant + vowel for consonant in _CONSONANTS for vowel in _VOWELS]

@@ -151,9 +151,7 @@ def keep_long(store: TokenStore, min_tokens: int, among: np.ndarray | None = Non
     kept = among[lengths >= min_tokens]
     if not len(kept):
         longest = (
-            f"the longest, {store.names[among[lengths.argmax()]]}, has {lengths.max():,}"
-            if len(among)
-            else "none"
+            f"the longest, {store.names[among[lengths.argmax()]]}, has {lengths.max():,}" if len(among) else "none"
         )
         raise DataError(
             f"kept 0 of {len(among):,} documents; all are under {min_tokens:,} tokens: {longest}. "

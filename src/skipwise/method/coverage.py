@@ -118,9 +118,7 @@ def closed_form(train_length: int | str, target_length: int | str, rules: ChunkR
     return Coverage(d, probability, np.zeros(len(d)), train)
 
 
-def _monte_carlo(
-    train: int, target: int, rules: ChunkRules, scheme: str, samples: int | None, seed: int
-) -> Coverage:
+def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, samples: int | None, seed: int) -> Coverage:
     """Estimate the coverage of any scheme from independent examples, as ``coverage`` describes."""
 
     def drawn(indices: np.ndarray) -> Plans:

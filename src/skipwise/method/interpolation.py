@@ -111,9 +111,7 @@ def rope_parameters(name: str, rope: Rope, factor: float) -> dict[str, object]:
 
 def _ntk_theta(rope: Rope, factor: float) -> float:
     if rope.dim <= 2:
-        raise RecipeError(
-            f"ntk needs more than 2 rotated dimensions, the model has {rope.dim}; choose linear or yarn"
-        )
+        raise RecipeError(f"ntk needs more than 2 rotated dimensions, the model has {rope.dim}; choose linear or yarn")
     return rope.theta * factor ** (rope.dim / (rope.dim - 2))
 
 

@@ -90,8 +90,6 @@ def _loss(model: PreTrainedModel) -> torch.Tensor:
     ids = (torch.arange(32, device=model.device) * 7 + 3)[None] % model.config.get_text_config().vocab_size
     was_training = model.training
     with autocast(model.device, weights_precision(model)):
-        loss = model.eval()(
-            input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), use_cache=False
-        ).loss
+        loss = model.eval()(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), use_cache=False).loss
     model.train(was_training)
     return loss.float()

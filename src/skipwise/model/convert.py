@@ -181,9 +181,7 @@ def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: in
             for new, value in plan.tensors(name, tensor):
                 size = value.numel() * value.element_size()
                 if not torch.isfinite(value).all():
-                    raise ModelError(
-                        f"{shard.name}: {name} holds NaN or infinity; fetch the checkpoint again"
-                    )
+                    raise ModelError(f"{shard.name}: {name} holds NaN or infinity; fetch the checkpoint again")
                 if held and held_bytes + size > limit:
                     flush()
                 held[new] = value.contiguous()

@@ -26,9 +26,7 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 # rope_scaling types in the paper authors' code -> our names; their YaRN mixes periods, except for GPT-J
 _AUTHORS = {"linear": "linear", "vanilla_ntk": "ntk", "yarn": "yarn-revised"}
 _FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan 1, whose head is not normalised
-_BUFFERS = re.compile(
-    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bias|masked_bias|embed_positions))$"
-)
+_BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bias|masked_bias|embed_positions))$")
 
 
 @dataclass(frozen=True)
@@ -147,9 +145,7 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
             "partial_rotary_factor": rotated / head,
         },
     )
-    half_split = torch.cat(
-        [torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, head)]
-    )
+    half_split = torch.cat([torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, head)])
 
     def convert(name: str, tensor: torch.Tensor) -> Tensors:
         new = name

@@ -8,8 +8,7 @@ import logging
 from typing import Any
 
 _LOGGERS = tuple(
-    logging.getLogger(f"bitsandbytes.{name}")
-    for name in ("backends.cpu.ops", "backends.xpu.ops", "cextension")
+    logging.getLogger(f"bitsandbytes.{name}") for name in ("backends.cpu.ops", "backends.xpu.ops", "cextension")
 )
 
 

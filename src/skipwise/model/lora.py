@@ -70,13 +70,10 @@ def _check_targets(model: PreTrainedModel, rules: Lora) -> None:
         return
     names = {name for name, _ in model.named_modules()}
     matches = {  # by peft's rule
-        target: {name for name in names if name == target or name.endswith(f".{target}")}
-        for target in rules.targets
+        target: {name for name in names if name == target or name.endswith(f".{target}")} for target in rules.targets
     }
     if unknown := [target for target, found in matches.items() if not found]:
-        linear = {
-            name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)
-        }
+        linear = {name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
         raise RecipeError(
             f"lora.targets: {', '.join(map(repr, unknown))} {'is' if len(unknown) == 1 else 'are'} no layer of this model; "
             f"its linear layers are called {', '.join(sorted(linear))}"
@@ -136,9 +133,7 @@ def save_adapter(trained: Any, folder: Path, base: str) -> None:
     config.save_pretrained(folder)
     path = folder / _CONFIG
     described = json.loads(path.read_text(encoding="utf-8"))
-    described["base_model_name_or_path"] = (
-        f"{base} with the config.json of this adapter, as its README.md shows"
-    )
+    described["base_model_name_or_path"] = f"{base} with the config.json of this adapter, as its README.md shows"
     described["rope_parameters"] = config.rope_parameters
     described["skipwise_base"] = base
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")

@@ -128,9 +128,7 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
     current = rope_of(config)
     kept = {key: value for key, value in current.items() if key == "partial_rotary_factor"}
     new = {**kept, **rope_parameters(extension.interpolation, extension.rope, extension.factor)}
-    config.rope_parameters = (
-        {**config.rope_parameters, _FULL: new} if _FULL in config.rope_parameters else new
-    )
+    config.rope_parameters = {**config.rope_parameters, _FULL: new} if _FULL in config.rope_parameters else new
     config.max_position_embeddings = extension.target_length
     if getattr(config, "head_dim", 0) is None:  # some classes' YaRN reads it and does not compute it
         config.head_dim = config.hidden_size // config.num_attention_heads
@@ -200,9 +198,7 @@ def rope_of(config: PretrainedConfig) -> dict[str, Any]:
             "save that model and its tokenizer in a folder, and give the folder"
         )
     if not current:
-        what = (
-            "learned positions" if kind in _LEARNED else "ALiBi" if kind in _ALIBI else "no rope_parameters"
-        )
+        what = "learned positions" if kind in _LEARNED else "ALiBi" if kind in _ALIBI else "no rope_parameters"
         raise ModelError(
             f"model_type {kind} has {what} in its config; PoSE needs rotary position embeddings whose scaling is set "
             "there, as in Llama, Mistral or Qwen"
@@ -235,9 +231,7 @@ def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
     if current.get("factor") is not None:  # longrope has a list instead
         _require_number("rope factor", current["factor"], "at least 1")
     if _rotated_dims(config, current) < 2:
-        raise ModelError(
-            "config has no dims to rotate; mend head_dim, hidden_size or num_attention_heads in it"
-        )
+        raise ModelError("config has no dims to rotate; mend head_dim, hidden_size or num_attention_heads in it")
 
 
 def _require_number(name: str, value: Any, rule: str) -> None:
@@ -268,8 +262,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
         )
     if kind not in SCALED:
         raise ModelError(
-            f"config is already {kind}{times}, an unknown scaling that cannot be replaced; "
-            "start from the base model"
+            f"config is already {kind}{times}, an unknown scaling that cannot be replaced; start from the base model"
         )
     guessed = kind == "linear" and "original_max_position_embeddings" not in current
     unless = f" (with original_length, if its true window is not {original:,})" if guessed else ""
@@ -294,9 +287,7 @@ def _check_sliding_window(config: PretrainedConfig, target: int) -> None:
 def _slides(config: PretrainedConfig) -> bool:
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None) or ["sliding_attention"]
-    return bool(
-        window and getattr(config, "use_sliding_window", True) is not False and "sliding_attention" in layers
-    )
+    return bool(window and getattr(config, "use_sliding_window", True) is not False and "sliding_attention" in layers)
 
 
 def original_length(config: PretrainedConfig) -> int:

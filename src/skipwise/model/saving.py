@@ -1,6 +1,5 @@
 """Save the extended checkpoint as stock files that load anywhere, and check them by loading them."""
 
-import html
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import ModelError, RunError
-from skipwise.model import lora, serving
+from skipwise.model import lora
 from skipwise.model.loading import load_model, resolve
 from skipwise.model.precision import AUTOCAST, autocast, weights_precision
 from skipwise.model.rope import Extension
@@ -101,58 +100,3 @@ def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension
         loaded = reloaded.eval()(**batch, use_cache=False).logits
     model.train(was_training)
     return (saved - loaded).abs().max().item()
-
-
-def write_card(folder: Path, *, title: str, facts: dict[str, str], table: str, figure: Path | None) -> None:
-    """Write the model card, ``README.md``, with the table of results, and copy their figure beside it."""
-    lines = [
-        "---",
-        "library_name: transformers",
-        "tags: [long-context, pose, rope]",
-        "---",
-        "",
-        f"# {html.escape(title, quote=False)}",
-        "",
-    ]
-    lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
-    lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
-    if figure is not None and figure.exists():
-        shutil.copyfile(figure, folder / figure.name)
-        lines += ["", f"![Perplexity by window]({figure.name})"]
-    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _ways_to_load(folder: Path) -> list[str]:
-    """Return the model card's lines on transformers, vLLM and llama.cpp."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    path = "path/to/this/folder"
-    memory = (
-        "To save memory, pass `dtype=torch.bfloat16`. Do not cast the loaded model: that would round the rotary "
-        "frequencies."
-    )
-    if base := lora.base_of(str(folder)):
-        return [
-            "This is an adapter. It needs a base that is loaded with this folder's `config.json`, which has the "
-            "extended RoPE.",
-            "",
-            "```python",
-            serving.peft(resolve(base), path),
-            "```",
-            "",
-            "peft warns that it does not know `rope_parameters`: the entry reminds you of this. " + memory,
-            "",
-            'Inference engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, as '
-            "`lora.saved: merged` would have saved it.",
-        ]
-    return [
-        "Stock transformers loads it; the interpolation is in `config.json`:",
-        "",
-        "```python",
-        serving.transformers(path),
-        "```",
-        "",
-        memory,
-        "",
-        f"- vLLM: {serving.vllm(config, path)}",
-        f"- llama.cpp: {serving.llama_cpp(config, path)}",
-    ]

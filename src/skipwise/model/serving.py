@@ -21,7 +21,9 @@ def vllm(config: dict[str, Any], path: str) -> str:
     """
     rope = _extended_rope(config)
     if rope["rope_type"] == "longrope" and rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return "cannot express revised YaRN in a model that rotates a part of each head; extend with yarn, ntk or linear"
+        return (
+            "cannot express revised YaRN in a model that rotates a part of each head; extend with yarn, ntk or linear"
+        )
     return f"`vllm serve {path} --max-model-len {config['max_position_embeddings']}`"
 
 

@@ -56,9 +56,7 @@ def attention_masks(
     }
 
 
-def _set_masks(
-    decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any]] | None:
+def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
     """Replace the decoder's mask of ones by a mask for each kind of layer. A module function, so that it can be copied."""
     mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
     config = decoder.config.get_text_config()

@@ -101,9 +101,7 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
         counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION_OPERATIONS)
         with counter:
             step()
-        return _cost(
-            model, settings, held.most - constant, float(sum(counter.get_flop_counts()["Global"].values()))
-        )
+        return _cost(model, settings, held.most - constant, float(sum(counter.get_flop_counts()["Global"].values())))
 
 
 def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, operations: float) -> StepCost:
@@ -115,9 +113,7 @@ def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, oper
     return StepCost(
         parameters=sum(weight.numel() for weight in parameters),
         trained=sum(weight.numel() for weight in parameters if weight.requires_grad),
-        quantizable=sum(
-            part.weight.numel() for part in linear if not (settings.lora and part.weight.requires_grad)
-        ),
+        quantizable=sum(part.weight.numel() for part in linear if not (settings.lora and part.weight.requires_grad)),
         weights=sum(weight.nbytes for weight in parameters),
         block=max(blocks, default=0),
         output=head.weight.nbytes,
@@ -147,9 +143,7 @@ class _HeldBytes(TorchDispatchMode):
         self._known.discard(key)
         self.now -= size
 
-    def __torch_dispatch__(
-        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
@@ -163,13 +157,9 @@ def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTr
     AttentionMaskInterface.register(_FUSED, lambda *args, **kwargs: None)
     with torch.device("meta"):
         own = copy.deepcopy(config)  # transformers writes the attention implementation into it
-        model: Any = AutoModelForCausalLM.from_config(
-            own, dtype=settings.weights, attn_implementation=_FUSED
-        ).train()
+        model: Any = AutoModelForCausalLM.from_config(own, dtype=settings.weights, attn_implementation=_FUSED).train()
     if settings.checkpointing:
-        enable = (
-            getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        )
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable()
     adapted: Any = lora.adapt(model, settings.lora) if settings.lora else model
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

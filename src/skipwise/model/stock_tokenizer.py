@@ -47,13 +47,9 @@ def write_stock_tokenizer(folder: Path) -> None:
         settings.write_text(json.dumps(about | {"tokenizer_class": "LlamaTokenizer"}), encoding="utf-8")
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # protobuf, tokenizers and transformers raise types of their own
-        raise ModelError(
-            f"{path} cannot be read as a SentencePiece model ({error}); fetch it again"
-        ) from error
+        raise ModelError(f"{path} cannot be read as a SentencePiece model ({error}); fetch it again") from error
     if model.trainer_spec.model_type != schema.TrainerSpec.BPE:
-        raise ModelError(
-            f"{path} is not a byte-pair model; only those are converted. Put a stock tokenizer there"
-        )
+        raise ModelError(f"{path} is not a byte-pair model; only those are converted. Put a stock tokenizer there")
     rule, backend = model.normalizer_spec, tokenizer.backend_tokenizer
     steps: list[normalizers.Normalizer] = []
     if rule.precompiled_charsmap:
@@ -68,7 +64,6 @@ def write_stock_tokenizer(folder: Path) -> None:
     backend.decoder = decoders.Sequence([*undone, *[decoders.Strip(" ", 1, 0)] * rule.add_dummy_prefix])
     backend.save(str(folder / "tokenizer.json"))
     settings.write_text(
-        json.dumps(about | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2, ensure_ascii=False)
-        + "\n",
+        json.dumps(about | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2, ensure_ascii=False) + "\n",
         encoding="utf-8",
     )

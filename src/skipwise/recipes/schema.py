@@ -93,9 +93,7 @@ class Data(Section):
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
     stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
-    max_tokens: Length | None = Field(
-        None, description="stop after the document that reaches it; default: all"
-    )
+    max_tokens: Length | None = Field(None, description="stop after the document that reaches it; default: all")
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
     min_tokens: Length | None = Field(None, description="shortest document used; default: the train length")
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
@@ -149,9 +147,7 @@ class Training(BaseModel):
     lr_scheduler_type: str = "linear"
     warmup_steps: Real = Field(10, ge=0, le=_MOST, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"
-    precision: Literal["auto", "bf16", "fp16", "float32"] = Field(
-        "auto", description="auto: bf16 where it is fast"
-    )
+    precision: Literal["auto", "bf16", "fp16", "float32"] = Field("auto", description="auto: bf16 where it is fast")
     save_steps: Whole = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
     save_total_limit: Whole = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
     logging_steps: Whole = Field(10, gt=0, le=_MOST)
@@ -166,9 +162,7 @@ class Lora(Section):
     targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
-    also: list[Literal["embeddings", "norms"]] = Field(
-        [], description="layers that are trained in full as well"
-    )
+    also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
     base: Literal["auto", "float32", "4bit"] = Field(
         "auto", description="data type of the frozen weights; auto: as training.precision"
     )
@@ -217,9 +211,7 @@ class Recipe(Section):
     original_length: Length | None = Field(None, description="L_c; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length")
     interpolation: Interpolation = "yarn"
-    existing_rope: Literal["refuse", "replace"] = Field(
-        "refuse", description="if the config has RoPE scaling"
-    )
+    existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: Whole = Field(0, ge=0, le=_LAST_SEED)
     positions: Positions = Positions()
     data: Data = Data()
@@ -360,9 +352,7 @@ def _explain(error: ValidationError) -> str:
         key = ".".join(str(part) for part in problem["loc"]) or "recipe"
         if problem["type"] == "extra_forbidden":
             valid = _fields_at(problem["loc"][:-1])
-            lines.append(
-                f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}"
-            )
+            lines.append(f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}")
         else:
             rule = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{key} = {problem['input']!r}: {rule}" if problem["loc"] else rule)

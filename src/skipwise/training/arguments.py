@@ -60,9 +60,7 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
     """
     given = known_fields(settings)
     use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
-    device = (
-        torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator() or torch.device("cpu")
-    )
+    device = torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator() or torch.device("cpu")
     precision = choose_precision(settings.precision, device)
     given["gradient_accumulation_steps"] = accumulation(settings, processes.launched())
     on_gpu = device.type == "cuda"
@@ -156,9 +154,7 @@ def settings_errors() -> Iterator[None]:
 def _check_arguments(args: TrainingArguments) -> None:
     """Build what Trainer would build only after the run folder is made."""
     if args.max_grad_norm is None or args.max_grad_norm < 0:
-        raise RecipeError(
-            f"training.max_grad_norm = {args.max_grad_norm} must be above 0, or 0 for no clipping"
-        )
+        raise RecipeError(f"training.max_grad_norm = {args.max_grad_norm} must be above 0, or 0 for no clipping")
     if args.fsdp and args.parallel_mode.value != "distributed":
         raise RecipeError(
             "training.fsdp shards over processes, and this is one; start several with torchrun, or leave it out"

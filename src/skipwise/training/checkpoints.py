@@ -53,9 +53,7 @@ def seal(folder: Path) -> None:
     """Write the marker of ``folder``: ``{file: {bytes, sha256}}`` of all its files, after they are on the disk."""
     names = _names(folder)
     with ThreadPoolExecutor() as pool:
-        entries = dict(
-            zip(names, pool.map(_synced_fingerprint, (folder / name for name in names)), strict=True)
-        )
+        entries = dict(zip(names, pool.map(_synced_fingerprint, (folder / name for name in names)), strict=True))
     temporary = folder / f"{MARKER}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(entries, file, indent=1)
@@ -77,9 +75,7 @@ def verify(checkpoint: Path) -> None:
     """
     way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
     if missing := _missing_parts(_read_marker(checkpoint)):
-        raise RunError(
-            f"{checkpoint / MARKER} does not list {missing[0]}, which an exact resume needs; {way_out}"
-        )
+        raise RunError(f"{checkpoint / MARKER} does not list {missing[0]}, which an exact resume needs; {way_out}")
     require_sealed(checkpoint, way_out)
 
 
@@ -209,9 +205,7 @@ def disk_space(
         if not full:
             raise
         shutil.rmtree(folder, ignore_errors=True)
-        raise TrainingError(
-            f"the disk ran full while writing {what} of {_size(needed)}; {way_out}"
-        ) from error
+        raise TrainingError(f"the disk ran full while writing {what} of {_size(needed)}; {way_out}") from error
 
 
 def step_of(checkpoint: Path) -> int:
@@ -221,11 +215,7 @@ def step_of(checkpoint: Path) -> int:
 
 def _checkpoints(folder: Path) -> list[Path]:
     """Return every ``checkpoint-N``, complete or not, by N."""
-    found = [
-        path
-        for path in folder.glob("checkpoint-*")
-        if path.name.split("-", 1)[1].isdecimal() and path.is_dir()
-    ]
+    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-", 1)[1].isdecimal() and path.is_dir()]
     return sorted(found, key=step_of)
 
 
@@ -254,9 +244,7 @@ def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
         inside = all(
-            isinstance(entry, dict)
-            and not PurePosixPath(name).is_absolute()
-            and ".." not in PurePosixPath(name).parts
+            isinstance(entry, dict) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
             for name, entry in entries.items()
         )
     except (OSError, ValueError, AttributeError) as error:

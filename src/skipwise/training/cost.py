@@ -155,9 +155,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         for name, window in (("PoSE", train), ("full-length", extension.target_length)):
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * train / window / gpus) * gpus
-            rows[name] = estimate_cost(
-                config, recipe, window, windows, hardware, max(1, micro * train // window)
-            )
+            rows[name] = estimate_cost(config, recipe, window, windows, hardware, max(1, micro * train // window))
     cost = rows["PoSE"].cost
     console.print(
         f"{recipe.model}: {extension.rope.original_length:,} -> {extension.target_length:,} tokens, "

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -11,7 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from skipwise.errors import RecipeError, one_of
-from skipwise.training.processes import ENGINE, require_engine_installed
+from skipwise.training.processes import ENGINE
 
 ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 
@@ -28,7 +29,8 @@ def processes_of(engine: str, processes: int | None) -> int:
         raise RecipeError(
             f"--launch {engine} starts several processes, not {processes}: give --processes, or leave --launch out"
         )
-    require_engine_installed(engine)
+    if engine.startswith("zero3") and find_spec("deepspeed") is None:
+        raise RecipeError(f"{engine} needs the deepspeed package: pip install 'skipwise[deepspeed]'")
     return processes
 
 
@@ -39,9 +41,7 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
         SystemExit: a process failed; it has printed why.
     """
     os.environ[ENGINE] = engine
-    os.environ.setdefault(
-        "PYTHONWARNINGS", "ignore::FutureWarning"
-    )  # engines call functions that torch renamed
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the failed process prints its error itself
     config = LaunchConfig(

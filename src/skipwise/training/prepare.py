@@ -209,9 +209,7 @@ def print_examples(run: PreparedRun, console: Console) -> None:
         parts, start = [], 0
         chunks = zip(plans.lengths[example], plans.skips[example], plans.offsets[example], strict=True)
         for length, skip, offset in list(chunks)[:4]:
-            parts.append(
-                f"positions {start + skip:,}..{start + skip + length - 1:,} <- text from {start + offset:,}"
-            )
+            parts.append(f"positions {start + skip:,}..{start + skip + length - 1:,} <- text from {start + offset:,}")
             start += length
         more = plans.lengths.shape[1] - len(parts)
         console.print(f"example {example}: " + "; ".join(parts) + (f"; {more:,} more chunks" if more else ""))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import resources
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from skipwise.errors import RecipeError, TrainingError
+from skipwise.errors import TrainingError
 
 ENGINE = "SKIPWISE_ENGINE"  # set by ``skipwise extend --launch``
 _ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "zero3", "ACCELERATE_USE_FSDP": "fsdp"}
@@ -37,9 +36,7 @@ def engine() -> str:
     """Return the engine of a run in several processes: ddp, or fsdp or zero3, which shard the model."""
     if ENGINE in os.environ:
         return os.environ[ENGINE].removesuffix("-offload")
-    asked = [
-        name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")
-    ]
+    asked = [name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")]
     return asked[0] if asked else "ddp"
 
 
@@ -47,16 +44,6 @@ def engine_settings() -> dict[str, Any]:
     """Return the ``TrainingArguments`` fields of the engine's shipped configuration; none without --launch."""
     file = resources.files("skipwise").joinpath("engines", f"{os.environ.get(ENGINE)}.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def require_engine_installed(name: str) -> None:
-    """Require DeepSpeed for ZeRO-3.
-
-    Raises:
-        RecipeError: it is not installed.
-    """
-    if name.startswith("zero3") and find_spec("deepspeed") is None:
-        raise RecipeError(f"{name} needs the deepspeed package: pip install 'skipwise[deepspeed]'")
 
 
 def is_first() -> bool:

@@ -42,9 +42,7 @@ class TrainingProgress(TrainerCallback):
                 refresh_per_second=2,
                 speed_estimate_period=600,
             )
-            self._task = self._bar.add_task(
-                "", total=state.max_steps, completed=state.global_step, loss="-", speed="-"
-            )
+            self._task = self._bar.add_task("", total=state.max_steps, completed=state.global_step, loss="-", speed="-")
             self._bar.start()
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -23,16 +23,12 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
     folder = RunFolder(out or _default_folder(recipe, default_name, resume))
     if folder.recipe.exists():
         if not resume:
-            raise RunError(
-                f"{folder.path} holds another run: pass --resume to continue it, or give another --out"
-            )
+            raise RunError(f"{folder.path} holds another run: pass --resume to continue it, or give another --out")
         _same_recipe(load_recipe(folder.recipe), recipe, folder.path)
         return folder
     if folder.facts.exists():
         raise RunError(f"{folder.path} is a run that lost its recipe.yaml; restore it, or give another --out")
-    if folder.path.exists() and (
-        not folder.path.is_dir() or any(p.name != ".lock" for p in folder.path.iterdir())
-    ):
+    if folder.path.exists() and (not folder.path.is_dir() or any(p.name != ".lock" for p in folder.path.iterdir())):
         raise RunError(f"{folder.path} exists and is not a run of skipwise; give another --out")
     if resume:
         raise RunError(f"{folder.path} holds no run to resume; leave --resume out to begin one")
@@ -53,9 +49,7 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
         saved = folder / "recipe.yaml"
         if saved.exists() and not _changed(load_recipe(saved), recipe):
             return folder
-    raise RunError(
-        f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out"
-    )
+    raise RunError(f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out")
 
 
 def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:

@@ -84,7 +84,7 @@ def train(
     """
     args = training_arguments(settings, folder, seed)
     checkpoint = _resume_point(folder, resume, args.world_size)
-    meter, guard, display = _Meter(on_log), NonFiniteGuard(folder), TrainingProgress(progress)
+    meter, guard, display = _Meter(on_log, on_step), NonFiniteGuard(folder), TrainingProgress(progress)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
     examples = _first_examples(dataset, settings)
@@ -94,7 +94,7 @@ def train(
             args=args,
             train_dataset=examples,
             data_collator=collate,
-            callbacks=[guard, meter, display, *([_EachStep(on_step)] if on_step else [])],
+            callbacks=[guard, meter, display],
             guard=guard,
             save_total_limit=settings.save_total_limit,
         )
@@ -197,10 +197,10 @@ class _Trainer(Trainer):
 
 
 class _Meter(TrainerCallback):
-    """Turns Trainer's logs into records, one for each logged step, and has the last step logged too."""
+    """Calls ``on_step`` after each step and ``on_log`` with a record of each logged step, always of the last one."""
 
-    def __init__(self, on_log: Callable[[dict[str, Any]], None] | None) -> None:
-        self._on_log = on_log
+    def __init__(self, on_log: Callable[[dict[str, Any]], None] | None, on_step: Callable[[int], None] | None) -> None:
+        self._on_log, self._on_step = on_log, on_step
         self.tokens_before = 0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -209,6 +209,8 @@ class _Meter(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         control.should_log |= state.global_step >= state.max_steps
+        if self._on_step:
+            self._on_step(state.global_step)
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs["logs"]
@@ -222,16 +224,6 @@ class _Meter(TrainerCallback):
             self._on_log({"step": state.global_step, **record, "tokens": tokens, "tokens_per_second": speed})
 
 
-class _EachStep(TrainerCallback):
-    """Calls a function after each step."""
-
-    def __init__(self, call: Callable[[int], None]) -> None:
-        self._call = call
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._call(state.global_step)
-
-
 def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
     """Return the checkpoint to resume from, or None for a start; refuse to overwrite checkpoints."""
     if resume:
@@ -241,9 +233,7 @@ def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
             checkpoints.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
         return checkpoint
     if existing := checkpoints.complete_checkpoints(folder):
-        raise RunError(
-            f"{folder} holds {existing[-1].name} already; pass --resume, or another folder with --out"
-        )
+        raise RunError(f"{folder} holds {existing[-1].name} already; pass --resume, or another folder with --out")
     return None
 
 

@@ -1,88 +1,167 @@
-"""What is measured while training goes on is measured once, and an arm is done when all of it is there."""
+"""What a run measures of its arms and of its steps; what could not be measured is refused before training."""
 
 import io
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
-from tests.unit.test_job import prepared
 
+from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, EvaluationError
-from skipwise.evaluation.arms import EvaluationPlan, evaluate, evaluate_step, plan_evaluation
-from skipwise.evaluation.perplexity import Score
-from skipwise.model.loading import load_model
-from skipwise.results.records import StepRecord, read_records
-from skipwise.results.run_folder import RunFolder
-from skipwise.training.prepare import Job
+from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
+from skipwise.evaluation.runner import answered
+from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.model.rope import extension_of
+from skipwise.recipes.schema import load_recipe
+from tests.tiny import checkpoint, corpus, llama
 
 QUIET = Console(file=io.StringIO())
-BEST = {
-    "evaluation.keep": "best",
-    "evaluation.steps": [1],
-    "evaluation.segments": 3,
-    "evaluation.passkey_trials": 0,
-}
+BEST = {"evaluation.keep": "best", "evaluation.steps": [1], "evaluation.segments": 3, "target": 512}
 
 
-@pytest.fixture
-def planned(tmp_path) -> tuple[Job, EvaluationPlan, RunFolder]:
-    job = prepared(
-        tmp_path,
-        **{
-            "target": 128,
-            "evaluation.arms": ["original"],
-            "evaluation.steps": [1, 2],
-            "evaluation.passkey_trials": 0,
-            "evaluation.documents": 1,
-        },
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("arms")
+    checkpoint(folder / "model", window=64)
+    corpus(folder / "text", documents=24, words=200)
+    return folder
+
+
+def planned(files, **changes) -> RunEvaluation:
+    settings = {
+        "model": str(files / "model"),
+        "target": 128,
+        "data.source": str(files / "text"),
+        "data.cache": str(files / "cache"),
+        "data.held_out": 0.3,
+        "training.max_steps": 2,
+        "evaluation.passkey_trials": 0,
+        "evaluation.documents": 2,
+    }
+    recipe = load_recipe(None, settings | changes)
+    tokenizer = load_tokenizer(recipe.model)
+    extension = extension_of(load_config(recipe.model), recipe)
+    store = tokenise(recipe.data, tokenizer, QUIET)
+    return plan_evaluation(recipe, extension, tokenizer, store, "float32", QUIET)
+
+
+def asked(evaluation: RunEvaluation, arm) -> list:
+    model = evaluation.model(arm, files_of(evaluation))
+    return [request for batch in evaluation.batches(model) for request in batch.requests]
+
+
+def files_of(evaluation: RunEvaluation):
+    from pathlib import Path
+
+    return Path(evaluation.recipe.model)  # stands for the trained model
+
+
+def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
+    evaluation = planned(
+        files,
+        **{"evaluation.passkey_trials": 3, "evaluation.passkey_lengths": [420], "positions.scheme": "cream"},
     )
-    run = RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    return job, plan_evaluation(job, QUIET), run
+    found = {arm: asked(evaluation, arm) for arm in ("original", "pi-only", "trained")}
+    for arm, label in (("original", "original"), ("pi-only", "pi-only"), ("trained", "cream")):
+        readings = [(r.arm, r.window) for r in found[arm] if r.kind == "reading"]
+        assert readings == [(label, w) for w in (64, 128) for _ in range(2)]
+        assert [r.trial for r in found[arm] if r.kind == "trial"] == [0, 1, 2]
+    assert len({r.digest for r in found["original"]} & {r.digest for r in found["pi-only"]}) == 0
 
 
-def measure(planned: tuple[Job, EvaluationPlan, RunFolder], *steps: int) -> list[int]:
-    job, plan, run = planned
-    for step in steps:
-        evaluate_step(job, plan, run, load_model(job.recipe.model), step)
-    return [record.step for record in read_records(run.results) if isinstance(record, StepRecord)]
+def test_the_original_also_reads_its_own_window(files) -> None:
+    evaluation = planned(files, **{"evaluation.windows": [128, 256], "evaluation.stride": 100})
+    assert {r.window for r in asked(evaluation, "original")} == {64, 128, 256}
+    assert {r.window for r in asked(evaluation, "trained")} == {128, 256}
+    model = evaluation.model("original", files_of(evaluation))
+    assert answered(lambda: llama(64), evaluation.batches(model), None, QUIET)  # a stride for each of them
 
 
-def test_a_step_is_measured_once_and_only_where_asked_for(planned) -> None:
-    assert measure(planned, 1, 1, 3, 2, 1) == [1, 2]
+def test_documents_are_held_out_and_twice_as_long_as_the_longest_window(files) -> None:
+    evaluation = planned(files)
+    [names] = evaluation.documents.values()
+    assert len(names) == 2
+    assert {r.tokens + 1 for r in asked(evaluation, "trained")} == {256}
+    limited = planned(files, **{"evaluation.tokens_per_document": 200})
+    assert {r.tokens + 1 for r in asked(limited, "trained")} == {200}
+    assert set(evaluation.fingerprints) == {f"evaluation text {files / 'text'}"}
 
 
-def test_an_arm_is_done_when_every_step_is_there_too(planned) -> None:
-    job, plan, run = planned
-    evaluate(job, plan, run, QUIET)
-    assert not plan.done(run)
-    measure(planned, 1)
-    assert not plan.done(run)
-    measure(planned, 2)
-    assert plan.done(run)
+def test_segments_are_read_where_the_recipe_asks_for_them(files) -> None:
+    evaluation = planned(files, **{"evaluation.segment_lengths": [128], "evaluation.segments": 5})
+    segments = [r for r in asked(evaluation, "original") if r.mode == "segment"]
+    assert len(segments) == 5
+    assert {(r.window, r.edges[-1], r.step) for r in segments} == {(128, 128, None)}
 
 
-@pytest.mark.parametrize("name", ["far_loss", "sliding_perplexity"])
-def test_a_step_without_a_number_ends_the_run_and_leaves_no_record(tmp_path, monkeypatch, name) -> None:
-    job, run = prepared(tmp_path, **BEST), RunFolder(tmp_path / "run")
-    run.path.mkdir()
-    value = math.nan if name == "far_loss" else Score(1, 1, math.nan, 0.0)
-    monkeypatch.setattr(f"skipwise.evaluation.arms.{name}", lambda *args, **options: value)
-    with pytest.raises(EvaluationError, match="logits are not finite measuring step 1"):
-        measure((job, plan_evaluation(job, QUIET), run), 1)
-    assert not run.results.exists()
-    assert not run.checkpoints.exists()
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [({}, []), ({"evaluation.steps": [2, 1]}, [2, 1]), (BEST, [1, 2])],
+    ids=["none", "asked for", "and the last one where the best is kept"],
+)
+def test_which_steps_are_measured(files, changes, steps) -> None:
+    assert planned(files, **changes).steps == steps
 
 
-def test_the_last_step_takes_part_where_the_best_is_kept(tmp_path) -> None:
-    plan = plan_evaluation(prepared(tmp_path, **BEST), QUIET)
-    assert plan.steps == [1, 2]
-    assert plan.far.shape == (3, 512)
+def test_a_step_reads_the_longest_window_and_the_far_segments(files) -> None:
+    evaluation = planned(files, **BEST)
+    requests = [r for batch in evaluation.step_batches(2) for r in batch.requests]
+    assert {(r.arm, r.step) for r in requests} == {("pose", 2)}
+    assert {r.window for r in requests if r.mode == "sliding"} == {512}
+    assert [(r.window, len(evaluation.far)) for r in requests if r.mode == "segment"] == [(512, 3)] * 3
+    other = {r.key for batch in evaluation.step_batches(1) for r in batch.requests}
+    assert not other & {r.key for r in requests}
+    without = planned(files, **{"evaluation.steps": [1]})
+    assert {r.mode for batch in without.step_batches(1) for r in batch.requests} == {"sliding"}
 
 
-def test_the_best_step_needs_text_as_long_as_the_target(tmp_path) -> None:
-    job = prepared(tmp_path, **BEST | {"target": "2k"})
-    longest = max(job.held_out, key=lambda document: job.store.lengths[document])
-    found = rf"{job.store.names[longest]}, has {job.store.lengths[longest]:,}: give longer text"
-    with pytest.raises(DataError, match=rf"of the target, 2,048 tokens; the longest of .*, {found}"):
-        plan_evaluation(job, QUIET)
+def measured(evaluation: RunEvaluation, step: int, model) -> list:
+    return [record for batch in evaluation.step_batches(step) for record in batch.answers(model)]
+
+
+@pytest.mark.parametrize("window", [64, 66], ids=["a multiple of four", "no multiple of four"])
+def test_the_far_loss_is_the_mean_beyond_the_original_window(files, tmp_path, window) -> None:
+    base = checkpoint(tmp_path / "model", window=window)
+    evaluation = planned(files, **BEST | {"model": str(base), "target": 2 * window})
+    model = load_model(str(base))
+    rows = np.stack([segment.tokens for segment in evaluation.far])
+    with torch.inference_mode():
+        likelihoods = torch.log_softmax(model(torch.from_numpy(rows)).logits.double(), -1)
+    far = [-likelihoods[n, t - 1, rows[n, t]].item() for n in range(3) for t in range(window, 2 * window)]
+    losses = evaluation.far_losses(measured(evaluation, 2, model))
+    assert losses == {2: pytest.approx(np.mean(far), rel=1e-5)}
+
+
+def test_records_that_a_kill_cut_or_doubled_change_no_far_loss(files) -> None:
+    evaluation = planned(files, **BEST)
+    records = measured(evaluation, 1, llama(64))
+    whole = evaluation.far_losses(records)
+    segments = [r for r in records if r.mode == "segment"]
+    assert evaluation.far_losses([*records, *segments[:1]]) == whole
+    assert evaluation.far_losses(segments[:-1]) == {}
+    assert evaluation.far_losses([replace(r, step=None) for r in segments]) == {}
+
+
+@pytest.mark.parametrize("mode", ["sliding", "segment"])
+def test_a_step_whose_loss_is_not_a_number_is_refused(files, mode) -> None:
+    model = llama(64)
+    torch.nn.init.constant_(model.lm_head.weight, math.nan)
+    evaluation = planned(files, **BEST)
+    [batch, *_] = [b for b in evaluation.step_batches(1) if b.requests[0].mode == mode]
+    with pytest.raises(EvaluationError, match="logits of pose are not finite"):
+        list(batch.answers(model))
+
+
+def test_keeping_the_best_step_needs_text_as_long_as_the_target(files) -> None:
+    with pytest.raises(
+        DataError, match=r"on documents of the target, 2,048 tokens; the longest of .*: give longer text"
+    ):
+        planned(files, **BEST | {"target": "2k"})
+
+
+def test_a_passkey_length_that_is_too_short_is_refused_before_training(files) -> None:
+    with pytest.raises(DataError, match="length 10 is too short"):
+        planned(files, **{"evaluation.passkey_trials": 1, "evaluation.passkey_lengths": [10]})

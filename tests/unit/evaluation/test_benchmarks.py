@@ -53,8 +53,8 @@ def write(folder: Path, *splits: str) -> Path:
 
 
 def found(words: str, tasks: Path, data: Path) -> list[tuple[str, int]]:
-    plan = Benchmarks(parse_tasks(words), byte_tokenizer(), target=64, include_path=tasks, data_dir=data)
-    return [(one.task, one.fewshot) for one in plan.tasks]
+    _, plan = Benchmarks(words, data, tasks)._find(byte_tokenizer(), 64, tasks.parent / "tokenizer")
+    return [one.key for one in plan]
 
 
 def test_a_list_names_tasks_and_their_examples() -> None:
@@ -77,6 +77,12 @@ def test_a_list_names_tasks_and_their_examples() -> None:
 def test_a_list_that_cannot_be_read_is_explained(words: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         parse_tasks(words)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "few", "1.5", ""])
+def test_a_batch_size_is_a_number_or_auto(size: str) -> None:
+    with pytest.raises(RecipeError, match="must be auto or a number of requests from 1"):
+        Benchmarks("paper", batch_size=size)
 
 
 def test_rulers_lengths_end_where_the_answers_beginning_still_fits() -> None:
@@ -181,9 +187,8 @@ def test_a_tokenizer_is_handed_on_without_its_code(tasks: Path, tmp_path: Path) 
     write(tmp_path / "data" / "tiny", "train", "validation")
     tokenizer = byte_tokenizer()
     tokenizer.init_kwargs["auto_map"] = {"AutoTokenizer": ["code.Tokenizer", None]}
-    options = {"target": 64, "include_path": tasks, "data_dir": tmp_path / "data"}
-    plan = Benchmarks([Asked("plain")], tokenizer, **options)
-    config = json.loads((Path(plan._folder.name) / "tokenizer_config.json").read_text())
+    Benchmarks("plain", tmp_path / "data", tasks)._find(tokenizer, 64, tmp_path / "tokenizer")
+    config = json.loads((tmp_path / "tokenizer" / "tokenizer_config.json").read_text())
     assert "auto_map" not in config
 
 

@@ -6,7 +6,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
 from skipwise.errors import EvaluationError
-from skipwise.evaluation.harness import Reader
+from skipwise.evaluation.harness import HarnessModel
 from tests.tiny import byte_tokenizer, llama
 
 LENGTH = 32
@@ -16,11 +16,13 @@ def instance(kind: str, *arguments: object) -> Instance:
     return Instance(request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("own", 0, 1))
 
 
-def reader(batch_size: str = "1", **changes: object) -> Reader:
+def asked_model(batch_size: str = "1", **changes: object) -> HarnessModel:
     tokenizer = byte_tokenizer()
     for name, token in changes.items():
         setattr(tokenizer, name, token)
-    made = Reader(llama(LENGTH), tokenizer, max_length=LENGTH, batch_size=batch_size, precision=None)
+    made = HarnessModel(
+        llama(LENGTH), tokenizer, max_length=LENGTH, batch_size=batch_size, precision="float32"
+    )
     made.task = "own"
     return made
 
@@ -38,21 +40,21 @@ def requests(kind: str, tokens: int) -> list[Instance]:
 def test_what_fits_is_the_harnesss_own_and_what_does_not_is_refused(kind: str) -> None:
     theirs = HFLM(pretrained=llama(LENGTH), tokenizer=byte_tokenizer(), max_length=LENGTH, batch_size=1)
     fitting, long = requests(kind, LENGTH), requests(kind, LENGTH + 1)
-    assert getattr(reader(), kind)(fitting) == getattr(theirs, kind)(fitting)
+    assert getattr(asked_model(), kind)(fitting) == getattr(theirs, kind)(fitting)
     assert getattr(theirs, kind)(long)  # cut, with an answer all the same
     with pytest.raises(EvaluationError, match="task own: a request of 33 tokens with its answer exceeds 32"):
-        getattr(reader(), kind)([*fitting, *long])
+        getattr(asked_model(), kind)([*fitting, *long])
 
 
 def test_an_answer_longer_than_everything_is_refused() -> None:
     asked = instance("generate_until", "a", {"until": [], "max_gen_toks": LENGTH})
     with pytest.raises(EvaluationError, match="a request of 33 tokens"):
-        reader().generate_until([asked])
+        asked_model().generate_until([asked])
 
 
 def test_a_tokenizer_without_bos_and_eos_can_be_asked() -> None:
-    bare = reader("2", bos_token=None, eos_token=None)
-    assert bare.endless
+    bare = asked_model("2", bos_token=None, eos_token=None)
+    assert bare.without_ends
     asked = [instance("loglikelihood", "", "bcde"), *requests("loglikelihood", 20)]
     assert len(bare.loglikelihood(asked)) == 2
     assert bare.loglikelihood_rolling(requests("loglikelihood_rolling", 20))[0] < 0
@@ -61,7 +63,7 @@ def test_a_tokenizer_without_bos_and_eos_can_be_asked() -> None:
 
 
 def test_logits_that_are_not_numbers_are_refused() -> None:
-    broken = reader()
+    broken = asked_model()
     with torch.no_grad():
         broken.model.model.norm.weight.fill_(float("nan"))
     for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
@@ -71,8 +73,8 @@ def test_logits_that_are_not_numbers_are_refused() -> None:
 
 def test_log_probabilities_are_float32_in_any_precision() -> None:
     model, tokenizer = llama(LENGTH), byte_tokenizer()
-    half = Reader(model, tokenizer, max_length=LENGTH, batch_size="1", precision=torch.bfloat16)
+    half = HarnessModel(model, tokenizer, max_length=LENGTH, batch_size="1", precision="bf16")
     ((value, _),) = half.loglikelihood(requests("loglikelihood", 20))
     assert value != torch.tensor(value).bfloat16().item()
-    ((exact, _),) = reader().loglikelihood(requests("loglikelihood", 20))
+    ((exact, _),) = asked_model().loglikelihood(requests("loglikelihood", 20))
     assert value == pytest.approx(exact, rel=0.05)

@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import ModelError, RecipeError
-from skipwise.evaluation.models import subjects
+from skipwise.evaluation.models import find_models, training_text
+from skipwise.model.loading import load_config
+from skipwise.model.rope import plan_extension
 from tests.tiny import checkpoint
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -25,62 +28,91 @@ def made(folder: Path, **changes: object) -> Path:
 
 
 def test_the_config_says_the_lengths_of_yarn(base, tmp_path) -> None:
-    [one] = subjects([str(made(tmp_path / "m"))], None, None)
+    [one] = find_models([str(made(tmp_path / "m"))])
     assert (one.label, one.original, one.target, one.base, one.control) == ("m", 32, 128, "", False)
 
 
 def test_under_ntk_the_base_says_the_original_length(base, tmp_path) -> None:
     name = str(made(tmp_path / "m", rope_type="default", rope_theta=4e4))
-    [alone] = subjects([name], None, None)
+    [alone] = find_models([name])
     assert alone.original == alone.target == 128
-    one, behind = subjects([name], "base", None)
+    one, behind = find_models([name], "base")
     assert (one.original, one.base) == (32, "base (base)")
     assert (behind.label, behind.name, behind.control, behind.base) == ("base (base)", "base", True, "")
-    assert subjects([name], None, 64)[0].original == 64
+    assert find_models([name], None, 64)[0].original == 64
 
 
 def test_a_run_says_base_and_lengths(base, tmp_path) -> None:
     model = made(tmp_path / "runs" / "mine" / "model", rope_type="default", rope_theta=4e4)
     facts = {"model": {"name": "base", "original_length": 32, "target_length": 128}}
     (model.parent / "run.json").write_text(json.dumps(facts))
-    one, behind = subjects(["runs/mine/model/"], None, None)
+    one, behind = find_models(["runs/mine/model/"])
     assert (one.label, one.original, one.base) == ("mine", 32, behind.label)
-    assert [m.control for m in subjects(["runs/mine/model"], "", None)] == [False]
+    assert [m.control for m in find_models(["runs/mine/model"], "")] == [False]
     shutil.rmtree(base)  # a base that is gone is not one
-    assert [m.base for m in subjects(["runs/mine/model"], None, None)] == [""]
+    assert [m.base for m in find_models(["runs/mine/model"])] == [""]
     (model.parent / "run.json").write_text("[")
-    assert [m.original for m in subjects(["runs/mine/model"], None, None)] == [128]
+    assert [m.original for m in find_models(["runs/mine/model"])] == [128]
 
 
 def test_a_base_among_the_models_is_no_control(base, tmp_path) -> None:
     name = str(made(tmp_path / "m"))
-    one, other = subjects([name, "base"], "base", None)
+    one, other = find_models([name, "base"], "base")
     assert (one.base, other.label, other.base, other.control) == ("base", "base", "", False)
 
 
 def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_path) -> None:
     names = [str(made(tmp_path / folder / "m")) for folder in ("a", "b")]
-    assert [m.label for m in subjects(names, None, None)] == names
+    assert [m.label for m in find_models(names)] == names
     with pytest.raises(RecipeError, match="one is named twice"):
-        subjects([names[0], names[0]], None, None)
+        find_models([names[0], names[0]])
 
 
 def test_a_model_that_is_not_there_is_said(base) -> None:
     with pytest.raises(ModelError, match="'nowhere' is neither nano"):
-        subjects(["nowhere"], None, None)
+        find_models(["nowhere"])
     with pytest.raises(ModelError, match="'nowhere' is neither nano"):
-        subjects(["base"], "nowhere", None)
+        find_models(["base"], "nowhere")
 
 
-def test_weights_that_change_are_noticed(base, tmp_path) -> None:
-    before = subjects(["base"], None, None)[0].weights
-    checkpoint(tmp_path / "other", window=32, initializer_range=0.3)
-    assert subjects(["other"], None, None)[0].weights != before
+def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_path) -> None:
+    before = find_models(["base"])[0].digest
+    assert len(before) == 16
+    checkpoint(tmp_path / "base", window=32, initializer_range=0.3)  # under the same path
+    weights = find_models(["base"])[0].digest
+    checkpoint(tmp_path / "base", window=128, rope_parameters=YARN, initializer_range=0.3)
+    assert len({before, weights, find_models(["base"])[0].digest}) == 3
+    one = find_models(["base"])[0]
+    extended = replace(
+        one, extension=plan_extension(load_config("base"), target_length=512, existing_rope="replace")
+    )
+    assert extended.digest != one.digest
+    assert replace(one, label="x", control=True).digest == one.digest
+
+
+def test_a_length_beyond_what_the_config_says_is_refused(base) -> None:
+    with pytest.raises(RecipeError, match="original 64 must not exceed the 32 tokens of base; lower it"):
+        find_models(["base"], None, 64)
+
+
+def test_a_model_whose_answers_depend_on_what_it_read_is_refused(base, tmp_path) -> None:
+    name = str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))
+    with pytest.raises(ModelError, match="rope_type dynamic"):
+        find_models([name])
+
+
+def test_the_text_that_a_run_trained_on_is_in_its_recipe(base, tmp_path) -> None:
+    model = made(tmp_path / "runs" / "mine" / "model")
+    assert training_text("runs/mine/model") is None
+    (model.parent / "recipe.yaml").write_text("model: base\ndata:\n  source: mine\n  held_out: 0.4\n")
+    text = training_text("runs/mine/model/")
+    assert (text.source, text.held_out) == ("mine", 0.4)
+    assert training_text("base") is None
 
 
 def test_a_model_without_rope_can_be_evaluated(tmp_path) -> None:
     GPT2LMHeadModel(
         GPT2Config(vocab_size=257, n_positions=64, n_embd=16, n_layer=1, n_head=2)
     ).save_pretrained(tmp_path / "gpt2")
-    [one] = subjects([str(tmp_path / "gpt2")], None, None)
+    [one] = find_models([str(tmp_path / "gpt2")])
     assert (one.original, one.target) == (64, 64)

@@ -1,3 +1,5 @@
+"""Retrieval: prompts by seed and number, greedy answers, what prompts share, and when an answer is right."""
+
 import re
 import warnings
 from types import SimpleNamespace
@@ -11,7 +13,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import retrieval
-from skipwise.evaluation.retrieval import _Reading, is_hit, passkey_accuracy
+from skipwise.evaluation.retrieval import (
+    _CachedModel,
+    draw_prompt,
+    is_hit,
+    retrieval_accuracy,
+    retrieve,
+    tenth_of,
+)
 
 LENGTH = 420
 
@@ -57,7 +66,7 @@ class Scripted:
         return SimpleNamespace(logits=logits)
 
 
-def retrieve(text):
+def recall(text):
     return " " + re.search(r"The pass key is (\d{5})\.", text).group(1) + "</s>"
 
 
@@ -86,50 +95,80 @@ def greedy(model, prompt, new_tokens):
     return ids[0, len(prompt) :].tolist()
 
 
-def test_a_model_that_retrieves_gets_every_trial(tokenizer):
-    score = passkey_accuracy(Scripted(tokenizer, retrieve), tokenizer, length=LENGTH, trials=20, seed=0)
-    assert score.accuracy == 1.0
-    assert all(re.fullmatch(r"\d{5}", answer) for answer in score.answers)
-    assert len(set(score.answers)) == 20
+def prompts_of(tokenizer, trials, seed=0, depths="random", task="passkey"):
+    return [draw_prompt(task, tokenizer, LENGTH, seed, trial, depths) for trial in range(trials)]
+
+
+def texts(model, tokenizer, prompts):
+    """What the model writes after each prompt, in the order of the prompts."""
+    answers = sorted(retrieve(model, tokenizer, prompts), key=lambda answer: answer.number)
+    assert [answer.number for answer in answers] == list(range(len(prompts)))
+    return [answer.text for answer in answers]
+
+
+def test_a_model_that_recalls_finds_every_number(tokenizer):
+    model, prompts = Scripted(tokenizer, recall), prompts_of(tokenizer, 20)
+    assert retrieval_accuracy(model, tokenizer, length=LENGTH, trials=20) == 1.0
+    written = texts(model, tokenizer, prompts)
+    assert written == [prompt.answer for prompt in prompts]
+    assert all(re.fullmatch(r"\d{5}", text) for text in written)
+    assert len(set(written)) == 20
     # a token a byte: no sentence is longer than 23 of them, and the answer takes 6
-    assert all(LENGTH - 6 - 23 < tokens <= LENGTH - 6 for tokens in score.prompt_tokens)
+    assert all(LENGTH - 6 - 23 < len(prompt.ids) <= LENGTH - 6 for prompt in prompts)
 
 
-def test_a_model_that_guesses_gets_none(tokenizer):
+def test_a_model_that_guesses_finds_none(tokenizer):
     rng = np.random.default_rng(0)
     guess = Scripted(tokenizer, lambda text: f" {rng.integers(10000, 100000)}")
-    assert passkey_accuracy(guess, tokenizer, length=LENGTH, trials=30, seed=0).accuracy == 0
+    assert retrieval_accuracy(guess, tokenizer, length=LENGTH, trials=30) == 0
 
 
 def test_a_number_that_goes_on_is_seen_and_missed(tokenizer):
-    longer = Scripted(tokenizer, lambda text: retrieve(text).replace("</s>", "7"))
-    assert passkey_accuracy(longer, tokenizer, length=LENGTH, trials=5, seed=0).accuracy == 0
+    longer = Scripted(tokenizer, lambda text: recall(text).replace("</s>", "7"))
+    assert retrieval_accuracy(longer, tokenizer, length=LENGTH, trials=5) == 0
 
 
 def test_a_random_model_finds_nothing(llama, tokenizer):
-    assert passkey_accuracy(llama, tokenizer, length=LENGTH, trials=8, seed=0).accuracy == 0
+    assert retrieval_accuracy(llama, tokenizer, length=LENGTH, trials=4) == 0
 
 
-def test_trials_are_drawn_from_seed_length_and_number(tokenizer):
-    model = Scripted(tokenizer, retrieve)
-    score = passkey_accuracy(model, tokenizer, length=LENGTH, trials=6, seed=3)
-    longer = passkey_accuracy(model, tokenizer, length=LENGTH, trials=9, seed=3)
-    other = passkey_accuracy(model, tokenizer, length=LENGTH, trials=6, seed=4)
-    prompts = [passkey_prompt(tokenizer, LENGTH, np.random.default_rng([3, LENGTH, i])) for i in range(6)]
-    assert score.answers == [p.answer for p in prompts] == longer.answers[:6]
-    assert score.depths == [p.depth for p in prompts] == longer.depths[:6]
-    assert score.answers != other.answers
+def test_prompts_are_drawn_from_seed_length_and_number(tokenizer):
+    drawn = prompts_of(tokenizer, 6, seed=3)
+    rngs = [np.random.default_rng([3, LENGTH, trial]) for trial in range(6)]
+    assert drawn == [passkey_prompt(tokenizer, LENGTH, rng) for rng in rngs]
+    assert drawn == prompts_of(tokenizer, 9, seed=3)[:6]
+    assert [p.answer for p in drawn] != [p.answer for p in prompts_of(tokenizer, 6, seed=4)]
+
+
+def test_spread_prompts_hide_the_number_in_the_tenth_of_their_trial(tokenizer):
+    drawn = [draw_prompt("passkey", tokenizer, 1500, 0, trial, "spread") for trial in range(10)]
+    assert [int(min(prompt.depth, 0.999) * 10) for prompt in drawn] == [
+        tenth_of(trial) for trial in range(10)
+    ]
+
+
+@pytest.mark.parametrize("task", ["keys", "lines"])
+def test_every_task_draws_its_own_prompts(tokenizer, task):
+    drawn = [draw_prompt(task, tokenizer, 700, 0, trial, "random") for trial in range(3)]
+    assert len({tuple(prompt.ids) for prompt in drawn}) == 3
+    assert all(re.fullmatch(r"\d{5}", prompt.answer) for prompt in drawn)
+    assert all(len(prompt.ids) <= 700 - 6 for prompt in drawn)
+
+
+def test_an_unknown_task_is_refused(tokenizer):
+    with pytest.raises(RecipeError, match=r"task 'line' is unknown \(did you mean lines\?\)"):
+        draw_prompt("line", tokenizer, LENGTH, 0, 0, "random")
 
 
 def test_equals_greedy_decoding_without_cache_or_batch_beyond_the_models_length(llama, tokenizer):
-    score = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=8, seed=0)
-    for i, answer in enumerate(score.answers):
-        prompt = passkey_prompt(tokenizer, LENGTH, np.random.default_rng([0, LENGTH, i]))
+    prompts = prompts_of(tokenizer, 8)
+    answers = texts(llama, tokenizer, prompts)
+    for prompt, answer in zip(prompts, answers, strict=True):
         written = greedy(llama, prompt.ids, 7)
         if tokenizer.eos_token_id in written:
             written = written[: written.index(tokenizer.eos_token_id)]
         assert answer == tokenizer.decode(written).strip()
-    assert len(set(score.answers)) > 1
+    assert len(set(answers)) > 1
 
 
 def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, monkeypatch):
@@ -141,38 +180,31 @@ def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, m
         return forward(self, **arguments)
 
     monkeypatch.setattr(type(llama), "forward", spy)
-    shared = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=12, seed=1)
-    shared_tokens = sum(fed)
+    prompts = prompts_of(tokenizer, 12, seed=1)
+    tokens = sum(len(prompt.ids) for prompt in prompts)
+    shared, shared_tokens = texts(llama, tokenizer, prompts), sum(fed)
     fed.clear()
-    monkeypatch.setattr(_Reading, "_common", lambda self, prompt: 0)
-    alone = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=12, seed=1)
-    assert shared.answers == alone.answers
-    assert sum(shared.prompt_tokens) * 0.4 < shared_tokens < sum(shared.prompt_tokens) * 0.8
-    assert sum(fed) >= sum(alone.prompt_tokens)
+    monkeypatch.setattr(_CachedModel, "_common", lambda self, prompt: 0)
+    assert texts(llama, tokenizer, prompts) == shared
+    assert tokens * 0.4 < shared_tokens < tokens * 0.8
+    assert sum(fed) >= tokens
 
 
-def test_reading_behind_the_cache_a_few_tokens_at_a_time_changes_nothing(llama, tokenizer, monkeypatch):
-    whole = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=6, seed=1).answers
+def test_reading_after_the_cache_a_few_tokens_at_a_time_changes_nothing(llama, tokenizer, monkeypatch):
+    prompts = prompts_of(tokenizer, 6, seed=1)
+    whole = texts(llama, tokenizer, prompts)
     monkeypatch.setattr(retrieval, "_AT_ONCE", 50)
-    assert passkey_accuracy(llama, tokenizer, length=LENGTH, trials=6, seed=1).answers == whole
-
-
-def test_progress_counts_the_prompts(tokenizer):
-    steps = []
-    score = passkey_accuracy(
-        Scripted(tokenizer, retrieve), tokenizer, length=LENGTH, trials=7, seed=0, on_progress=steps.append
-    )
-    assert steps == [1] * 7
-    assert score.accuracy == 1.0
+    assert texts(llama, tokenizer, prompts) == whole
 
 
 def test_the_checkpoints_own_generation_settings_do_not_count(llama, tokenizer):
-    plain = passkey_accuracy(llama, tokenizer, length=LENGTH, trials=4, seed=0).answers
+    prompts = prompts_of(tokenizer, 4)
+    plain = texts(llama, tokenizer, prompts)
     own = llama.generation_config
     changed = type(own)(do_sample=True, temperature=9.0, repetition_penalty=5.0, top_k=3, max_length=5)
     llama.generation_config = changed
     try:
-        assert passkey_accuracy(llama, tokenizer, length=LENGTH, trials=4, seed=0).answers == plain
+        assert texts(llama, tokenizer, prompts) == plain
         assert llama.generation_config is changed
     finally:
         llama.generation_config = own
@@ -181,13 +213,13 @@ def test_the_checkpoints_own_generation_settings_do_not_count(llama, tokenizer):
 def test_a_length_beyond_the_models_own_passes_without_a_warning(llama, tokenizer):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        passkey_accuracy(llama, tokenizer, length=LENGTH, trials=2, seed=0)
+        retrieval_accuracy(llama, tokenizer, length=LENGTH, trials=2)
 
 
-def test_prefill_computes_the_last_positions_logits_only(llama, tokenizer):
+def test_only_the_logits_of_the_answer_are_computed(llama, tokenizer):
     widths = []
     hook = llama.lm_head.register_forward_hook(lambda module, args, output: widths.append(output.shape[1]))
-    passkey_accuracy(llama, tokenizer, length=LENGTH, trials=3, seed=0)
+    retrieval_accuracy(llama, tokenizer, length=LENGTH, trials=3)
     hook.remove()
     assert set(widths) <= {1, 7}  # the six ids of an answer in bytes, and one more
 
@@ -195,7 +227,7 @@ def test_prefill_computes_the_last_positions_logits_only(llama, tokenizer):
 @pytest.mark.parametrize("training", [True, False])
 def test_the_models_mode_is_restored(llama, tokenizer, training):
     llama.train(training)
-    passkey_accuracy(llama, tokenizer, length=LENGTH, trials=1, seed=0, precision=torch.bfloat16)
+    retrieval_accuracy(llama, tokenizer, length=LENGTH, trials=1, precision="bf16")
     assert llama.training is training
     llama.eval()
 
@@ -222,11 +254,11 @@ def test_a_hit_is_five_digits_and_no_sixth(continuation, hit):
 
 def test_no_trials_are_refused(llama, tokenizer):
     with pytest.raises(RecipeError, match="trials 0 must be at least 1"):
-        passkey_accuracy(llama, tokenizer, length=LENGTH, trials=0, seed=0)
+        retrieval_accuracy(llama, tokenizer, length=LENGTH, trials=0)
 
 
 def test_a_tokenizer_larger_than_the_model_is_explained(tokenizer):
-    model = Scripted(tokenizer, retrieve)
+    model = Scripted(tokenizer, recall)
     model.get_input_embeddings = lambda: torch.nn.Embedding(50, 1)
     with pytest.raises(DataError, match=r"token \d+ >= vocabulary 50; another model's tokenizer"):
-        passkey_accuracy(model, tokenizer, length=LENGTH, trials=2, seed=0)
+        retrieval_accuracy(model, tokenizer, length=LENGTH, trials=2)

@@ -99,7 +99,7 @@ def test_each_mode_reads_as_much_as_it_says(files) -> None:
     assert {r.window for r in readings} == {64, 128, 256}
     by_name = {r.document: r.tokens + 1 for r in readings}
     assert len(set(by_name.values())) == 3  # whole documents, of three lengths
-    assert min(by_name.values()) > 300
+    assert min(by_name.values()) > 256
 
     readings, _ = measure_perplexity(model, how(model=model, text=text, mode="truncated"), None, QUIET)
     assert {(r.window, r.tokens) for r in readings} == {(256, 255)}  # one pass over the first tokens

@@ -1,3 +1,5 @@
+"""Plans of windows: every token is scored once, with as much context as promised; and buckets of positions."""
+
 from itertools import pairwise
 
 import pytest
@@ -5,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipwise.errors import RecipeError
-from skipwise.evaluation.windows import Window, sliding_windows
+from skipwise.evaluation.windows import Window, position_buckets, sliding_windows
 
 
 @st.composite
@@ -73,3 +75,17 @@ def test_non_overlapping_windows_share_the_token_of_context():
 def test_a_setting_out_of_range_is_explained(window, stride, message):
     with pytest.raises(RecipeError, match=message):
         sliding_windows(100, window, stride)
+
+
+@pytest.mark.parametrize(
+    ("length", "original", "edges"),
+    [
+        (2048, 256, [1, 64, 128, 256, 512, 1024, 2048]),
+        (256, 256, [1, 64, 128, 256]),
+        (1000, 256, [1, 64, 128, 256, 512, 1000]),
+        (3, 4, [1, 2, 3]),
+        (256, 66, [1, 16, 32, 64, 66, 128, 256]),  # the original length is an edge in any case
+    ],
+)
+def test_position_buckets_double_from_a_quarter_of_the_original_length(length, original, edges):
+    assert position_buckets(length, original) == edges

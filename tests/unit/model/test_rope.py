@@ -295,3 +295,10 @@ def test_a_head_dim_left_to_be_computed_is_written() -> None:
 def test_a_model_of_text_and_more_names_its_text_model() -> None:
     with pytest.raises(ModelError, match="gemma3 is a model of text and more; take its gemma3_text alone"):
         plan_extension(Gemma3Config())
+
+
+def test_lengths_may_be_written_in_thousands() -> None:
+    extension = plan_extension(
+        LlamaConfig(max_position_embeddings=64), target_length="2k", original_length="1k"
+    )
+    assert (extension.target_length, extension.rope.original_length) == (2048, 1024)

@@ -8,7 +8,7 @@ from reproduction.full_size import full_size
 from reproduction.runs import plan_runs
 from reproduction.scales import MODELS, SCALES
 from skipwise.recipes.schema import load_recipe
-from skipwise.training.cost import Machine, plan_training
+from skipwise.training.cost import Hardware, estimate_cost
 
 
 def run(variant: str):
@@ -34,7 +34,7 @@ def test_the_papers_main_run_by_hand() -> None:
 def test_agrees_with_the_plan_of_one_step_run_without_data(variant: str, window: int) -> None:
     config = LlamaConfig(bos_token_id=1, eos_token_id=2)  # LLaMA-7B, as it is by default
     recipe = load_recipe("llama-7b-16k-linear", {"training.gradient_checkpointing": True})
-    plan = plan_training(config, recipe, window, 64 * 2048 // window, Machine(8))
+    plan = estimate_cost(config, recipe, window, 64 * 2048 // window, Hardware(8))
     cost = full_size(run(variant), MODELS["huggyllama/llama-7b"])
     traced = plan.weights + plan.gradients + plan.optimizer + plan.activations
     assert cost.gigabytes == pytest.approx(traced / 1e9, rel=0.05)

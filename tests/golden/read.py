@@ -1,0 +1,123 @@
+"""What a run wrote -> plain dictionaries of numbers; of all here the one file that knows how records are written.
+
+Golden files hold what these functions return, and nothing else of the records. Who changes the records changes this file,
+so that it returns the same:
+
+    losses(file)      {"arm|step": mean loss in nats}
+    measured(file)    a dictionary of each of these names, of those that there are:
+        nats                    {"arm|window|document": summed}, document being "all" where records have but the sum
+        tokens                  {"arm|window|document": scored}
+        nats by position        {"arm|window|document|first..last": summed over targets at these positions}
+        hits by position        the same, of targets that get the highest probability
+        nats by step            {"arm|step|window|document": summed}
+        tokens by step          {"arm|step|window|document": scored}
+        far loss by step        {"arm|step": mean in nats of tokens beyond the original window}
+        found                   {"arm|task|prompt length|trial": whether the number was written}
+        answers                 {the same: what was written}
+        depths                  {the same: where the number was hidden, 0 to 1}
+        prompt tokens           {the same: how many the prompt has}
+    kept(folder)      {"step": kept, "far loss": its}, of a run that keeps its best step
+
+Arms are named as on the command line and in tables (original, pi-only, pose, demo, nano (base)), documents by their file; of
+a document that is cut into several segments each is "document, segment 1" and so on. A window is as many tokens as are read
+at once; of segments read whole it is their length.
+
+Records may say more than the golden files do: of a run the sum over documents is kept, and small buckets of positions are
+put together. A sum may differ by a millionth, because records round.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+Measured = dict[str, dict[str, Any]]
+Numbers = Iterator[tuple[str, str, Any]]  # the dictionary's name, the key in it, the value
+
+_ORIGINAL = 256  # window of the model that is extended
+_SUMMED = ("nats", "tokens", "nats by step", "tokens by step")
+
+
+def losses(file: Path) -> dict[str, float]:
+    """The loss of each logged training step."""
+    return {f"{r['arm']}|{r['step']}": r["loss"] for r in _records(file) if r["kind"] == "training"}
+
+
+def measured(file: Path, edges: Sequence[int] = ()) -> Measured:
+    """Every number of an evaluation; ``edges`` are those of the buckets that are compared, if not of all."""
+    records = _records(file)
+    run = any(record["kind"] == "training" for record in records)
+    found: Measured = defaultdict(dict)
+    far: dict[str, list[float]] = defaultdict(list)
+    for name, key, value in _numbers(records, run, edges):
+        if name == "far loss by step":
+            far[key].append(value)
+        elif name in _SUMMED and key in found[name]:
+            assert key.endswith("|all"), f"{name} of {key} is there twice"
+            found[name][key] += value
+        else:
+            assert key not in found[name], f"{name} of {key} is there twice"
+            found[name][key] = value
+    if far:
+        found["far loss by step"] = {key: sum(values) / len(values) for key, values in far.items()}
+    return dict(found)
+
+
+def kept(folder: Path) -> dict[str, Any]:
+    """Which step's weights a run kept, as it says itself."""
+    facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))["kept"]
+    return {"step": facts["step"], "far loss": facts["far_loss"]}
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def _numbers(records: list[dict[str, Any]], run: bool, edges: Sequence[int]) -> Numbers:
+    seen: Counter[tuple[str, str, int]] = Counter()
+    for record in records:
+        if record["kind"] == "trial":
+            yield from _trial(record)
+        elif record["kind"] == "reading" and record["step"] is not None:
+            yield from _step(record)
+        elif record["kind"] == "reading" and record["mode"] == "segment":
+            place = (record["arm"], record["document"], record["window"])
+            seen[place] += 1
+            key = f"{record['arm']}|{record['window']}|{record['document']}, segment {seen[place]}"
+            yield from _buckets(key, record, edges)
+        elif record["kind"] == "reading":
+            key = f"{record['arm']}|{record['window']}|{'all' if run else record['document']}"
+            yield "nats", key, sum(record["nll"])
+            yield "tokens", key, record["edges"][-1] - record["edges"][0]
+            if not run:
+                yield from _buckets(key, record, edges)
+
+
+def _buckets(key: str, record: dict[str, Any], edges: Sequence[int]) -> Numbers:
+    """Sums over the buckets of a reading, or over the larger ones between ``edges``."""
+    lows = record["edges"][:-1]
+    for begin, end in pairwise(edges or record["edges"]):
+        inside = [i for i, low in enumerate(lows) if begin <= low < end]
+        yield "nats by position", f"{key}|{begin}..{end - 1}", sum(record["nll"][i] for i in inside)
+        yield "hits by position", f"{key}|{begin}..{end - 1}", sum(record["hits"][i] for i in inside)
+
+
+def _step(record: dict[str, Any]) -> Numbers:
+    """The model in training: sliding windows, summed over documents, or the far part of a segment."""
+    key = f"{record['arm']}|{record['step']}"
+    if record["mode"] == "sliding":
+        yield "nats by step", f"{key}|{record['window']}|all", sum(record["nll"])
+        yield "tokens by step", f"{key}|{record['window']}|all", record["edges"][-1] - record["edges"][0]
+    else:
+        far = [nats for low, nats in zip(record["edges"], record["nll"], strict=False) if low >= _ORIGINAL]
+        yield "far loss by step", key, sum(far) / (record["edges"][-1] - _ORIGINAL)
+
+
+def _trial(record: dict[str, Any]) -> Numbers:
+    key = f"{record['arm']}|{record['task']}|{record['length']}|{record['trial']}"
+    yield "found", key, record["hit"]
+    yield "answers", key, record["answer"]
+    yield "depths", key, record["depth"]
+    yield "prompt tokens", key, record["prompt_tokens"]

@@ -1,0 +1,103 @@
+"""The commands whose results are kept: a short run of the demo, one that keeps its best step, and what measures them."""
+
+from pathlib import Path
+
+from tests.golden.command import settings, skipwise
+from tests.golden.corpus import write_text
+
+TEXT = "text"
+COPY = "copy"  # the same documents at another place, where no command knows that some were trained on
+MODES = ("sliding", "truncated", "by-position")
+_FLOAT32 = ("--precision", "float32")
+_LENGTHS = "256,512"
+
+# The demo's recipe and its first examples in their order, four a step where the demo takes sixteen: 20 steps of sixteen
+# would take longer than all else here.
+DEMO = {
+    "training.max_steps": 20,
+    "training.batch_size": 4,
+    "training.per_device_train_batch_size": 4,
+    "training.logging_steps": 1,
+    "training.precision": "float32",
+    "evaluation.documents": 2,
+    "evaluation.windows": "[256, 512]",
+    "evaluation.tokens_per_document": 640,
+    "evaluation.segment_lengths": "[512]",
+    "evaluation.segments": 2,
+    "evaluation.passkey_lengths": "[256, 512]",
+    "evaluation.passkey_trials": 2,
+}
+
+# Step 1 of the warm-up has a rate of 0, step 2 is the best, at step 3 the rate is too high; gradients of two
+# micro-batches are added up.
+BEST = {
+    "target": 512,
+    "interpolation": "linear",
+    "positions.chunks": 3,
+    "training.max_steps": 3,
+    "training.batch_size": 2,
+    "training.per_device_train_batch_size": 1,
+    "training.learning_rate": 0.02,
+    "training.warmup_steps": 3,
+    "training.logging_steps": 1,
+    "training.precision": "float32",
+    "evaluation.arms": "[trained]",
+    "evaluation.documents": 1,
+    "evaluation.windows": "[512]",
+    "evaluation.tokens_per_document": 640,
+    "evaluation.segments": 2,
+    "evaluation.passkey_trials": 0,
+    "evaluation.steps": "[1, 2]",
+    "evaluation.keep": "best",
+}
+
+
+def _perplexity(mode: str) -> list[object]:
+    asked = ["--windows", _LENGTHS, "--documents", 3, "--mode", mode, *_FLOAT32]
+    if mode == "sliding":
+        asked += ["--stride", 192, "--tokens-per-document", 1024]
+    return ["perplexity", "demo/model", "--data", COPY, *asked, "--out", f"{mode}/results.jsonl"]
+
+
+_EVALUATED = ["--lengths", _LENGTHS, "--documents", 4, "--tasks", "passkey,keys,lines", "--trials", 3]
+_ASKED = ["--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
+
+# The words of each command, and the one whose files it reads.
+COMMANDS: dict[str, tuple[list[object], str | None]] = {
+    "extend": (["extend", "nano", "--data", TEXT, "--out", "demo", *settings(DEMO)], None),
+    "extend, best step": (["extend", "nano", "--data", TEXT, "--out", "best", *settings(BEST)], None),
+    "evaluate": (
+        ["evaluate", "demo/model", "--data", TEXT, *_EVALUATED, *_FLOAT32, "--out", "evaluation"],
+        "extend",
+    ),
+    "report": (["report", "evaluation", "--out", "report"], "evaluate"),
+    **{f"perplexity, {mode}": (_perplexity(mode), "extend") for mode in MODES},
+    "passkey": (["passkey", "demo/model", *_ASKED, *_FLOAT32, "--out", "passkey/results.jsonl"], "extend"),
+}
+
+
+class Commands:
+    """The commands in the folder that is worked in: each is run once, when it is first asked for."""
+
+    def __init__(self) -> None:
+        write_text(Path(TEXT))
+        write_text(Path(COPY))
+        self._ended: dict[str, str | AssertionError] = {}
+
+    def printed(self, name: str) -> str:
+        """What a command prints; one that failed is not run again, and fails again."""
+        if name not in self._ended:
+            self._ended[name] = self._run(name)
+        ended = self._ended[name]
+        if isinstance(ended, AssertionError):
+            raise ended
+        return ended
+
+    def _run(self, name: str) -> str | AssertionError:
+        words, before = COMMANDS[name]
+        try:
+            if before:
+                self.printed(before)
+            return skipwise(*words)
+        except AssertionError as error:
+            return error

@@ -1,0 +1,322 @@
+"""What records say of a model: how far it reads, what far text is worth, and what the extension cost."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skipwise.errors import RunError
+from skipwise.report.summary import COST_LIMIT, Folder, benchmarks_of, judgements, read_folder, rows_of
+from skipwise.results.records import BenchmarkRecord, ReadingRecord, append_record
+from tests.measured import (
+    INFO,
+    ORIGINAL,
+    PI_ONLY,
+    POSE,
+    WINDOWS,
+    arm,
+    evaluation_folder,
+    readings,
+    run_folder,
+    trials,
+)
+
+EDGES = [1, 64, 128, *WINDOWS]
+
+
+def judged(*records, info=INFO):
+    [one] = judgements(rows_of([Folder("run", list(records), info)]))
+    return one
+
+
+def random_readings(seed: int, name: str, window: int) -> list[ReadingRecord]:
+    rng = np.random.default_rng(seed)
+    return [
+        replace(
+            r, nll=list(rng.uniform(1, 2, 6) * np.diff(EDGES)), hits=list(map(int, rng.integers(0, 50, 6)))
+        )
+        for r in readings(name, window, 1.0)
+    ]
+
+
+def test_every_number_is_its_own_formula(tmp_path) -> None:
+    whole, short, base = (
+        random_readings(seed, name, window)
+        for seed, name, window in ((0, "m", 2048), (1, "m", 256), (2, "base", 256))
+    )
+    records = [
+        *whole,
+        *reversed(short),
+        *base[3:],
+        *base[:3],
+        *trials("m", 256, 40, 40),
+        *trials("m", 2048, 39, 40),
+    ]
+    [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
+    row, every = one.row, slice(None)
+
+    def total(read, buckets=every, what="nll") -> float:
+        return sum(float(np.sum(getattr(r, what)[buckets])) for r in read)
+
+    assert row.perplexity[2048].mean == pytest.approx(math.exp(total(whole) / (6 * 2047)))
+    assert row.perplexity[256].mean == pytest.approx(math.exp(total(short) / (6 * 2047)))
+    assert row.perplexity[2048].low < row.perplexity[2048].mean < row.perplexity[2048].high
+    assert row.truncated() == pytest.approx(
+        {edge: math.exp(total(whole, slice(0, i + 1)) / (6 * (edge - 1))) for i, edge in enumerate(EDGES[1:])}
+    )
+    assert [(b.begin, b.end) for b in one.buckets] == [
+        (1, 64), (64, 128), (128, 256), (256, 512), (512, 1024), (1024, 2048)
+    ]  # fmt: skip
+    last = one.buckets[-1]
+    assert last.loss.mean == pytest.approx(total(whole, 5) / (6 * 1024))
+    assert last.gain.mean == pytest.approx((total(short, 5) - total(whole, 5)) / (6 * 1024))
+    assert last.excess.mean == pytest.approx((total(whole, 5) - total(base, 5)) / (6 * 1024))
+    assert [b.gain is None for b in one.buckets] == [True] * 3 + [
+        False
+    ] * 3  # nothing is far inside the original
+    assert one.cost.loss.mean == pytest.approx((total(short) - total(base)) / (6 * 2047))
+    hits = total(short, what="hits") - total(base, what="hits")
+    assert one.cost.accuracy.mean == pytest.approx(hits / (6 * 2047))
+    assert one.cost.tokens == 6 * 2047
+    assert row.found == {"passkey": {256: (40, 40), 2048: (39, 40)}}
+
+
+def test_the_order_of_measuring_changes_nothing() -> None:
+    one, other = (rows_of([Folder("run", records, INFO)]) for records in (
+        [*ORIGINAL, *POSE], [*reversed(POSE), *reversed(ORIGINAL)]
+    ))  # fmt: skip
+    assert judgements(one)[0].cost == judgements(other)[0].cost
+    assert [row.perplexity for row in one] == [row.perplexity for row in other]
+    assert judgements(one)[0].effective == judgements(other)[0].effective
+
+
+def test_a_run_and_an_evaluation_of_the_same_records_say_the_same(tmp_path) -> None:
+    named = {"original": "base", "pose": "m"}
+    records = [replace(r, arm=named[r.arm]) for r in (*ORIGINAL, *POSE)]
+    [evaluated] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
+    run = judged(*ORIGINAL, *POSE)
+    assert evaluated.headline == run.headline == "Reads 2,048 tokens, 8 times its original 256"
+    assert evaluated.effective.tokens == run.effective.tokens
+    assert evaluated.cost == run.cost
+    assert evaluated.buckets == run.buckets
+
+
+@pytest.mark.parametrize(
+    ("trained", "headline", "told"),
+    [
+        (POSE, "Reads 2,048 tokens, 8 times its original 256", ""),
+        (
+            arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 100, 80, 90]),
+            "Reads 512 tokens, 2 times its original 256, short of its target 2,048",
+            "At 1,024 tokens it fails: 80 of 100 passkeys found",
+        ),
+        (
+            arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 50, 100, 100]),
+            "Not extended: it reads 256 tokens, no more than its original 256",
+            "At 512 tokens it fails: 50 of 100",
+        ),
+        (
+            arm("pose", [15.3, 15.0, 15.2, 15.4], [20, 100, 100, 100]),
+            "Not extended: it fails the rule at the shortest length that was tested",
+            "At 256 tokens it fails: 20 of 100",
+        ),
+        (
+            arm("pose", [15.3, 15.0, 15.2, 17.0], [100] * 4),
+            "Not extended: it fails the rule at the shortest length that was tested",
+            "At 256 tokens it fails: loss +0.080",
+        ),
+        (
+            [*arm("pose", [15.3, 15.0, 15.2, 15.4], [100] * 4)[:-100], *trials("pose", 2048, 2, 2)],
+            "Reads at least 1,024 tokens, 4 times its original 256; too little was measured to say more",
+            "At 2,048 tokens too little was measured: 2 of 2",
+        ),
+        (
+            [r for w in WINDOWS for r in (*readings("pose", w, 15.0), *trials("pose", w, 1, 2))],
+            "Too little was measured to say how far it reads",
+            "At 256 tokens too little was measured: 1 of 2",
+        ),
+        (
+            [r for w in WINDOWS for r in (*readings("pose", w, 15.0, documents=1), *trials("pose", w, 100))],
+            "Too little was measured to say how far it reads",
+            "[one document]",
+        ),
+    ],
+)  # fmt: skip
+def test_the_headline_follows_the_rule(trained, headline, told) -> None:
+    one = judged(*ORIGINAL, *PI_ONLY, *trained)
+    assert one.headline == headline
+    assert told in one.effective.next
+    assert "that of the base (original) in windows of its original 256 tokens" in one.effective.rule
+
+
+def test_a_loss_that_grows_beyond_the_window_is_seen_at_its_length() -> None:
+    failing = readings("pose", 2048, [15.0, 15.0, 15.0, 15.0, 17.0, 17.0])
+    one = judged(*ORIGINAL, *(r for r in POSE if getattr(r, "window", 0) != 2048), *failing)
+    assert one.effective.tokens == 512
+    assert one.effective.next.startswith("At 1,024 tokens it fails: loss +0.080")
+
+
+def test_what_was_not_measured_is_said() -> None:
+    no_passkeys = judged(*ORIGINAL, *(r for r in POSE if isinstance(r, ReadingRecord)))
+    assert no_passkeys.effective.next == "Not measured: passkeys."
+    no_text = judged(*(r for r in POSE if not isinstance(r, ReadingRecord)))
+    assert no_text.effective.next == "Not measured: loss by position."
+    assert "original 256 tokens" in no_text.effective.rule
+    assert no_text.cost_sentence == ""
+    assert {one.headline for one in (no_passkeys, no_text)} == {
+        "Too little was measured to say how far it reads"
+    }
+    assert judgements(rows_of([Folder("run", ORIGINAL, INFO)])) == []
+
+
+@pytest.mark.parametrize(("more", "warned"), [(0.02, False), (COST_LIMIT + 0.01, True)])
+def test_a_high_cost_inside_the_original_window_is_warned_of(more, warned) -> None:
+    one = judged(*readings("original", 256, 15.0), *readings("pose", 256, 15.0 * math.exp(more)))
+    assert one.cost.loss.mean == pytest.approx(more)
+    assert bool(one.cost.warning) is warned
+    assert ("costs 0.040 nats a token inside the original window" in one.cost.warning) is warned
+    assert f"changed by {one.cost.loss} nats a token against original" in one.cost_sentence
+
+
+def test_without_a_base_the_model_is_its_own_control(tmp_path) -> None:
+    records = [r for w in WINDOWS for r in readings("m", w, 15.0)]
+    [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records, base=""))]))
+    assert one.cost is None
+    assert "no base was read" in one.cost_sentence
+    assert one.buckets[-1].excess is None
+    assert one.buckets[-1].gain is not None
+    assert "the model itself in windows of its original 256 tokens" in one.effective.rule
+
+
+def test_an_original_length_that_is_no_multiple_of_four_splits_near_from_far() -> None:
+    edges = [1, 16, 32, 64, 66, 128, 256]
+    nll = [float(n) for n in np.diff(edges)]
+    records = [
+        replace(r, window=window, edges=edges, nll=nll, hits=[1] * 6)
+        for name in ("original", "pose")
+        for window in (66, 256)
+        for r in readings(name, window, 1.0)
+    ]
+    one = judged(*records, info={"model": {"original_length": 66, "target_length": 256}})
+    assert [(b.begin, b.gain is not None) for b in one.buckets] == [
+        (1, False), (16, False), (32, False), (64, False), (66, True), (128, True)
+    ]  # fmt: skip
+
+
+def labels(*runs: tuple[str, list]) -> list[str]:
+    return [row.label for row in rows_of([Folder(name, records, INFO) for name, records in runs])]
+
+
+def test_baselines_come_first_and_equal_ones_are_one_row() -> None:
+    assert labels(("a", [*POSE, *PI_ONLY, *ORIGINAL])) == ["original", "PI-only", "PoSE"]
+    assert labels(("a", [*ORIGINAL, *POSE]), ("b", [*ORIGINAL, *POSE])) == [
+        "original",
+        "a · PoSE",
+        "b · PoSE",
+    ]
+    other = arm("original", [16, 80, 110, 135], [100, 0, 0, 0])
+    assert labels(("a", [*ORIGINAL, *POSE]), ("b", [*other, *POSE])) == [
+        "a · original", "b · original", "a · PoSE", "b · PoSE"
+    ]  # fmt: skip
+
+
+def test_equal_baselines_keep_the_names_of_their_texts() -> None:
+    two = [*readings("original", 256, 9, "x"), *readings("original", 256, 8, "y")]
+    assert labels(("a", two), ("b", two)) == ["original (x)", "original (y)"]
+
+
+def test_every_run_is_judged_against_its_own_baseline() -> None:
+    worse = arm("original", [10, 80, 110, 135], [100, 0, 0, 0])
+    folders = [Folder("a", [*worse, *POSE], INFO), *(Folder(n, [*ORIGINAL, *POSE], INFO) for n in "bc")]
+    a, b, c = judgements(rows_of(folders))
+    assert a.cost.loss.mean > 0.4
+    assert b.cost == c.cost == judged(*ORIGINAL, *POSE).cost
+    assert b.headline == c.headline == judged(*ORIGINAL, *POSE).headline
+
+
+def test_texts_are_kept_apart_and_the_first_is_judged() -> None:
+    records = [
+        r
+        for data, p in (("x", 9.0), ("y", 30.0))
+        for name in ("original", "pose")
+        for r in readings(name, 256, p, data)
+    ]
+    assert labels(("a", records)) == ["original (x)", "original (y)", "PoSE (x)", "PoSE (y)"]
+    one = judged(*records)
+    assert one.row.data == "x"
+    assert one.cost.loss.mean == pytest.approx(0)
+
+
+def test_a_number_measured_again_replaces_the_older_one() -> None:
+    records = [*readings("pose", 256, 9), *readings("pose", 256, 8, digest="e"), *trials("pose", 256, 10, 10)]
+    [row] = rows_of(
+        [Folder("a", [*records, *(replace(t, digest="e", hit=False) for t in records[-10:])], INFO)]
+    )
+    assert row.perplexity[256].mean == pytest.approx(8)
+    assert row.found["passkey"][256] == (0, 10)
+
+
+def test_documents_that_are_no_longer_asked_for_are_left_out() -> None:
+    info = {**INFO, "evaluation": {"documents": {"held out": ["d0", "d2"]}}}
+    [row] = rows_of([Folder("a", readings("pose", 256, 9), info)])
+    assert [r.document for r in row.readings(256)] == ["d0", "d2"]
+
+
+def test_segments_and_steps_of_training_are_in_no_row() -> None:
+    record = readings("pose", 256, 9)[0]
+    assert rows_of([Folder("a", [replace(record, mode="segment"), replace(record, step=3)], INFO)]) == []
+
+
+def test_how_much_of_an_evaluation_is_measured_is_told(tmp_path) -> None:
+    records = [*readings("m", 256, 9), *trials("m", 256, 3, 4)]
+    folder = evaluation_folder(tmp_path / "e", records, records=12)
+    assert read_folder(folder).unfinished.startswith("Unfinished: 10 of 12 records.")
+    append_record(folder / "results.jsonl", *records, *trials("m", 512, 1, 2))
+    assert read_folder(folder).unfinished == ""
+
+
+def test_a_benchmark_that_was_run_again_counts_last() -> None:
+    record = BenchmarkRecord("m", "boolq", "acc", 0, 256, None, "float32", "0.4", "d", 4, 0.5)
+    assert benchmarks_of([Folder("a", [record, replace(record, value=0.75)])]) == [
+        replace(record, value=0.75)
+    ]
+
+
+@pytest.mark.parametrize(
+    "info",
+    [None, {}, {"model": None, "training": 3}, {"model": {"original_length": "x"}}, {"evaluation": 3},
+     {"evaluation": {"models": 3}}, {"evaluation": {"models": [3]}}],
+)  # fmt: skip
+def test_every_key_of_run_json_may_be_missing_or_damaged(tmp_path, info) -> None:
+    folder = read_folder(run_folder(tmp_path / "a", [*ORIGINAL, *POSE], info))
+    [one] = judgements(rows_of([folder]))
+    assert one.headline == "Reads 2,048 tokens"
+
+
+def test_folders_that_cannot_be_read_are_explained(tmp_path) -> None:
+    with pytest.raises(RunError, match="is not a folder"):
+        read_folder(tmp_path / "none")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(RunError, match=r"holds no results .*--resume"):
+        read_folder(empty)
+    with pytest.raises(RunError, match=r"holds no results .*the same command"):
+        read_folder(evaluation_folder(tmp_path / "e", []))
+    for number, text in enumerate(("{", "[" * 100_000)):
+        broken = run_folder(tmp_path / str(number), POSE[:2])
+        (broken / "run.json").write_text(text)
+        with pytest.raises(RunError, match=r"run.json or recipe.yaml cannot be read"):
+            read_folder(broken)
+    (broken / "run.json").write_text(json.dumps(INFO))
+    (broken / "recipe.yaml").unlink()
+    (broken / "recipe.yaml").mkdir()
+    with pytest.raises(RunError, match=r"run.json or recipe.yaml cannot be read"):
+        read_folder(broken)
+
+
+def test_results_of_perplexity_and_passkey_alone_have_no_report(tmp_path) -> None:
+    append_record(tmp_path / "results.jsonl", *POSE[:3])
+    with pytest.raises(RunError, match="skipwise evaluate makes a page"):
+        read_folder(tmp_path)
