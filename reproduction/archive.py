@@ -70,7 +70,8 @@ def unpack(archive: Path, out: Path) -> Published:
     Raises:
         RunError: there is no archive, or it is damaged.
     """
-    changes, seeds, bases, files = {}, set(), {}, dict[Path, list[str]]()
+    changes, bases = dict[str, Any](), dict[str, str]()
+    seeds, files = set[int](), dict[Path, list[str]]()
     try:
         for line in zstandard.decompress(archive.read_bytes()).decode().splitlines():
             entry = json.loads(line)

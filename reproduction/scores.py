@@ -111,7 +111,7 @@ def _mean_of(seeds: Sequence[Sequence[ReadingRecord]]) -> list[ReadingRecord]:
         replace(
             same[0],
             nll=[sum(column) / len(seeds) for column in zip(*(r.nll for r in same), strict=True)],
-            hits=[sum(column) / len(seeds) for column in zip(*(r.hits for r in same), strict=True)],  # type: ignore[misc]
+            hits=[sum(column) / len(seeds) for column in zip(*(r.hits for r in same), strict=True)],
         )
         for same in zip(*seeds, strict=True)
     ]

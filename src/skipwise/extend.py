@@ -40,13 +40,7 @@ from skipwise.results.records import (
 )
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint, processes
-from skipwise.training.checkpoints import (
-    checkpoint_bytes,
-    complete_checkpoints,
-    disk_space,
-    latest_complete,
-    step_of,
-)
+from skipwise.training.checkpoints import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
 from skipwise.training.prepare import PreparedRun, prepare, print_plan
 from skipwise.training.run import begin_run, open_run
 from skipwise.training.trainer import train

@@ -9,11 +9,7 @@ from skipwise.cli import evaluation, extension
 from skipwise.cli.terminal import explained
 
 app = typer.Typer(
-    name="skipwise",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    name="skipwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 
@@ -26,8 +22,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def skipwise(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Extend the context window of a RoPE language model by positional skip-wise training (PoSE)."""

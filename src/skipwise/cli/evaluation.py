@@ -34,8 +34,7 @@ def evaluate(
         str | None, typer.Option(help="as 4k,8k,32k; default: the original length, doubled up to the target")
     ] = None,
     base: Annotated[
-        str | None,
-        typer.Option(help="the model they were extended from, or none; default: as their run says"),
+        str | None, typer.Option(help="the model they were extended from, or none; default: as their run says")
     ] = None,
     original: Annotated[str | None, typer.Option(help="original length, where neither run nor config says it")] = None,
     stride: Annotated[str | None, typer.Option(help="of the windows; default: half the original length")] = None,
@@ -45,8 +44,7 @@ def evaluate(
     trials: Annotated[int, typer.Option(help="prompts a task and length")] = 100,
     seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
     benchmarks: Annotated[
-        str | None,
-        typer.Option(help="tasks of lm-evaluation-harness besides, as skipwise benchmark's; of bases too"),
+        str | None, typer.Option(help="tasks of lm-evaluation-harness besides, as skipwise benchmark's; of bases too")
     ] = None,
     data_dir: DataFolder = None,
     include_path: TaskFiles = None,
@@ -93,8 +91,7 @@ def perplexity(
     split: Split = "train",
     subset: Subset = None,
     windows: Annotated[
-        str | None,
-        typer.Option(help="lengths, as 2k,4k,8k; default: the original length, doubled up to the target"),
+        str | None, typer.Option(help="lengths, as 2k,4k,8k; default: the original length, doubled up to the target")
     ] = None,
     stride: Annotated[
         str | None, typer.Option(help="tokens by which windows advance; default: half the original length")
@@ -104,12 +101,10 @@ def perplexity(
     ] = None,
     tokens_per_document: Tokens = None,
     mode: Annotated[
-        str | None,
-        typer.Option(help="sliding windows; truncated: the first tokens, by one pass; or by-position"),
+        str | None, typer.Option(help="sliding windows; truncated: the first tokens, by one pass; or by-position")
     ] = None,
     settings: Annotated[
-        str | None,
-        typer.Option(help="the paper's: paper, paper-far or paper-truncated, in place of the others"),
+        str | None, typer.Option(help="the paper's: paper, paper-far or paper-truncated, in place of the others")
     ] = None,
     out: Records = None,
     precision: Precision = "auto",
@@ -186,8 +181,7 @@ def merge(
 def benchmark(
     model: Model,
     tasks: Annotated[
-        str,
-        typer.Option(help="paper, or tasks of lm-evaluation-harness, as ruler,arc_challenge:25 (few-shot)"),
+        str, typer.Option(help="paper, or tasks of lm-evaluation-harness, as ruler,arc_challenge:25 (few-shot)")
     ] = "paper",
     data_dir: DataFolder = None,
     include_path: TaskFiles = None,
@@ -216,8 +210,7 @@ def benchmark(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders, of which several are compared; or an evaluation's")],
     out: Annotated[
-        Path | None,
-        typer.Option(help="the page; default: report.html in the run folder; needed for several runs"),
+        Path | None, typer.Option(help="the page; default: report.html in the run folder; needed for several runs")
     ] = None,
 ) -> None:
     """Make figures and the page again from the records alone."""

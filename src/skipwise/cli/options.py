@@ -28,8 +28,7 @@ Split = Annotated[str, typer.Option(help="of a Hugging Face data set")]
 Subset = Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")]
 TaskFiles = Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")]
 Tokens = Annotated[
-    str | None,
-    typer.Option(help="read so many tokens of each document, as 64k; default: see the documentation"),
+    str | None, typer.Option(help="read so many tokens of each document, as 64k; default: see the documentation")
 ]
 
 

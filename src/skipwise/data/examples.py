@@ -176,12 +176,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train, _ = split_by_name(store, held_out)
         documents = np.intersect1d(train, keep_long(store, parse_length(train_length)))
         return cls(
-            store,
-            documents,
-            train_length=train_length,
-            target_length=target_length,
-            tokenizer=tokenizer,
-            **options,
+            store, documents, train_length=train_length, target_length=target_length, tokenizer=tokenizer, **options
         )
 
     def __len__(self) -> int:

@@ -21,13 +21,7 @@ _HEAD = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
     "I will quiz you about the important information there.\n"
 )
-_SENTENCES = (
-    "The grass is green.",
-    "The sky is blue.",
-    "The sun is yellow.",
-    "Here we go.",
-    "There and back again.",
-)
+_SENTENCES = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 _CYCLE = len(_SENTENCES)
 _QUESTION = "What is the pass key? The pass key is"
 
@@ -183,11 +177,7 @@ def _drawn_key_and_split(rng: np.random.Generator, depth: float | None = None) -
 
 
 def _fill(
-    tokenizer: "PreTrainedTokenizerBase",
-    key: str,
-    split: Callable[[int], int],
-    length: int,
-    reserved: int = 0,
+    tokenizer: "PreTrainedTokenizerBase", key: str, split: Callable[[int], int], length: int, reserved: int = 0
 ) -> tuple[int, list[int]]:
     """Return the most filler sentences that fit, and the prompt's ids.
 

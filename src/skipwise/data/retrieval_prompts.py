@@ -34,11 +34,7 @@ class DrawPrompt(Protocol):
     """The signature of every prompt function; ``passkey_prompt`` documents the arguments."""
 
     def __call__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase",
-        length: int,
-        rng: np.random.Generator,
-        depth: float | None = None,
+        self, tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator, depth: float | None = None
     ) -> Prompt: ...
 
 

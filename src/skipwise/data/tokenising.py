@@ -108,12 +108,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def _build(
-    stores: Path,
-    fingerprint: str,
-    corpus: Corpus,
-    tokenizer: Any,
-    limit: int | None,
-    on_progress: OnProgress | None,
+    stores: Path, fingerprint: str, corpus: Corpus, tokenizer: Any, limit: int | None, on_progress: OnProgress | None
 ) -> TokenStore:
     folder, draft = stores / fingerprint, stores / f".draft-{fingerprint}"
     (stores / ".locks").mkdir(parents=True, exist_ok=True)

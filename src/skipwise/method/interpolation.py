@@ -100,13 +100,7 @@ def rope_parameters(name: str, rope: Rope, factor: float) -> dict[str, object]:
     factors = ((1 - mask) * factor + mask).tolist()
     # vLLM reads the attention factor under these names; transformers warns that they are unknown.
     mscale = {"short_mscale": shared["attention_factor"], "long_mscale": shared["attention_factor"]}
-    return {
-        "rope_type": "longrope",
-        **shared,
-        "short_factor": factors,
-        "long_factor": list(factors),
-        **mscale,
-    }
+    return {"rope_type": "longrope", **shared, "short_factor": factors, "long_factor": list(factors), **mscale}
 
 
 def _ntk_theta(rope: Rope, factor: float) -> float:

@@ -89,11 +89,7 @@ class Plans:
 
 
 def pose(
-    rng: Rng,
-    train_length: int | str,
-    target_length: int | str,
-    document_lengths: np.ndarray,
-    rules: ChunkRules = PAPER,
+    rng: Rng, train_length: int | str, target_length: int | str, document_lengths: np.ndarray, rules: ChunkRules = PAPER
 ) -> Plans:
     """Draw plans of positional skip-wise training: N chunks, each shifted by its own skip (PoSE, section 3.2).
 
@@ -227,13 +223,7 @@ def short(
 
 Scheme = Callable[[Rng, int, int, np.ndarray, ChunkRules], Plans]
 
-SCHEMES: dict[str, Scheme] = {
-    "pose": pose,
-    "randpos": randpos,
-    "cream": cream,
-    "full": full_length,
-    "short": short,
-}
+SCHEMES: dict[str, Scheme] = {"pose": pose, "randpos": randpos, "cream": cream, "full": full_length, "short": short}
 
 
 def _chunk_lengths(rng: Rng, train_length: int, rules: ChunkRules) -> np.ndarray:

@@ -139,11 +139,7 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
         tie_word_embeddings=config.get("tie_word_embeddings", False),
         bos_token_id=config.get("bos_token_id"),
         eos_token_id=config.get("eos_token_id"),
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10_000.0,
-            "partial_rotary_factor": rotated / head,
-        },
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": rotated / head},
     )
     half_split = torch.cat([torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, head)])
 
@@ -231,10 +227,7 @@ def _with_authors_scaling(plan: Conversion, config: Mapping[str, Any], original:
     head = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
     rotated = int(head * old.get("partial_rotary_factor", 1.0))
     kept = {name: value for name, value in old.items() if name == "partial_rotary_factor"}
-    stock.rope_parameters = {
-        **kept,
-        **rope_parameters(named, Rope(old["rope_theta"], rotated, original), factor),
-    }
+    stock.rope_parameters = {**kept, **rope_parameters(named, Rope(old["rope_theta"], rotated, original), factor)}
     stock.max_position_embeddings = round(original * factor)
     note = f"rope_scaling {scaling['type']} x{factor:g} is {named} from {original:,} to {round(original * factor):,}"
     return Conversion(f"{plan.source}, extended", stock, plan.convert, (*plan.notes, note))

@@ -121,15 +121,7 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, output_loading_info=True, **settings
         )
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        EOFError,
-        SafetensorError,
-        UnpicklingError,
-    ) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
         raise ModelError(_unreadable(name, error)) from error
     model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
     if missing:

@@ -41,11 +41,7 @@ class Probe:
 
 
 def probe_connectivity(
-    model: PreTrainedModel,
-    target_length: int | str,
-    *,
-    precision: str = "float32",
-    attention_mask: bool = True,
+    model: PreTrainedModel, target_length: int | str, *, precision: str = "float32", attention_mask: bool = True
 ) -> Probe:
     """Run the model as training does (train mode, no cache, mask of ones) on three chunks with skipped positions.
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
-from skipwise.model.loading import load_model, resolve
+from skipwise.model.loading import load_model
 from skipwise.model.precision import AUTOCAST, autocast, weights_precision
 from skipwise.model.rope import Extension
 
@@ -63,10 +63,7 @@ def require_whole(folder: Path) -> None:
         RunError: a file is missing.
     """
     index = folder / "model.safetensors.index.json"
-    names = {
-        "config.json",
-        "tokenizer.json" if (folder / "tokenizer.json").exists() else "tokenizer_config.json",
-    }
+    names = {"config.json", "tokenizer.json" if (folder / "tokenizer.json").exists() else "tokenizer_config.json"}
     if lora.base_of(str(folder)):
         names.add("adapter_model.safetensors")
     else:

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from skipwise.errors import RecipeError, nearest, one_of
 from skipwise.method import interpolation
@@ -182,8 +174,7 @@ class Evaluation(Section):
         None, min_length=1, description="default: the original length, doubled up to the target"
     )
     stride: Length | None = Field(
-        None,
-        description="at most half the window; default: half the original length, or target / 16 if larger",
+        None, description="at most half the window; default: half the original length, or target / 16 if larger"
     )
     documents: Whole = Field(8, gt=0, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")

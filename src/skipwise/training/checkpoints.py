@@ -263,10 +263,7 @@ def _synced_fingerprint(path: Path) -> dict[str, Any]:
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
-        return {
-            "bytes": os.fstat(file.fileno()).st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _sync_folder(folder: Path) -> None:

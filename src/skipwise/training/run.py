@@ -70,11 +70,7 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     settings["evaluation.keep"] = rule.keep
     if rule.keep == "best":
         first = (rule.source or [recipe.data.source])[0]
-        settings |= {
-            "evaluation.steps": rule.steps,
-            "evaluation.source": first,
-            "evaluation.segments": rule.segments,
-        }
+        settings |= {"evaluation.steps": rule.steps, "evaluation.source": first, "evaluation.segments": rule.segments}
     return settings
 
 

@@ -13,14 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch.utils.data import Dataset, Subset
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-)
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import RecipeError, RunError
