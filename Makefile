@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-distributed lint clean
+.PHONY: help demo reproduce test test-distributed lint clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
 
 demo: $(VENV)/.installed  ## extend the embedded model 8 times and prove it; ARGS="--help" passes options on
 	$(BIN)/skipwise extend $(ARGS)
+
+reproduce: $(VENV)/.installed  ## run the paper's tables; without ARGS, list them: make reproduce ARGS="main --seeds 3"
+	$(BIN)/python -m reproduction $(ARGS)
 
 test: $(VENV)/.installed-dev  ## run the tests, without a network; ARGS="-k passkey" passes options on
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --ignore tests/distributed $(ARGS)

@@ -9,9 +9,7 @@ from skipwise.cli.options import Changes, given_options
 from skipwise.cli.terminal import explained, prepare_process
 from skipwise.errors import RecipeError, one_of
 
-app = typer.Typer(
-    name="reproduction", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
+app = typer.Typer(name="reproduction", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 OUT = Path("runs/reproduction")
 
 
@@ -26,16 +24,12 @@ def reproduce(
         str, typer.Option(help="nano: in miniature; paper: the paper's models and lengths, on GPUs")
     ] = "nano",
     seeds: Annotated[int, typer.Option(min=1, help="number of seeds of each trained arm")] = 1,
-    arm: Annotated[
-        list[str] | None, typer.Option(help="a row of the tables; repeatable; default: all")
-    ] = None,
+    arm: Annotated[list[str] | None, typer.Option(help="a row of the tables; repeatable; default: all")] = None,
     setting: Annotated[
-        list[str] | None,
-        typer.Option(help="a block of the tables, as 'linear, 8x'; repeatable; default: all"),
+        list[str] | None, typer.Option(help="a block of the tables, as 'linear, 8x'; repeatable; default: all")
     ] = None,
     text: Annotated[
-        list[str] | None,
-        typer.Option(help="a text to measure on; repeatable; default: stdlib (held out) and pydoc"),
+        list[str] | None, typer.Option(help="a text to measure on; repeatable; default: stdlib (held out) and pydoc")
     ] = None,
     notes: Annotated[
         Path | None, typer.Option(help="Markdown to put into the pages: a section for each exhibit, ## main")
@@ -60,9 +54,7 @@ def reproduce(
     given = given_options(context)
     if not exhibits:
         if given:
-            raise RecipeError(
-                f"{given[0]} needs the name of an exhibit, or all; run without options to list them"
-            )
+            raise RecipeError(f"{given[0]} needs the name of an exhibit, or all; run without options to list them")
         list_exhibits(console)
         return
     if page_only and "--out" not in given:

@@ -25,9 +25,7 @@ from skipwise.errors import RunError
 
 DOCS = Path(__file__).parent.parent / "docs"
 ARCHIVE = DOCS / "reproduction" / "records.jsonl.zst"
-_BASE = re.compile(
-    r"[^\s\"]*/bases/([^/\s]+)/model\b"
-)  # a small base in the cache of the machine that trained it
+_BASE = re.compile(r"[^\s\"]*/bases/([^/\s]+)/model\b")  # a small base in the cache of the machine that trained it
 
 
 @dataclass(frozen=True)
@@ -85,9 +83,7 @@ def unpack(archive: Path, out: Path) -> Published:
                 bases |= {name: recipe["model"] for name in BASES if _is_base(recipe["model"], name)}
             else:
                 path = (
-                    out / "arms" / Path(entry["arm"]).name / "results.jsonl"
-                    if "arm" in entry
-                    else out / "costs.jsonl"
+                    out / "arms" / Path(entry["arm"]).name / "results.jsonl" if "arm" in entry else out / "costs.jsonl"
                 )
                 files.setdefault(path, []).append(f"{json.dumps(entry['record'])}\n")
     except (OSError, ValueError, KeyError, TypeError, zstandard.ZstdError) as error:

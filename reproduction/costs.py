@@ -86,9 +86,7 @@ def _in_own_process(function: Callable[..., Any], *args: Any) -> Any:
         return pool.submit(function, *args).result()
 
 
-def _step_seconds(
-    recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int
-) -> list[list[float]]:
+def _step_seconds(recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int) -> list[list[float]]:
     """Seconds of each step, by target; the targets take turns, and the first round does not count."""
     steps = [_stepper(recipe, arm, target, original) for target in targets]
     times: list[list[float]] = [[] for _ in targets]
@@ -168,17 +166,10 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
         tokens.append([arm_name(arm), *(f"{EXAMPLES * r.window:,}" for r in mine)])
         memory.append([arm_name(arm), *(f"{r.peak_bytes / 2**20:,.0f}" for r in mine)])
     published = [
-        [
-            arm_name(arm),
-            *(f"{value:g}" for value in (*paper.EFFICIENCY_HOURS[arm], *paper.EFFICIENCY_GB[arm])),
-        ]
+        [arm_name(arm), *(f"{value:g}" for value in (*paper.EFFICIENCY_HOURS[arm], *paper.EFFICIENCY_GB[arm]))]
         for arm in ("full", "pose")
     ]
-    head = [
-        "the paper",
-        *(f"hours, {x}" for x in ("2x", "4x", "8x")),
-        *(f"GB a GPU, {x}" for x in ("2x", "4x", "8x")),
-    ]
+    head = ["the paper", *(f"hours, {x}" for x in ("2x", "4x", "8x")), *(f"GB a GPU, {x}" for x in ("2x", "4x", "8x"))]
     parts = [
         f"A step is {EXAMPLES} windows, one in memory at a time, on {records[0].device}. As in the paper's figure, both arms "
         "take the same number of windows in a step: a window of full-length training has as many tokens as the target, a "
@@ -203,9 +194,7 @@ def relative_times(records: Sequence[CostRecord]) -> list[float]:
     Targets take turns, so what slows the machine down for a while slows whole rounds down and cancels.
     """
     rounds = [statistics.fmean(times) for times in zip(*(r.step_seconds for r in records), strict=True)]
-    return [
-        statistics.median(t / mean for t, mean in zip(r.step_seconds, rounds, strict=True)) for r in records
-    ]
+    return [statistics.median(t / mean for t, mean in zip(r.step_seconds, rounds, strict=True)) for r in records]
 
 
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
@@ -213,10 +202,7 @@ def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     mine = [r for r in records if r.arm == "pose"]
     if len(mine) < len(FACTORS):
         return [Finding(_SAME.format(name)) for name in ("step time", "peak memory")]
-    measures = {
-        "step time": relative_times(mine),
-        "peak memory": [float(r.peak_bytes) for r in mine],
-    }
+    measures = {"step time": relative_times(mine), "peak memory": [float(r.peak_bytes) for r in mine]}
     return [
         Finding(
             _SAME.format(name),

@@ -46,9 +46,7 @@ def measure_speed(model: str, near: int = 256, far: int = 2048) -> Speed:
     def train(width: int) -> None:
         ids = torch.zeros((4096 // width, width), dtype=torch.long, device=device)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            loss = loaded(
-                input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False
-            ).loss
+            loss = loaded(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False).loss
         loss.backward()
         loaded.zero_grad()
 

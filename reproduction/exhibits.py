@@ -9,18 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reproduction import paper
-from reproduction.claims import (
-    Claim,
-    Falls,
-    Finds,
-    FindsMore,
-    Holds,
-    Keeps,
-    Lower,
-    Reads,
-    Recovers,
-    arms_of,
-)
+from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers, arms_of
 from skipwise.errors import one_of
 from skipwise.recipes.schema import Recipe
 
@@ -152,11 +141,7 @@ _PAPERS_ORDER = (
     Lower("pi-only", "original", 0.5, beyond=True),
     Recovers("pose"),
 )
-_PLAIN = {
-    "linear": {"interpolation": "linear"},
-    "ntk": {"interpolation": "ntk"},
-    "yarn": {"interpolation": "yarn"},
-}
+_PLAIN = {"linear": {"interpolation": "linear"}, "ntk": {"interpolation": "ntk"}, "yarn": {"interpolation": "yarn"}}
 
 EXHIBITS = {
     exhibit.name: exhibit
@@ -174,11 +159,7 @@ EXHIBITS = {
             name="interpolation",
             title="The three interpolations",
             source="Table 6",
-            settings=(
-                Setting("linear", 8, paper.LINEAR_16K),
-                Setting("ntk", 8, paper.NTK_16K),
-                _YARN,
-            ),
+            settings=(Setting("linear", 8, paper.LINEAR_16K), Setting("ntk", 8, paper.NTK_16K), _YARN),
             variants={arm: {} for arm in (*BASELINES, "full", "pose")},
             claims=_PAPERS_ORDER,
         ),
@@ -186,10 +167,7 @@ EXHIBITS = {
             name="passkey",
             title="Passkeys found",
             source="Figure 2b",
-            settings=(
-                Setting("linear", 8, retrieved=paper.PASSKEY),
-                Setting("yarn", 8, retrieved=paper.PASSKEY),
-            ),
+            settings=(Setting("linear", 8, retrieved=paper.PASSKEY), Setting("yarn", 8, retrieved=paper.PASSKEY)),
             variants={arm: {} for arm in (*BASELINES, *TRAINED)},
             claims=(
                 Finds("pose", least=0.9),
@@ -344,10 +322,7 @@ EXHIBITS = {
             ),
         ),
         Exhibit(
-            name="coverage",
-            title="Which relative distances one example trains",
-            source="Figure 5",
-            show=("coverage",),
+            name="coverage", title="Which relative distances one example trains", source="Figure 5", show=("coverage",)
         ),
     )
 }

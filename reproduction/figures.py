@@ -46,18 +46,14 @@ def _curves(exhibit: Exhibit, rows: Mapping[str, Scores]) -> list[tuple[str, str
     found: list[tuple[str, str, str, Curves]] = []
     if "perplexity" in exhibit.show and text:
         curves: Curves = {
-            label: {window: score[0] for window, score in row.by_window(text).items()}
-            for label, row in rows.items()
+            label: {window: score[0] for window, score in row.by_window(text).items()} for label, row in rows.items()
         }
         found.append(("perplexity", f"Perplexity by window, {text}", "window (tokens)", curves))
     if "curves" in exhibit.show and text:
         curves = {label: row.curves().get(f"{text}, first tokens", {}) for label, row in rows.items()}
         found.append(("curves", f"Perplexity of the first tokens, {text}", "tokens read", curves))
     if "passkey" in exhibit.show:
-        curves = {
-            label: {n: 100 * row.found(n)[0] / row.found(n)[1] for n in row.hits}
-            for label, row in rows.items()
-        }
+        curves = {label: {n: 100 * row.share_found(n) for n in row.hits} for label, row in rows.items()}
         found.append(("passkey", "Passkeys found (%)", "prompt (tokens)", curves))
     if "steps" in exhibit.show:
         curves = {label: {n: fmean(v) for n, v in row.steps.items()} for label, row in rows.items()}
@@ -75,9 +71,7 @@ def cost_figures(records: Sequence[CostRecord], folder: Path) -> list[str]:
     return ["efficiency-time", "efficiency-memory"]
 
 
-def _draw(
-    folder: Path, name: str, title: str, axis: str, curves: Curves, original: int | None = None
-) -> None:
+def _draw(folder: Path, name: str, title: str, axis: str, curves: Curves, original: int | None = None) -> None:
     """Draw curves as SVG and CSV; the pages need no PNG."""
     values = {
         label: {x: Interval(value, -math.inf, math.inf) for x, value in curve.items()}

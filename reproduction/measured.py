@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 from rich.console import Console
@@ -32,14 +33,9 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     asked = specification_of(recipe, run.original, target, "float32")
     steps = measured_steps(recipe)
     limit = asked.tokens_per_document or 2 * asked.windows[-1]
-    most = {
-        SLIDING: asked.documents,
-        SEGMENTS: asked.segments,
-        PASSKEYS: asked.trials,
-        STEPS: asked.documents,
-    }
+    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PASSKEYS: asked.trials, STEPS: asked.documents}
     found: dict[Place, dict[object, Record]] = {}
-    for record in read_records(run.folder(out) / "results.jsonl"):
+    for record in _records(run.folder(out) / "results.jsonl"):
         place = _place(record, asked, steps)
         if place is None or (isinstance(record, ReadingRecord) and not _fits(record, asked.documents, limit)):
             continue
@@ -48,6 +44,17 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
         if name not in there or _size(record) >= _size(there[name]):
             there[name] = record
     return {place: list(records.values())[: most[place[0]]] for place, records in found.items()}
+
+
+def _records(path: Path) -> list[Record]:
+    """The records of a file; several exhibits ask for those of the same arm."""
+    stat = path.stat() if path.exists() else None
+    return _read(path, stat.st_size, stat.st_mtime_ns) if stat else []
+
+
+@cache
+def _read(path: Path, size: int, changed: int) -> list[Record]:
+    return read_records(path)
 
 
 def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reproduction import paper
 from reproduction.costs import constant_costs, costs_markdown, known_costs
 from reproduction.coverage_check import coverage_section
 from reproduction.exhibits import EXHIBITS, Exhibit
@@ -18,7 +19,7 @@ from reproduction.figures import cost_figures, exhibit_figures
 from reproduction.measured import PASSKEYS, SLIDING
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores, collect
-from reproduction.tables import exhibit_markdown, findings, table
+from reproduction.tables import exhibit_markdown, findings, format_reported, table
 from reproduction.verdicts import Finding
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.lengths import format_length
@@ -32,8 +33,12 @@ Table = dict[str, dict[str, Scores]]
 
 # Sections that notes may have besides the exhibits'; the text before the first section begins the page.
 SECTIONS = ("findings", "differences", "cost", "again")
-# The blocks of the main result.
-_SHOWN = (("main", "linear, 8x"), ("passkey", "linear, 8x"), ("passkey", "yarn, 8x"))
+# The blocks of the main result; of two with one label the later is shown if it is there.
+_SHOWN = (
+    ("main", "linear, 8x", paper.LINEAR_16K),
+    ("passkey", "linear, 8x", paper.LINEAR_16K),
+    ("passkey", "yarn, 8x", paper.YARN_16K),
+)
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,7 @@ class Pages:
         return Path(os.path.relpath(self.folder / name, self.index.parent)).as_posix()
 
 
-def write_pages(
-    plans: Mapping[str, Sequence[ArmRun]], out: Path, pages: Pages, notes: Mapping[str, str]
-) -> Path:
+def write_pages(plans: Mapping[str, Sequence[ArmRun]], out: Path, pages: Pages, notes: Mapping[str, str]) -> Path:
     """Write the pages of what is measured; coverage is computed now.
 
     Args:
@@ -74,7 +77,7 @@ def write_pages(
             text = f"{title}\n\n{notes[name]}\n\n{body}"
         (pages.folder / f"{name}.md").write_text(text, encoding="utf-8")
     parts = ["# The paper's tables, run here", notes.get("", ""), *_results(tables, plans)]
-    parts += ["## What holds and what does not", notes.get("findings", ""), *_claims(found)]
+    parts += ["## What holds and what does not", notes.get("findings", ""), *_claims(found, pages)]
     parts += ["## Pages", _exhibits(found, pages)]
     if made := _made(plans, out) or notes.get("cost", ""):
         parts += ["## What it cost", made, notes.get("cost", "")]
@@ -108,18 +111,14 @@ def read_notes(path: Path) -> dict[str, str]:
     return {name: text for name, text in notes.items() if name or text}
 
 
-def _section(
-    exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, folder: Path
-) -> tuple[str, Findings, Table]:
+def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, folder: Path) -> tuple[str, Findings, Table]:
     """One exhibit's page, its findings and its scores; figures are drawn."""
     scores, partial = collect(runs, out)
     figures = exhibit_figures(exhibit, runs, scores, folder / "figures")
     paths = {label: [f"figures/{name}.svg" for name in names] for label, names in figures.items()}
     text, found = exhibit_markdown(exhibit, runs, scores, paths, partial), findings(exhibit, runs, scores)
     if "costs" in exhibit.show and runs and (records := known_costs(runs[0].recipe, runs[0].original, out)):
-        drawn = "\n".join(
-            f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder / "figures")
-        )
+        drawn = "\n".join(f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder / "figures"))
         text += f"\n## Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"
         found += [("2x to 64x", finding) for finding in constant_costs(records)]
     if "coverage" in exhibit.show:
@@ -130,51 +129,55 @@ def _section(
 
 def _results(tables: Mapping[str, Table], plans: Mapping[str, Sequence[ArmRun]]) -> list[str]:
     """The main result: perplexity at the original length and at the target, and passkeys at the target."""
-    blocks = [(label, tables[name][label]) for name, label in _SHOWN if label in tables.get(name, {})]
-    rows = {label: {**dict(blocks)[label]} for label, _ in blocks}
-    if not rows:
-        return []
-    runs = [run for name, label in _SHOWN for run in plans.get(name, ()) if run.setting == label]
-    original, target = runs[0].original, runs[0].recipe.target or 0
-    texts = list(dict.fromkeys(text for of in rows.values() for row in of.values() for text, _ in row.nll))
+    blocks = {label: tables[name][label] for name, label, _ in _SHOWN if label in tables.get(name, {})}
+    texts = [text for rows in blocks.values() for row in rows.values() for text, _ in row.nll]
     if not texts:
         return []
+    run = next(run for name, label, _ in _SHOWN for run in plans.get(name, ()) if run.setting == label)
     text = next((text for text in texts if Path(text).name == "reports"), texts[0])
-    near, far = format_length(original), format_length(target)
+    ends = run.original, run.recipe.target or 0
+    published = {label: theirs[paper.GOVREPORT] for _, label, theirs in _SHOWN}
     lines = []
-    for label, of in rows.items():
-        for variant, row in of.items():
-            cells = []
-            for window in (original, target):
-                score = row.perplexity(text, window)
-                cells.append(format_number(score[0]) if score else "not measured")
-            hits = row.hits.get(target)
-            cells.append(
-                format_share(sum(f for f, _ in hits) / sum(n for _, n in hits)) if hits else "not measured"
+    for label, rows in blocks.items():
+        for variant, row in rows.items():
+            scores = [row.perplexity(text, window) for window in ends]
+            hits = format_share(row.share_found(ends[1])) if ends[1] in row.hits else "not measured"
+            seeds = " / ".join(str(len(row.seeds.get(kind, ()))) for kind in (SLIDING, PASSKEYS))
+            theirs = published[label].get(variant, ())
+            lines.append(
+                [
+                    label,
+                    arm_name(variant),
+                    *(format_number(score[0]) if score else "not measured" for score in scores),
+                    hits,
+                    seeds,
+                    *(format_reported(theirs, place) for place in (0, 3)),
+                ]
             )
-            seeds = [str(len(row.seeds.get(kind, [])) or "–") for kind in (SLIDING, PASSKEYS)]
-            lines.append([label, arm_name(variant), *cells, " / ".join(seeds)])
-    head = ["setting", "arm", f"perplexity at {near}", f"at {far}", f"passkeys found at {far}", "seeds"]
+    near, far = map(format_length, ends)
+    head = ["setting", "arm", f"perplexity at {near}", f"at {far}", f"passkeys at {far}", "seeds", "paper, 2k", "16k"]
     told = (
-        f"Perplexity on {text}, in sliding windows of {near} and of {far} tokens; the share of 50 passkeys found in prompts of "
-        f"{far} tokens; the number of seeds of each."
+        f"Perplexity is of {text}, in sliding windows of {near} and {far} tokens. Passkeys are found in prompts of {far} "
+        "tokens, 50 for each seed. The number of seeds is given for perplexity / passkeys. The paper's columns are its "
+        "perplexity on GovReport at its own window and target."
     )
     return ["## The main result", told, table(head, lines, left=2)]
 
 
-def _claims(found: Mapping[str, Findings]) -> list[str]:
-    """One row for each claim, with the settings in which it holds and the one in which it holds least."""
-    lines = []
+def _claims(found: Mapping[str, Findings], pages: Pages) -> list[str]:
+    """One row for each of the paper's claims, with the settings in which it holds and in which it does not."""
+    rules: dict[str, list[tuple[str, str, bool | None]]] = {}
     for name, each in found.items():
-        if name == "coverage":  # checks of our own formulas
-            continue
-        rules = dict.fromkeys(finding.rule for _, finding in each if finding.holds is not None)
-        for rule in rules:
-            judged = [(where, f) for where, f in each if f.rule == rule and f.holds is not None]
-            holds = [where for where, finding in judged if finding.holds]
-            fails = [f"{where}: {finding.worst}" for where, finding in judged if not finding.holds]
-            lines.append([name, rule, "; ".join(holds) or "–", "; ".join(fails) or "–"])
-    return [table(["exhibit", "claim", "holds in", "does not hold in"], lines, left=4)] if lines else []
+        if name not in ("coverage", "gap"):  # of our own
+            for where, finding in each:
+                rules.setdefault(finding.rule, []).append((name, where, finding.holds))
+    lines = []
+    for rule, judged in rules.items():
+        columns = [dict.fromkeys(w for _, w, holds in judged if holds is value) for value in (True, False)]
+        links = dict.fromkeys(f"[{name}]({pages.link(f'{name}.md')})" for name, _, holds in judged if holds is not None)
+        if links:
+            lines.append([rule, *("; ".join(settings) or "–" for settings in columns), ", ".join(links)])
+    return [table(["claim", "holds in", "does not hold in", "figures"], lines, left=4)] if lines else []
 
 
 def _exhibits(found: Mapping[str, Findings], pages: Pages) -> str:
@@ -185,9 +188,7 @@ def _exhibits(found: Mapping[str, Findings], pages: Pages) -> str:
         exhibit = EXHIBITS[name]
         told = f"{sum(judged)} of {len(judged)}" if judged else "–"
         lines.append([f"[{name}]({pages.link(f'{name}.md')})", exhibit.title, exhibit.source, told])
-    return table(
-        ["page", "what it compares", "in the paper", "claims that hold, settings counted"], lines, left=3
-    )
+    return table(["page", "what it compares", "in the paper", "claims that hold, settings counted"], lines, left=3)
 
 
 def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> str:
@@ -234,9 +235,7 @@ def _facts(path: Path) -> _Facts:
         machine, versions, training = (facts.get(key) for key in ("machine", "versions", "training"))
         return _Facts(
             f"{machine['cores']} cores of {machine['processor']}" if machine else "",
-            ", ".join(f"{name} {versions[name]}" for name in packages if name in versions)
-            if versions
-            else "",
+            ", ".join(f"{name} {versions[name]}" for name in packages if name in versions) if versions else "",
             float(training["seconds"]) if training else 0.0,
             float(training["tokens_per_second"]) if training else 0.0,
         )

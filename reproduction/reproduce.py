@@ -81,9 +81,7 @@ def list_exhibits(console: Console) -> None:
     )
 
 
-def run(
-    asked: Asked, out: Path, notes: Path | None, console: Console, *, page_only: bool, dry_run: bool
-) -> None:
+def run(asked: Asked, out: Path, notes: Path | None, console: Console, *, page_only: bool, dry_run: bool) -> None:
     """Train and measure what is missing of the asked exhibits, then write and print their pages.
 
     Args:

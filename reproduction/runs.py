@@ -18,7 +18,7 @@ from reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_chan
 from reproduction.scales import MODELS, Scale
 from skipwise.evaluation.specification import doubled_windows
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_config
+from skipwise.model.loading import load_config, resolve
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data, Recipe, load_recipe
 from skipwise.training.run import deciding_settings
@@ -55,9 +55,7 @@ class ArmRun:
 
         A setting that is null does not count, so that a new one that is off leaves the keys of older runs as they are.
         """
-        settings = {
-            name: value for name, value in deciding_settings(self.recipe).items() if value is not None
-        }
+        settings = {name: value for name, value in deciding_settings(self.recipe).items() if value is not None}
         if self.recipe.evaluation.keep == "last":  # older runs had no choice
             del settings["evaluation.keep"]
         if self.base:  # by the folder's name, which says all that decides it; where the cache lies does not
@@ -66,7 +64,7 @@ class ArmRun:
         if steps := self.recipe.evaluation.steps:  # only training itself can give them
             digest.update(json.dumps(steps).encode())
         if self.base is None:
-            digest.update(weights_fingerprint(self.recipe.model).encode())
+            digest.update(_fingerprint(self.recipe.model).encode())
         return digest.hexdigest()[:12]
 
     def folder(self, out: Path) -> Path:
@@ -78,9 +76,7 @@ class ArmRun:
         return f"{self.setting}, {self.variant}" + (f", seed {self.recipe.seed}" if self.trained else "")
 
 
-def plan_runs(
-    exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: Mapping[str, Any]
-) -> list[ArmRun]:
+def plan_runs(exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: Mapping[str, Any]) -> list[ArmRun]:
     """Every run that the exhibit needs, baselines first in each block; baselines have one seed.
 
     Args:
@@ -102,9 +98,7 @@ def plan_runs(
     ]
 
 
-def _arm_run(
-    exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]
-) -> ArmRun:
+def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]) -> ArmRun:
     """Resolve one arm: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
     chosen: dict[str, Any] = {"interpolation": setting.interpolation}
     family = _family(setting, scale, load_recipe(scale.recipe, {**chosen, **changes}).data)
@@ -127,9 +121,7 @@ def _arm_run(
         **exhibit.changes,
         **(exhibit.full_size if scale.name == "paper" else {}),
     }
-    recipe = load_recipe(
-        scale.recipe, {**rule, **chosen, **changes, **row, **arm_changes(arm, plain, target, train)}
-    )
+    recipe = load_recipe(scale.recipe, {**rule, **chosen, **changes, **row, **arm_changes(arm, plain, target, train)})
     if variant in BASELINES:
         recipe = _as_it_came(recipe, variant)
     small = setting.family if family and scale.name == "nano" else None
@@ -145,10 +137,7 @@ def _family(setting: Setting, scale: Scale, data: Data) -> dict[str, Any]:
     if setting.family in BASES:
         known = scale.bases.get(setting.family)
         folder = Path(known) if known else base_folder(setting.family, data)
-        return {
-            "model": str(folder / "model"),
-            "original_length": BASES[setting.family].window,
-        }
+        return {"model": str(folder / "model"), "original_length": BASES[setting.family].window}
     return {}
 
 
@@ -174,6 +163,17 @@ def _as_it_came(recipe: Recipe, arm: str) -> Recipe:
     training = Recipe().training.model_copy(update={"precision": recipe.training.precision})
     plain: dict[str, Any] = {"training": training, "positions": Recipe().positions}
     return recipe.model_copy(update=plain | ({"interpolation": "none"} if arm == "original" else {}))
+
+
+@cache
+def _fingerprint(model: str) -> str:
+    """Of the embedded model as skipwise 0.1 took it, so that the published arms keep their names."""
+    if model != "nano":
+        return weights_fingerprint(model)
+    digest = hashlib.sha256(b"None")
+    for path in sorted(Path(resolve(model)).glob("*.safetensors")):
+        digest.update(f"{path.name} {path.stat().st_size}".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 @cache

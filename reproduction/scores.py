@@ -1,24 +1,16 @@
 """The records of an exhibit's arms, over texts and seeds."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reproduction.measured import (
-    KINDS,
-    PASSKEYS,
-    SEGMENTS,
-    SLIDING,
-    STEPS,
-    Place,
-    asked_records,
-    documents_of,
-    size_of,
-)
+from reproduction.measured import KINDS, PASSKEYS, SEGMENTS, SLIDING, STEPS, Place, asked_records, documents_of, size_of
 from reproduction.runs import ArmRun
 from skipwise.results.records import ReadingRecord, Record, TrialRecord
 from skipwise.results.statistics import Interval, Sums, difference, found, loss, perplexity_of
+
+Arm = tuple[ArmRun, dict[Place, list[Record]]]  # a run and its records
 
 
 @dataclass
@@ -59,13 +51,16 @@ class Scores:
         hits, asked = zip(*self.hits[length], strict=True)
         return sum(hits), sum(asked)
 
+    def share_found(self, length: int) -> float:
+        """The share of passkeys found at a prompt length that was asked."""
+        hits, asked = self.found(length)
+        return hits / asked
+
     def texts(self, length: int) -> list[str]:
         """The texts whose segments of ``length`` tokens were read."""
         return [text for text, segment in self.segments if segment == length]
 
-    def by_position(
-        self, text: str, length: int, begin: int, end: int, sums: Sums = "nll"
-    ) -> Interval | None:
+    def by_position(self, text: str, length: int, begin: int, end: int, sums: Sums = "nll") -> Interval | None:
         """Mean of the loss, or of the hits, at positions ``begin .. end - 1``, with its 95% interval over documents."""
         seeds = self.segments.get((text, length))
         return loss(_mean_of(seeds), begin, end, sums) if seeds else None
@@ -121,14 +116,12 @@ def _read(readings: Sequence[ReadingRecord]) -> list[tuple[str, int]]:
     return [(reading.document, reading.begin) for reading in readings]
 
 
-def collect(
-    runs: Sequence[ArmRun], out: Path
-) -> tuple[dict[str, dict[str, Scores]], dict[str, list[ArmRun]]]:
-    """Return the scores by setting and row, and by setting the runs of which a part is left out.
+def collect(runs: Sequence[ArmRun], out: Path) -> tuple[dict[str, dict[str, Scores]], dict[str, list[ArmRun]]]:
+    """Return the scores by setting and row, and by setting the runs that were measured on less than others.
 
-    A run that was killed, or that a later command measured on more text than the others, would stand beside rows that
-    were measured otherwise. So of each kind of measurement only runs count that have as much as the best measured one
-    of their setting, and of the trained rows only the seeds that all of these rows have.
+    What a kill cut off, or what a later command measured on more text, would stand beside cells that were measured
+    otherwise. So a cell counts if it has as many records as the largest of its column, a seed counts if it has all cells
+    of its row, and of each kind of measurement only the seeds count that all trained rows have.
     """
     table: dict[str, dict[str, Scores]] = {}
     partial: dict[str, list[ArmRun]] = {}
@@ -136,35 +129,32 @@ def collect(
         table.setdefault(run.setting, {}).setdefault(run.variant, Scores())
     for setting, rows in table.items():
         there = [(run, asked_records(run, out)) for run in runs if run.setting == setting]
+        left_out = partial.setdefault(setting, [])
         for kind in KINDS:
-            whole, rest = _whole(there, kind)
-            partial.setdefault(setting, []).extend(run for run in rest if run not in partial[setting])
-            for run, records in _alike(whole):
-                for place in records:
-                    _add(rows[run.variant], place, records[place])
-                seeds = rows[run.variant].seeds.setdefault(kind, [])
-                seeds.append(run.recipe.seed)
+            ours = [(run, {p: r for p, r in records.items() if p[0] == kind}) for run, records in there]
+            whole = _whole([one for one in ours if one[1]])
+            names = [id(run) for run, _ in whole]
+            left_out += [run for run, records in ours if records and id(run) not in names and run not in left_out]
+            for run, cells in _alike(whole):
+                for place, records in cells.items():
+                    _add(rows[run.variant], place, records)
+                rows[run.variant].seeds.setdefault(kind, []).append(run.recipe.seed)
     return table, partial
 
 
-def _whole(
-    there: Iterable[tuple[ArmRun, Mapping[Place, list[Record]]]], kind: str
-) -> tuple[list[tuple[ArmRun, dict[Place, list[Record]]]], list[ArmRun]]:
-    """The runs that have as many records of a kind as the best measured one, with them; and those that have fewer."""
-    ours = [(run, {p: r for p, r in records.items() if p[0] == kind}) for run, records in there]
-    measured = [(run, records) for run, records in ours if records]
-    best: dict[Place, tuple[int, int]] = {}
-    for _, records in measured:
-        for place in records:
-            best[place] = max(size_of(records[place]), best.get(place, (0, 0)))
-    is_whole = [{p: size_of(records[p]) for p in records} == best for _, records in measured]
-    whole = [one for one, complete in zip(measured, is_whole, strict=True) if complete]
-    return whole, [run for (run, _), complete in zip(measured, is_whole, strict=True) if not complete]
+def _whole(measured: Sequence[Arm]) -> list[Arm]:
+    """Keep the cells that are as large as the largest of their column, and the runs that have all cells of their row."""
+    largest: dict[Place, tuple[int, int]] = {}
+    for _, cells in measured:
+        largest |= {place: max(size_of(cells[place]), largest.get(place, (0, 0))) for place in cells}
+    kept = [(run, {p: r for p, r in cells.items() if size_of(r) == largest[p]}) for run, cells in measured]
+    rows: dict[str, set[Place]] = {}
+    for run, cells in kept:
+        rows.setdefault(run.variant, set()).update(cells)
+    return [(run, cells) for run, cells in kept if cells and set(cells) == rows[run.variant]]
 
 
-def _alike(
-    there: list[tuple[ArmRun, dict[Place, list[Record]]]],
-) -> list[tuple[ArmRun, dict[Place, list[Record]]]]:
+def _alike(there: list[Arm]) -> list[Arm]:
     """Keep the seeds that all trained rows have; all of them if they have none in common."""
     seeds: dict[str, set[int]] = {}
     for run, _ in there:

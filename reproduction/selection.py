@@ -87,11 +87,7 @@ def select(plans: Plans, arms: Sequence[str], settings: Sequence[str]) -> dict[s
     _require_known("arm", arms, [run.variant for run in runs])
     _require_known("setting", settings, [run.setting for run in runs])
     kept = {
-        name: [
-            run
-            for run in each
-            if (not arms or run.variant in arms) and (not settings or run.setting in settings)
-        ]
+        name: [run for run in each if (not arms or run.variant in arms) and (not settings or run.setting in settings)]
         for name, each in plans.items()
     }
     if runs and not any(kept.values()):
@@ -107,9 +103,7 @@ def _require_known(kind: str, names: Iterable[str], valid: Sequence[str]) -> Non
     for name in names:
         if name not in there:
             listed = ", ".join(repr(one) for one in there) or "none"
-            raise RecipeError(
-                f"{kind} {name!r} is in none of these exhibits{nearest(name, there)}; there are {listed}"
-            )
+            raise RecipeError(f"{kind} {name!r} is in none of these exhibits{nearest(name, there)}; there are {listed}")
 
 
 def require_text(plans: Plans) -> None:

@@ -44,9 +44,7 @@ def exhibit_markdown(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def findings(
-    exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Rows]
-) -> list[tuple[str, Finding]]:
+def findings(exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Rows]) -> list[tuple[str, Finding]]:
     """Every claim of the exhibit in every block of it that is measured, with the block's name."""
     found = []
     for setting in exhibit.settings:
@@ -106,9 +104,7 @@ def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
             "windows; the paper gives every arm the same number of windows."
         )
     asked = max(run.recipe.data.passkey for run in runs)
-    return told + f" {asked:.0%} of the examples end in a passkey prompt, no longer than their window." * (
-        asked > 0
-    )
+    return told + f" {asked:.0%} of the examples end in a passkey prompt, no longer than their window." * (asked > 0)
 
 
 def _seeds(rows: Rows) -> str:
@@ -177,7 +173,7 @@ def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) ->
     lines = []
     for variant, row in rows.items():
         values = published.get(variant, ())
-        reported = [_value(values, _place(setting, window, original)) for window in beside]
+        reported = [format_reported(values, _place(setting, window, original)) for window in beside]
         lines.append(_line(variant, [_mean(row.perplexity(text, window)) for window in windows], reported))
     return table(head, lines)
 
@@ -200,7 +196,8 @@ def _place(setting: Setting, window: int, original: int) -> int | None:
     return int(place) if place >= 0 and place == int(place) else None
 
 
-def _value(values: Sequence[float], place: int | None) -> str:
+def format_reported(values: Sequence[float], place: int | None) -> str:
+    """Write the paper's figure at ``place`` of a row; a dash where it has none."""
     if place is None or place >= len(values):
         return "–"
     return ">1000" if math.isinf(values[place]) else format_number(values[place])
@@ -208,18 +205,14 @@ def _value(values: Sequence[float], place: int | None) -> str:
 
 def _position_table(rows: Rows, text: str, length: int, original: int) -> str:
     """Perplexity by token position, from the segments of the target length."""
-    edges = next(
-        row.segments[text, length][0][0].edges for row in rows.values() if (text, length) in row.segments
-    )
+    edges = next(row.segments[text, length][0][0].edges for row in rows.values() if (text, length) in row.segments)
     places = list(pairwise([1, *(edge for edge in edges if edge >= original)]))
     head = [f"perplexity at positions, {text}"]
     head += [f"{format_length(begin)} to {format_length(end)}" for begin, end in places]
     lines = []
     for variant, row in rows.items():
         losses = [row.by_position(text, length, begin, end) for begin, end in places]
-        lines.append(
-            _line(variant, [format_number(perplexity_of(one.mean)) if one else "–" for one in losses])
-        )
+        lines.append(_line(variant, [format_number(perplexity_of(one.mean)) if one else "–" for one in losses]))
     return table(head, lines)
 
 
@@ -232,7 +225,7 @@ def _curve_table(setting: Setting, rows: Rows, text: str) -> str:
     for variant, curve in curves.items():
         values = published.get(variant, ())
         cells = [format_number(curve[n]) if n in curve else "–" for n in lengths]
-        lines.append(_line(variant, cells, [_value(values, 0), _value(values, 1)]))
+        lines.append(_line(variant, cells, [format_reported(values, 0), format_reported(values, 1)]))
     return table(head, lines)
 
 

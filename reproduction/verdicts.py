@@ -74,9 +74,7 @@ def _judge_order(claim: Lower, rows: Mapping[str, Scores], original: int, target
 
 
 def _judge_fall(claim: Falls, row: Scores, target: int) -> Finding:
-    rule = (
-        f"{arm_name(claim.arm)}'s perplexity falls as the window grows, or rises by at most {claim.rise:.0%}"
-    )
+    rule = f"{arm_name(claim.arm)}'s perplexity falls as the window grows, or rises by at most {claim.rise:.0%}"
     steps = [
         (after[0] / before[0] - 1, f"{before[0]:.3g} at {near:,}, {after[0]:.3g} at {far:,} ({text})")
         for text in dict.fromkeys(text for text, _ in row.nll)
@@ -89,9 +87,7 @@ def _judge_fall(claim: Falls, row: Scores, target: int) -> Finding:
     return Finding(rule, rise <= claim.rise, f"{100 * rise:+.1f}%: {told}")
 
 
-def recovered(
-    rows: Mapping[str, Scores], claim: Recovers, text: str, target: int
-) -> tuple[float, list[float]] | None:
+def recovered(rows: Mapping[str, Scores], claim: Recovers, text: str, target: int) -> tuple[float, list[float]] | None:
     """The share of ``other``'s gain over ``base`` that ``arm`` has at the target: of the means over seeds, and by seed.
 
     None where a row is missing, or where ``other`` gains nothing.
@@ -124,7 +120,7 @@ def _judge_passkey(claim: Finds, row: Scores, original: int, target: int) -> Fin
     where = "every length beyond the original" if claim.beyond else "every length up to the target"
     rule = f"{arm_name(claim.arm)} finds {bound} of the passkeys at {where}"
     shares = [
-        (row.found(length)[0] / row.found(length)[1], length)
+        (row.share_found(length), length)
         for length in row.hits
         if length <= target and not (claim.beyond and length <= original)
     ]

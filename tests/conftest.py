@@ -18,3 +18,9 @@ def frozen_imports() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the drawing of figures, which takes seconds, out where they are not what is tested."""
+    monkeypatch.setattr("skipwise.report.page.draw_figures", lambda *_: [])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 from skipwise.results.records import ReadingRecord, TrialRecord, append_record
@@ -26,16 +27,14 @@ def readings(
     """
     edges = [1, 64, 128, *WINDOWS]
     levels = perplexity if isinstance(perplexity, list) else [perplexity] * (len(edges) - 1)
-    sizes = [high - low for low, high in zip(edges, edges[1:], strict=False)]
+    sizes = [high - low for low, high in pairwise(edges)]
     made = []
     for n in range(documents):
         apart = 0.002 * (n - (documents - 1) / 2)  # nats; zero on average
         nll = [size * (math.log(level) + apart) for size, level in zip(sizes, levels, strict=True)]
         hits = [size // 3 for size in sizes]
         made.append(
-            ReadingRecord(
-                arm, data, f"d{n}", "sliding", 0, window, 128, edges, "float32", digest, None, nll, hits, 1.0
-            )
+            ReadingRecord(arm, data, f"d{n}", "sliding", 0, window, 128, edges, "float32", digest, None, nll, hits, 1.0)
         )
     return made
 
@@ -43,9 +42,7 @@ def readings(
 def trials(arm: str, length: int, hits: int, asked: int = 100, task: str = "passkey") -> list[TrialRecord]:
     """Prompts at even depths, of which the first ``hits`` are answered rightly."""
     return [
-        TrialRecord(
-            arm, task, length, 0, i, "spread", "float32", "d", i / asked, length - 3, i < hits, "1", 0.1
-        )
+        TrialRecord(arm, task, length, 0, i, "spread", "float32", "d", i / asked, length - 3, i < hits, "1", 0.1)
         for i in range(asked)
     ]
 
@@ -73,7 +70,7 @@ def run_folder(folder: Path, records: list, info: object = INFO, recipe: str = "
     return folder
 
 
-def evaluation_folder(folder: Path, records: list, base: str = "base", **facts: object) -> Path:
+def evaluation_folder(folder: Path, measured: list, base: str = "base", **facts: object) -> Path:
     """Write the folder of an evaluation of a model ``m``, extended from 256 to 2,048 tokens, and of its base."""
     model = {
         "label": "m",
@@ -88,5 +85,5 @@ def evaluation_folder(folder: Path, records: list, base: str = "base", **facts: 
     folder.mkdir(parents=True)
     asked = {"windows": list(WINDOWS), "models": [model, behind]}
     (folder / "run.json").write_text(json.dumps({"evaluation": asked, **facts}))
-    append_record(folder / "results.jsonl", *records)
+    append_record(folder / "results.jsonl", *measured)
     return folder

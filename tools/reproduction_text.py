@@ -1,4 +1,4 @@
-"""Lay out the texts of docs/reproduction.md: what every arm is trained on, and what it is measured on.
+"""Lay out the texts of docs/reproduction.md: those to train on and those to measure on.
 
     python tools/reproduction_text.py PROSE OUT
 
@@ -16,7 +16,7 @@ from skipwise.recipes.schema import Data
 
 
 def lay_out(prose: Path, out: Path) -> None:
-    """Copy ``prose`` and the modules to ``out``; names of files decide their order, so they are kept."""
+    """Copy ``prose`` and the modules to ``out`` under their own names, which decide their order."""
     shutil.copytree(prose / "train", out / "train")
     for kind in ("books", "reports", "math"):
         shutil.copytree(prose / "eval" / kind, out / kind)

@@ -27,7 +27,7 @@ from skipwise.model.saving import require_whole, save_extended
 from skipwise.recipes.schema import Recipe
 from skipwise.report.model_card import write_card
 from skipwise.report.page import write_page
-from skipwise.report.summary import Folder, judgements, read_folder, rows_of
+from skipwise.report.summary import Folder, arm_name, judgements, read_folder, rows_of
 from skipwise.report.tables import summary_markdown, summary_table
 from skipwise.results.records import (
     CoverageRecord,
@@ -49,10 +49,8 @@ from skipwise.training.trainer import train
 def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) -> RunFolder:
     """Run the whole job into a folder of its own and return it.
 
-    Of several processes the first does all but the training, in which the others join it.
-
-    Raises:
-        SkipwiseError: a user's mistake, or training that cannot go on; what was written stays intact.
+    Of several processes the first does all but the training, in which the others join it. An error leaves intact what was
+    written.
     """
     with processes.first_ahead():
         prepared = prepare(recipe, console)
@@ -86,7 +84,8 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
             _take_best(evaluation, trained, run, console)
         _save(prepared, trained, run)
         del model, trained
-    _record_coverage(run, curves)
+    if not any(isinstance(record, CoverageRecord) for record in read_records(run.results)):
+        append_record(run.results, *curves)
     measure_arms(evaluation, run, console)
     write_page([run.path])
     measured = read_folder(run.path)
@@ -128,17 +127,15 @@ def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
 def _load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
     """Load the interpolated model, as it is to be trained, and prove that its chunks attend to each other."""
     rules = prepared.recipe.lora
-    if rules is None:
-        model = load_model(prepared.recipe.model, prepared.extension, device=prepared.device)
-    else:
-        base = load_model(
-            prepared.recipe.model,
-            prepared.extension,
-            dtype=prepared.base_dtype,
-            device=prepared.device,
-            four_bits=rules.base == "4bit",
-        )
-        model = cast(PreTrainedModel, lora.adapt(base, rules, prepared.recipe.seed))
+    model = load_model(
+        prepared.recipe.model,
+        prepared.extension,
+        dtype=prepared.base_dtype,
+        device=prepared.device,
+        four_bits=rules is not None and rules.base == "4bit",
+    )
+    if rules is not None:
+        model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
     try:
         probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
     except SkipwiseError:
@@ -174,9 +171,9 @@ def _train(
         if evaluation is not None and step in evaluation.steps:
             _measure_step(evaluation, run, model, step)
 
-    if first:
+    if evaluation is not None:
         run.record(probe=probe.as_dict())
-        if evaluation is not None and evaluation.far:
+        if evaluation.far:
             _require_best(evaluation, run)
     summary = train(
         model,
@@ -231,11 +228,8 @@ def _measure_step(evaluation: RunEvaluation, run: RunFolder, model: PreTrainedMo
 
 
 def _require_best(evaluation: RunEvaluation, run: RunFolder) -> None:
-    """Require what the steps so far left, before hours of training go on.
-
-    Raises:
-        RunError: the records of a step are gone, which a resume does not pass again, or the weights of the best one.
-    """
+    """Require, before hours of training go on, the records of the steps so far, which a resume does not pass again, and the
+    weights of the best one."""
     losses = evaluation.far_losses(read_records(run.results))
     passed = max(map(step_of, complete_checkpoints(run.checkpoints)), default=0)
     if lost := [step for step in evaluation.steps if step <= passed and step not in losses]:
@@ -278,17 +272,9 @@ def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     rule = prepared.recipe.positions
     lengths = prepared.train_length, prepared.extension.target_length
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=prepared.recipe.seed)
-    names = {"pose": f"{rule.chunks} chunks", "randpos": "RandPos", "cream": "CREAM", "full": "full-length"}
     original = coverage(*lengths, scheme="short")
-    label = names.get(rule.scheme, rule.scheme)
+    label = f"{rule.chunks} chunks" if rule.scheme == "pose" else arm_name(rule.scheme)
     return [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
-
-
-def _record_coverage(run: RunFolder, curves: list[CoverageRecord]) -> None:
-    """Put the curves beside the results, once a run."""
-    if not any(isinstance(record, CoverageRecord) for record in read_records(run.results)):
-        for curve in curves:
-            append_record(run.results, curve)
 
 
 def _model_facts(prepared: PreparedRun) -> dict[str, object]:

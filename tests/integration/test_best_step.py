@@ -1,35 +1,35 @@
-"""The best step is kept by its far text, through kills: the same bits as of the run that was never stopped.
+"""The best step by its far text is saved, also after kills: to the same bits as in a run that was never stopped.
 
-Run as a module, this file is the sweep: each child measures step after step of a model, whose weights tell the step, and is
-killed at one more change of the disk than the child before it.
+Run as a module, this file is the sweep: each child measures the steps of a model whose weights tell the step, and is killed
+at one more change of the disk than the child before it.
 """
 
 import gc
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 
 from skipwise import extend
-from skipwise.evaluation import arms
-from skipwise.evaluation.perplexity import Score
-from skipwise.results.records import StepRecord, read_records
+from skipwise.evaluation.runner import Readings
+from skipwise.results.records import ReadingRecord, read_records
 from skipwise.results.run_folder import RunFolder
-from skipwise.training import best_checkpoint as kept
-from tests.integration.test_extend import command, refused, run
+from skipwise.training import best_checkpoint
+from tests.integration.test_extend import command, of_kind, refused, run
 from tests.integration.test_kill import Executioner
 from tests.tiny import checkpoint, corpus
 
-pytestmark = pytest.mark.usefixtures("frozen_imports")
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 FAR = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5}  # of the best step least
 NEAR = {1: 4.0, 2: 3.0, 3: 2.0, 4: 1.0}  # falls on, as the loss of training may
 CHANGES = {
@@ -48,16 +48,39 @@ class CutError(Exception):
 
 
 def score_by_script(setattr, far: dict[int, float], near: dict[int, float]) -> None:
-    """Have each step score what is written down for it."""
-    measure, step = arms.evaluate_step, [0]
+    """Let every step score what is written down for it; finished models are read as they are."""
+    read = Readings.answers
 
-    def at(job, evaluation, folder, model, number) -> None:
-        step[0] = number
-        measure(job, evaluation, folder, model, number)
+    def scripted(self, model, on_progress=None) -> Iterator[ReadingRecord]:
+        if self.requests[0].step is None:
+            yield from read(self, model, on_progress)
+            return
+        for request in self.requests:
+            nats = (far if request.mode == "segment" else near)[request.step]
+            sizes = [high - low for low, high in pairwise(request.edges)]
+            yield replace(request, nll=[nats * size for size in sizes], hits=[0] * len(sizes))
 
-    setattr(extend, "evaluate_step", at)
-    setattr(arms, "far_loss", lambda *args, **options: far[step[0]])
-    setattr(arms, "sliding_perplexity", lambda *args, **options: Score(1, 1, near[step[0]], 0.0))
+    setattr(Readings, "answers", scripted)
+
+
+def losses_of(folder: Path, mode: str = "segment") -> dict[int, float]:
+    """Mean loss of each step's readings, by the formula."""
+    steps: dict[int, list[ReadingRecord]] = {}
+    for record in of_kind(folder, ReadingRecord):
+        if record.step is not None and record.mode == mode:
+            steps.setdefault(record.step, []).append(record)
+    first = 400 if mode == "segment" else 1
+    return {step: mean_beyond(read, first) for step, read in steps.items()}
+
+
+def mean_beyond(read: list[ReadingRecord], first: int) -> float:
+    sums = [
+        (nll, high - low)
+        for record in read
+        for nll, (low, high) in zip(record.nll, pairwise(record.edges), strict=True)
+        if low >= first
+    ]
+    return sum(nll for nll, _ in sums) / sum(size for _, size in sums)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +95,7 @@ def whole(files, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never stopped, with checkpoints of the steps 2 and 4."""
     out = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skipwise.report.page.draw_figures", lambda *_: [])
         score_by_script(patch.setattr, FAR, NEAR)
         run(patch, *command(*files, out, **CHANGES))
     return out
@@ -89,13 +113,13 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
     saved = weights(whole / "model")
     assert same(saved, weights(whole / "checkpoints" / "checkpoint-2"))
     assert not same(saved, weights(whole / "checkpoints" / "checkpoint-4"))
-    steps = [r for r in read_records(whole / "results.jsonl") if isinstance(r, StepRecord)]
-    assert {r.step: r.far_loss for r in steps} == FAR
-    assert min(steps, key=lambda r: r.nll).step == 4
+    assert losses_of(whole) == FAR
+    near = losses_of(whole, "sliding")
+    assert min(near, key=lambda step: near[step]) == 4
     facts = json.loads((whole / "run.json").read_text())
     assert facts["kept"] == {"step": 2, "of": 4, "far_loss": 1.0}
     card = (whole / "model" / "README.md").read_text()
-    assert "- kept: step 2 of 4, chosen by loss beyond 400 tokens on " in card
+    assert "- step: 2 of 4, chosen by the loss beyond 400 tokens on held-out documents of " in card
     kept_beside = sorted(path.name for path in (whole / "checkpoints").iterdir())
     assert kept_beside == ["best-2", "checkpoint-2", "checkpoint-4"]
 
@@ -104,12 +128,9 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
     ("place", "at"),
     [
         ("skipwise.training.best_checkpoint.save_file", 2),  # the best is being written
-        ("skipwise.evaluation.arms.append_record", 2),  # it is, and has no record yet
-        (
-            "skipwise.training.best_checkpoint.drop_others",
-            2,
-        ),  # it has, and the one before it still lies there
-        ("skipwise.evaluation.arms.append_record", 3),
+        ("skipwise.extend.append_record", 2),  # it is, and has no record yet
+        ("skipwise.training.best_checkpoint.drop_others", 2),  # it has, and the one before it still lies there
+        ("skipwise.extend.append_record", 3),
         ("skipwise.extend._save", 0),  # the best is in the model, and not saved
     ],
 )
@@ -121,7 +142,7 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(files, whole, tmp_path, monkey
         real = getattr(sys.modules[module], name)
 
         def cut(*args, **options) -> None:
-            told = any(at == getattr(value, "step", value) for value in args)
+            told = any(at == (v.step if isinstance(v, ReadingRecord) else v) for v in args if not isinstance(v, dict))
             if at == 0 or told or f"best-{at}" in str(args):
                 raise CutError
             real(*args, **options)
@@ -133,43 +154,39 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(files, whole, tmp_path, monkey
     run(monkeypatch, "extend", "--resume", "--out", out)
     assert same(weights(out / "model"), weights(whole / "model"))
     assert [path.name for path in (out / "checkpoints").glob("best-*")] == ["best-2"]
-    steps = [r.step for r in read_records(out / "results.jsonl") if isinstance(r, StepRecord)]
-    assert steps == [1, 2, 3, 4]
+    assert losses_of(out) == FAR
 
 
-def test_weights_that_are_gone_are_missed_before_training_goes_on(
-    whole, monkeypatch, capsys, tmp_path
-) -> None:
+def test_weights_that_are_gone_are_missed_before_training_goes_on(whole, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(copy / "model")
     shutil.rmtree(copy / "checkpoints" / "best-2")
     monkeypatch.setattr(extend, "train", None)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "best-2, the weights of the best step so far, is gone or not whole; bring it back" in message
+    assert "best-2, the best checkpoint so far, is missing or incomplete" in message
 
 
-def test_a_record_that_is_gone_is_missed_before_training_goes_on(
-    whole, monkeypatch, capsys, tmp_path
-) -> None:
+def test_a_record_that_is_gone_is_missed_before_training_goes_on(whole, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(copy / "model")
     (copy / "results.jsonl").unlink()
     monkeypatch.setattr(extend, "train", None)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "results.jsonl has no record of step 1, and the best step is chosen by it; bring it" in message
+    assert "results.jsonl has no record of step 1, and the best step is chosen by it" in message
 
 
 def test_what_chooses_may_not_change(whole, monkeypatch, capsys) -> None:
     change = ["--set", "evaluation.steps=[1, 3]"]
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", whole, *change)
-    assert "was begun with evaluation.steps = [1, 2, 3], now it is [1, 3]" in message
+    assert "evaluation.steps = [1, 2, 3]" in message
+    assert "[1, 3]" in message
 
 
 def test_the_last_step_is_kept_where_it_is_the_best(files, whole, monkeypatch, capsys, tmp_path) -> None:
     score_by_script(monkeypatch.setattr, {**FAR, 4: 0.5}, NEAR)
     run(monkeypatch, *command(*files, tmp_path / "run", **CHANGES))
     printed = " ".join(capsys.readouterr().out.split())
-    assert "kept step 4 of 4: mean loss 0.5000 beyond 400 tokens, 0.5000 after the last step" in printed
+    assert "the best step is 4 of 4: mean loss 0.5000 nats beyond 400 tokens, 0.5000 after the last step" in printed
     assert same(weights(tmp_path / "run" / "model"), weights(whole / "checkpoints" / "checkpoint-4"))
 
 
@@ -178,9 +195,7 @@ def test_with_lora_the_additions_of_the_best_step_are_saved(files, monkeypatch, 
     out = tmp_path / "run"
     score_by_script(monkeypatch.setattr, FAR, NEAR)
     run(monkeypatch, *command(*files, out, **CHANGES, **{"lora.saved": saved}))
-    of_step = {
-        n: weights(out / "checkpoints" / f"checkpoint-{n}", "adapter_model.safetensors") for n in (2, 4)
-    }
+    of_step = {n: weights(out / "checkpoints" / f"checkpoint-{n}", "adapter_model.safetensors") for n in (2, 4)}
     assert not same(of_step[2], of_step[4])
     if saved == "adapter":
         assert same(weights(out / "model", "adapter_model.safetensors"), of_step[2])
@@ -191,18 +206,17 @@ def test_with_lora_the_additions_of_the_best_step_are_saved(files, monkeypatch, 
     assert same(weights(resumed / "model"), weights(out / "model"))
 
 
-def test_far_text_is_read_as_it_is(files, monkeypatch, tmp_path) -> None:
-    """Nothing scripted: the record of the last step is what the model at hand scores on held-out text."""
-    changes = {**CHANGES, "evaluation.steps": "[1]", "evaluation.segments": 2}
-    scores, measure = [], arms.far_loss
-    monkeypatch.setattr(
-        arms, "far_loss", lambda *args, **options: scores.append(measure(*args, **options)) or scores[-1]
-    )
-    run(monkeypatch, *command(*files, tmp_path / "run", **changes))
-    losses = kept.far_losses(read_records(tmp_path / "run" / "results.jsonl"))
+def test_without_a_script_the_step_of_the_least_far_loss_is_kept(files, monkeypatch, tmp_path) -> None:
+    out = tmp_path / "run"
+    run(monkeypatch, *command(*files, out, **{**CHANGES, "evaluation.steps": "[1]", "evaluation.segments": 2}))
+    losses = losses_of(out)
     assert list(losses) == [1, 4]
-    assert list(losses.values()) == scores
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["kept"]["step"] == kept.best_step(losses)
+    kept = json.loads((out / "run.json").read_text())["kept"]
+    assert kept == {
+        "step": min(losses, key=lambda step: losses[step]),
+        "of": 4,
+        "far_loss": pytest.approx(min(losses.values())),
+    }
 
 
 def model_of(step: int) -> torch.nn.Module:
@@ -211,15 +225,15 @@ def model_of(step: int) -> torch.nn.Module:
     return model
 
 
-def child(job, plan, folder: Path, kill_at: int) -> None:
+def child(evaluation, folder: Path, kill_at: int) -> None:
     """Measure every step, or up to the kill."""
     os.fsync = lambda descriptor: None  # what is written outlives SIGKILL; only a power cut needs the disk
     executioner = Executioner(folder, kill_at)
     sys.addaudithook(executioner.audit)
-    kept.save_file = executioner.around(kept.save_file, place=1)
+    best_checkpoint.save_file = executioner.around(best_checkpoint.save_file, place=1)
     score_by_script(setattr, dict(enumerate(SWEPT, 1)), dict.fromkeys(range(1, 6), 1.0))
     for step in range(1, len(SWEPT) + 1):
-        extend.evaluate_step(job, plan, RunFolder(folder), model_of(step), step)
+        extend._measure_step(evaluation, RunFolder(folder), model_of(step), step)
 
 
 def in_a_child(*args) -> int:
@@ -237,27 +251,27 @@ def in_a_child(*args) -> int:
 
 def sweep(root: Path) -> None:
     """Kill at the 1st, 2nd, ... change of the disk, until a child comes through; go on from each, and look."""
-    from tests.unit.test_job import prepared
+    from tests.unit.evaluation.test_arms import BEST, planned
 
-    changes = {"evaluation.keep": "best", "evaluation.steps": [1, 2, 3, 4], "training.max_steps": 5}
-    job = prepared(root, **changes, **{"evaluation.passkey_trials": 0})
-    plan = arms.plan_evaluation(job, Console(file=io.StringIO()))
+    checkpoint(root / "model", window=64)
+    corpus(root / "text", documents=24, words=200)
+    evaluation = planned(root, **BEST | {"evaluation.steps": [1, 2, 3, 4], "training.max_steps": 5})
     torch.set_num_threads(1)
     gc.freeze()
     for kill_at in range(1, 1000):
         folder = root / f"killed-{kill_at}"
         folder.mkdir()
-        code = in_a_child(job, plan, folder, kill_at)
+        code = in_a_child(evaluation, folder, kill_at)
         assert code in (0, -signal.SIGKILL), f"kill {kill_at}: ended with {code}"
-        if losses := kept.far_losses(read_records(folder / "results.jsonl")):
-            best = kept.best_step(losses)
+        if losses := evaluation.far_losses(read_records(folder / "results.jsonl")):
+            best = best_checkpoint.best_step(losses)
             found = model_of(0)
-            kept.restore(found, folder / "checkpoints", best)
+            best_checkpoint.restore(found, folder / "checkpoints", best)
             assert found.weight[0, 0] == best, f"kill {kill_at}: the weights of step {best} are another's"
-        assert in_a_child(job, plan, folder, 0) == 0, f"kill {kill_at}: could not go on"
-        losses = kept.far_losses(read_records(folder / "results.jsonl"))
+        assert in_a_child(evaluation, folder, 0) == 0, f"kill {kill_at}: could not go on"
+        losses = evaluation.far_losses(read_records(folder / "results.jsonl"))
         assert losses == dict(enumerate(SWEPT, 1))
-        kept.restore(found := model_of(0), folder / "checkpoints", 4)
+        best_checkpoint.restore(found := model_of(0), folder / "checkpoints", 4)
         assert found.weight[0, 0] == 4
         shutil.rmtree(folder)
         if code == 0:

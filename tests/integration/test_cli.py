@@ -1,15 +1,19 @@
 """The other commands, and how quickly they start."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from skipwise.data.documents import is_held_out
 from skipwise.recipes.schema import dump_recipe, load_recipe
+from skipwise.results.records import read_records
 from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 HEAVY = ("torch", "transformers", "matplotlib", "datasets", "pandas")
 
 
@@ -45,7 +49,7 @@ def test_perplexity_and_passkey_are_commands_of_their_own(monkeypatch, capsys, t
     run(monkeypatch, *passkeys)
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 2 + 2
     first = capsys.readouterr().out
-    monkeypatch.setattr("skipwise.evaluation.parts.loaded", None)  # what is there is not measured again
+    monkeypatch.setattr("skipwise.evaluation.models.EvaluatedModel.load", None)  # what is there is not measured again
     run(monkeypatch, "perplexity", model, "--data", text, *words)
     assert capsys.readouterr().out.split("95% interval")[1].strip() in first
     run(monkeypatch, *passkeys)
@@ -59,6 +63,39 @@ def test_perplexity_and_passkey_are_commands_of_their_own(monkeypatch, capsys, t
     assert "'2x' is not a length" in refused(monkeypatch, capsys, "passkey", model, "--lengths", "2x")
 
 
+def test_perplexity_reads_whole_documents_unless_it_is_told_how_much(monkeypatch, capsys, tmp_path: Path) -> None:
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    model = checkpoint(tmp_path / "base", window=64)
+    text = corpus(tmp_path / "text", documents=2)
+    lengths = sorted(len((text / f"document-{i}.txt").read_bytes()) for i in range(2))  # a token a byte
+    run(monkeypatch, "perplexity", model, "--data", text, "--out", tmp_path / "whole.jsonl")
+    whole = read_records(tmp_path / "whole.jsonl")
+    assert {r.window for r in whole} == {64}  # the model's own length
+    read = sorted(r.tokens for r in whole)
+    assert [tokens - length for tokens, length in zip(read, lengths, strict=True)] in ([0, 0], [-1, -1])
+    words = ["--tokens-per-document", "100", "--out", tmp_path / "cut.jsonl"]
+    run(monkeypatch, "perplexity", model, "--data", text, *words)
+    assert {r.tokens for r in read_records(tmp_path / "cut.jsonl")} == {99}
+
+
+def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, capsys, tmp_path: Path) -> None:
+    words = ["--windows", "64", "--documents", "2", "--tokens-per-document", "64", "--out", tmp_path / "r.jsonl"]
+    run(monkeypatch, "perplexity", checkpoint(tmp_path / "base", window=64), *words)
+    assert "documents that training held out are read" in " ".join(capsys.readouterr().out.split())
+    assert all(is_held_out(r.document, 0.1) for r in read_records(tmp_path / "r.jsonl"))
+
+
+def test_old_results_are_not_added_to(monkeypatch, capsys, tmp_path: Path) -> None:
+    model, old = checkpoint(tmp_path / "base", window=64), tmp_path / "r.jsonl"
+    line = {"schema": 1, "kind": "passkey", "arm": "base", "length": 512, "seed": 0, "depths": [0.5]}
+    old.write_text(json.dumps(line | {"prompt_tokens": [500], "hits": [True], "seconds": 1.0}) + "\n")
+    before = old.read_bytes()
+    for words in (["passkey", model, "--lengths", "512", "--trials", "1"], ["perplexity", model]):
+        message = refused(monkeypatch, capsys, *words, "--out", old)
+        assert "holds records of skipwise 0.1 (schema 1)" in message
+    assert old.read_bytes() == before
+
+
 def test_missing_runs_and_recipes_are_explained(monkeypatch, capsys, tmp_path: Path) -> None:
     message = refused(monkeypatch, capsys, "extend", "--recipe", "llama-7b-16k-linea", "--dry-run")
     assert "did you mean llama-7b-16k-linear?" in message
@@ -67,9 +104,7 @@ def test_missing_runs_and_recipes_are_explained(monkeypatch, capsys, tmp_path: P
     assert "no run of this recipe" in refused(monkeypatch, capsys, "extend", "--resume")
 
 
-def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(
-    monkeypatch, capsys, tmp_path: Path
-) -> None:
+def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(monkeypatch, capsys, tmp_path: Path) -> None:
     run(monkeypatch, "coverage", "--chunks", "3", "--samples", "1")
     assert "Monte Carlo" in capsys.readouterr().out
     for words, rule in (

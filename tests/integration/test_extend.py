@@ -18,10 +18,13 @@ from transformers import GPT2Config
 from skipwise.cli import main
 from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
-from skipwise.results.records import PasskeyRecord, PerplexityRecord, TrainingRecord, read_records
+from skipwise.report.summary import judgements, read_folder, rows_of
+from skipwise.results.records import ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
 from tests.tiny import checkpoint, corpus
 
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+ARMS = ("original", "pi-only", "pose")
 SMALL = {
     "target": "2k",
     "data.held_out": 0.3,
@@ -45,6 +48,16 @@ def command(model: Path, text: Path, out: Path, *more: str, **changes: object) -
     for key, value in {**SMALL, **changes}.items():
         words += ["--set", f"{key}={value}"]
     return [*words, *more]
+
+
+def of_kind(folder: Path, kind: type) -> list:
+    return [record for record in read_records(folder / "results.jsonl") if isinstance(record, kind)]
+
+
+def without_time(path: Path) -> list[dict]:
+    """The lines of a file of results without what differs from one measurement to the next."""
+    lines = map(json.loads, path.read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -77,13 +90,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def finished(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One whole run by the installed command, in a process of its own."""
+    """One whole run by the command line, figures included."""
     out = tmp_path_factory.mktemp("runs") / "run"
-    words = [sys.executable, "-m", "skipwise", *command(*files, out)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "report:" in done.stdout
-    assert "PoSE" in done.stdout
+    with pytest.MonkeyPatch.context() as patch:
+        run(patch, *command(*files, out))
     return out
 
 
@@ -99,17 +109,27 @@ def test_the_run_folder_holds_everything(finished: Path) -> None:
     assert facts["seed"] == 0
     assert facts["versions"]["torch"]
     assert facts["training"]["steps"] == 4
+    assert facts["command"].startswith("skipwise extend ")
     html = (finished / "report.html").read_text()
     assert "http://" not in html.replace("http://www.w3.org", "")
 
 
 def test_the_records_hold_every_arm(finished: Path) -> None:
-    records = read_records(finished / "results.jsonl")
-    perplexity = {(r.arm, r.window): r for r in records if isinstance(r, PerplexityRecord)}
-    assert set(perplexity) == {(arm, w) for arm in ("original", "pi-only", "pose") for w in (256, 512)}
-    assert len({r.tokens for r in perplexity.values()}) == 1
-    assert {r.arm for r in records if isinstance(r, PasskeyRecord)} == {"original", "pi-only", "pose"}
-    assert [r.step for r in records if isinstance(r, TrainingRecord)] == [1, 2, 3, 4]
+    readings = of_kind(finished, ReadingRecord)
+    assert {(r.arm, r.window) for r in readings} == {(arm, w) for arm in ARMS for w in (256, 512)} | {("original", 400)}
+    assert len({(r.document, r.tokens) for r in readings}) == 2
+    trials = of_kind(finished, TrialRecord)
+    assert [(r.arm, r.length, r.depths) for r in trials] == [(arm, 512, "random") for arm in ARMS for _ in range(2)]
+    assert [r.step for r in of_kind(finished, TrainingRecord)] == [1, 2, 3, 4]
+
+
+def test_report_and_model_card_have_one_headline(finished: Path) -> None:
+    [one] = judgements(rows_of([read_folder(finished)]))
+    card = (finished / "model" / "README.md").read_text()
+    assert f"\n\n{one.headline}.\n\n" in card
+    page = (finished / "report.html").read_text().replace("\u00a0", " ")
+    assert f"<h1>{one.headline}</h1>" in page
+    assert one.effective.rule in page
 
 
 def test_a_process_without_skipwise_loads_the_same_model(finished: Path, tmp_path: Path) -> None:
@@ -143,13 +163,15 @@ def test_a_process_without_skipwise_loads_the_same_model(finished: Path, tmp_pat
 def test_a_taken_folder_is_never_overwritten(finished, files, monkeypatch, capsys, tmp_path) -> None:
     before = (finished / "results.jsonl").read_bytes()
     message = refused(monkeypatch, capsys, *command(*files, finished))
-    assert "holds another run: --resume goes on with it, or give another --out" in message
+    assert "holds another run: " in message
+    assert "--resume" in message
+    assert "give another --out" in message
     message = refused(monkeypatch, capsys, *command(*files, finished, "--resume", seed=1))
     assert "was begun with seed = 0, now it is 1" in message
     assert (finished / "results.jsonl").read_bytes() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
-    assert "is no run of skipwise" in refused(monkeypatch, capsys, *command(*files, tmp_path / "mine"))
+    assert "of skipwise" in refused(monkeypatch, capsys, *command(*files, tmp_path / "mine"))
 
 
 def test_a_running_folder_is_left_alone(finished, files, monkeypatch, capsys) -> None:
@@ -194,22 +216,25 @@ def test_resume_measures_only_what_is_missing(finished, files, monkeypatch, caps
     run(monkeypatch, "extend", "--resume", "--out", copy)
     after = (copy / "results.jsonl").read_text().splitlines(keepends=True)
     assert after[: len(lines) - 2] == lines[:-2]
-    keys = [("arm", "window", "length", "hits", "nll", "tokens")]
-    for old, new in zip(lines, after, strict=True):
-        old, new = json.loads(old), json.loads(new)
-        assert [old.get(k) for k in keys[0]] == [new.get(k) for k in keys[0]]
+    assert without_time(copy / "results.jsonl") == without_time(finished / "results.jsonl")
+    before = (copy / "results.jsonl").read_bytes()
+    run(monkeypatch, "extend", "--resume", "--out", copy)
+    assert (copy / "results.jsonl").read_bytes() == before
 
 
-def test_resume_measures_anew_what_is_to_be_measured_on_other_text(finished, monkeypatch, tmp_path) -> None:
+def test_resume_measures_again_what_is_to_be_measured_on_other_text(finished, monkeypatch, tmp_path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)
     before = read_records(copy / "results.jsonl")
     run(monkeypatch, "extend", "--resume", "--out", copy, "--set", "evaluation.tokens_per_document=600")
     new = read_records(copy / "results.jsonl")[len(before) :]
     assert {(r.kind, r.arm, r.window) for r in new} == {
-        ("perplexity", arm, window) for arm in ("original", "pi-only", "pose") for window in (256, 512)
+        *(("reading", arm, window) for arm in ARMS for window in (256, 512)),
+        ("reading", "original", 400),
     }
-    assert {r.tokens for r in new} == {2 * 599}
+    assert {r.tokens for r in new} == {599}
+    rows = rows_of([read_folder(copy)])
+    assert {r.tokens for row in rows for r in row.readings(512)} == {599}
 
 
 def test_a_resumed_run_measures_on_more_texts(finished, files, monkeypatch, capsys, tmp_path) -> None:
@@ -219,14 +244,36 @@ def test_a_resumed_run_measures_on_more_texts(finished, files, monkeypatch, caps
     sources = f"evaluation.source=[{other}, {files[1]}]"
     run(monkeypatch, "extend", "--resume", "--out", copy, "--set", sources)
     assert (copy / "results.jsonl").read_text().startswith(before)
-    records = read_records(copy / "results.jsonl")
-    measured = {(r.arm, r.window, r.data) for r in records if isinstance(r, PerplexityRecord)}
-    arms = ("original", "pi-only", "pose")
-    assert measured == {(a, w, str(t)) for a in arms for w in (256, 512) for t in (files[1], other)}
-    assert len([r for r in records if isinstance(r, PasskeyRecord)]) == 3
+    measured = {(r.arm, r.window, r.data) for r in of_kind(copy, ReadingRecord) if r.window != 400}
+    assert measured == {(a, w, str(t)) for a in ARMS for w in (256, 512) for t in (files[1], other)}
+    assert len(of_kind(copy, TrialRecord)) == 6
     (other / "document-1.txt").write_text("other words " * 400)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert f"the evaluation text {other} has changed" in message
+
+
+def test_a_run_of_the_first_release_is_not_gone_on_with(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    old = {"schema": 1, "kind": "training", "arm": "pose", "step": 1, "loss": 5.0, "learning_rate": 0.1}
+    old |= {"grad_norm": 1.0, "tokens": 1600, "tokens_per_second": 9.0}
+    (copy / "results.jsonl").write_text(json.dumps(old) + "\n")
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert "holds records of skipwise 0.1 (schema 1)" in message
+    assert (copy / "results.jsonl").read_text() == json.dumps(old) + "\n"
+
+
+def test_perplexity_on_the_training_text_reads_held_out_documents_alone(
+    finished, files, monkeypatch, capsys, tmp_path
+) -> None:
+    held = {name for name in (f"document-{i}.txt" for i in range(24)) if is_held_out(name, 0.3)}
+    words = ["--data", files[1], "--windows", "512", "--documents", "24", "--out", tmp_path / "r.jsonl"]
+    run(monkeypatch, "perplexity", finished / "model", *words)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"only the {len(held)} of 24 documents that training held out are read" in said
+    assert {r.document for r in read_records(tmp_path / "r.jsonl")} == held
+    run(monkeypatch, "perplexity", files[0], *words[:-1], tmp_path / "base.jsonl")  # the base was not trained on it
+    assert len(read_records(tmp_path / "base.jsonl")) == 24
 
 
 def test_report_is_made_again_from_the_records_alone(finished, monkeypatch, capsys, tmp_path) -> None:
@@ -259,14 +306,14 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
         ({"data.min_tokens": 100000}, "100,000"),
         ({"evaluation.stride": 300}, "stride"),
         ({"training.batch_size": 3}, "batch_size"),
-        ({"data.passkey": 0.5, "train_length": 64}, "too short for a passkey prompt"),
+        ({"data.passkey": 0.5, "train_length": 64}, "length 64 is too short for a"),
         ({"train_length": 2}, "too short for 2 chunks"),
         (
             {"evaluation.tokens_per_document": 1},
             "tokens_per_document 1 must be at least the largest window, 512: raise it",
         ),
         ({"evaluation.source": "nope"}, "nope"),
-        ({"evaluation.passkey_lengths": "[10]"}, "too short for a passkey prompt"),
+        ({"evaluation.passkey_lengths": "[10]"}, "length 10 is too short for a"),
     ],
 )
 def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:
@@ -280,7 +327,9 @@ def test_bad_models_and_text_are_explained(files, monkeypatch, capsys, tmp_path)
     assert "model_type gpt2 has learned positions" in message
     checkpoint(tmp_path / "small", window=400, vocab_size=97)
     message = refused(monkeypatch, capsys, *command(tmp_path / "small", files[1], tmp_path / "b"))
-    assert ">= vocabulary 97" in message
+    assert "document-0.txt" in message
+    assert "97" in message
+    assert "tokenizer" in message
     (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"text": \n')
     message = refused(monkeypatch, capsys, *command(files[0], tmp_path / "broken.jsonl", tmp_path / "c"))
     assert "broken.jsonl" in message
@@ -289,15 +338,14 @@ def test_bad_models_and_text_are_explained(files, monkeypatch, capsys, tmp_path)
 
 
 def test_each_arm_is_measured_on_its_own_model(finished) -> None:
-    records = read_records(finished / "results.jsonl")
-    nll = {r.arm: r.nll for r in records if isinstance(r, PerplexityRecord) and r.window == 512}
+    nll = {r.arm: sum(r.nll) for r in of_kind(finished, ReadingRecord) if r.window == 512}
     assert len(set(nll.values())) == 3
 
 
 def test_measurements_go_by_arm_and_rising_window(finished) -> None:
-    records = read_records(finished / "results.jsonl")
-    made = [(r.arm, r.window) for r in records if isinstance(r, PerplexityRecord)]
-    assert made == [(arm, w) for arm in ("original", "pi-only", "pose") for w in (256, 512)]
+    made = [(r.arm, r.window) for r in of_kind(finished, ReadingRecord)]
+    windows = {"original": (256, 400, 512), "pi-only": (256, 512), "pose": (256, 512)}
+    assert made == [(arm, w) for arm in ARMS for w in windows[arm] for _ in range(2)]
 
 
 def test_what_is_measured_on_was_held_out_by_name(finished) -> None:
@@ -317,8 +365,7 @@ def test_a_run_killed_in_training_ends_in_the_same_model(finished, monkeypatch, 
     run(monkeypatch, "extend", "--resume", "--out", copy)
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (copy, finished))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    steps = [r.step for r in read_records(copy / "results.jsonl") if isinstance(r, TrainingRecord)]
-    assert steps == [1, 2, 3, 4]
+    assert [r.step for r in of_kind(copy, TrainingRecord)] == [1, 2, 3, 4]
 
 
 def test_other_evaluation_settings_may_be_resumed_with(finished, monkeypatch, capsys, tmp_path) -> None:
@@ -326,15 +373,12 @@ def test_other_evaluation_settings_may_be_resumed_with(finished, monkeypatch, ca
     created = json.loads((copy / "run.json").read_text())["created"]
     words = ["--set", "evaluation.passkey_lengths=[512, 600]", "--set", "data.workers=1"]
     run(monkeypatch, "extend", "--resume", "--out", copy, *words)
-    records = read_records(copy / "results.jsonl")
-    assert [r.length for r in records if isinstance(r, PasskeyRecord)] == [512] * 3 + [600] * 3
+    assert [r.length for r in of_kind(copy, TrialRecord)] == [512] * 6 + [600] * 6
     assert recipe_of(copy).evaluation.passkey_lengths == [512, 600]
     assert json.loads((copy / "run.json").read_text())["created"] == created
 
 
-def test_a_model_that_lost_its_weights_is_not_taken_for_whole(
-    finished, monkeypatch, capsys, tmp_path
-) -> None:
+def test_a_model_that_lost_its_weights_is_not_taken_for_whole(finished, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(finished, tmp_path / "run")
     (copy / "model" / "model.safetensors").unlink()
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
@@ -354,7 +398,8 @@ def test_a_disk_that_is_full_at_the_model_is_said(finished, monkeypatch, capsys,
 
     monkeypatch.setattr("skipwise.extend.save_extended", full)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "the disk ran full at the model of" in message
+    assert "the disk ran full" in message
+    assert "the model of" in message
     assert "checkpoint 4 is intact" in message
 
 
@@ -366,6 +411,4 @@ def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp
 
     monkeypatch.setattr("skipwise.results.run_folder.RunFolder.record", full)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert (
-        "the disk cannot be written (run.json): No space left on device; what was written is kept" in message
-    )
+    assert "the disk cannot be written (run.json): No space left on device; what was written is kept" in message

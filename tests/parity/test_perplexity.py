@@ -11,13 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import logits
-from skipwise.evaluation.perplexity import (
-    Score,
-    fed_tokens,
-    require_vocabulary,
-    sliding_perplexity,
-    sliding_scores,
-)
+from skipwise.evaluation.perplexity import Score, fed_tokens, require_vocabulary, sliding_perplexity, sliding_scores
 from skipwise.evaluation.windows import sliding_windows
 from tests.tiny import llama
 

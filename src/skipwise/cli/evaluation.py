@@ -8,13 +8,16 @@ import typer
 from skipwise.cli.options import (
     DataFolder,
     Field,
+    Lengths,
     Model,
     Precision,
     Questions,
     Records,
     Split,
+    Stride,
     Subset,
     TaskFiles,
+    Text,
     Tokens,
     read_length,
     read_lengths,
@@ -25,19 +28,17 @@ from skipwise.cli.terminal import new_console, prepare_process
 
 def evaluate(
     models: Annotated[list[str], typer.Argument(help="nano, folders, or names on the model hub; several are compared")],
-    data: Annotated[str, typer.Option(help="text to read: file, folder, data set name, stdlib")] = "stdlib",
+    data: Text = "stdlib",
     text_field: Field = "text",
     split: Split = "train",
     subset: Subset = None,
     target: Annotated[str | None, typer.Option(help="the farthest length; default: what the config says")] = None,
-    lengths: Annotated[
-        str | None, typer.Option(help="as 4k,8k,32k; default: the original length, doubled up to the target")
-    ] = None,
+    lengths: Lengths = None,
     base: Annotated[
         str | None, typer.Option(help="the model they were extended from, or none; default: as their run says")
     ] = None,
     original: Annotated[str | None, typer.Option(help="original length, where neither run nor config says it")] = None,
-    stride: Annotated[str | None, typer.Option(help="of the windows; default: half the original length")] = None,
+    stride: Stride = None,
     documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
     tokens_per_document: Tokens = None,
     tasks: Annotated[str, typer.Option(help="of passkey,keys,lines; or none")] = "passkey,keys,lines",
@@ -66,7 +67,7 @@ def evaluate(
     specification = specification_for(
         found,
         Data(source=data, text_field=text_field, split=split, subset=subset),
-        lengths=read_lengths(lengths) if lengths is not None else None,
+        lengths=read_lengths(lengths),
         target=read_length(target),
         console=console,
         stride=read_length(stride),
@@ -78,24 +79,18 @@ def evaluate(
         precision=choose_precision(precision),
     )
     chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
-    _show(
-        evaluate(found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console).path,
-        console,
-    )
+    folder = evaluate(found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console)
+    _show(folder.path, console)
 
 
 def perplexity(
     model: Model,
-    data: Annotated[str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")] = "stdlib",
+    data: Text = "stdlib",
     text_field: Field = "text",
     split: Split = "train",
     subset: Subset = None,
-    windows: Annotated[
-        str | None, typer.Option(help="lengths, as 2k,4k,8k; default: the original length, doubled up to the target")
-    ] = None,
-    stride: Annotated[
-        str | None, typer.Option(help="tokens by which windows advance; default: half the original length")
-    ] = None,
+    windows: Lengths = None,
+    stride: Stride = None,
     documents: Annotated[
         int | None, typer.Option(help="how many documents at the most, the longest first; default: 8")
     ] = None,
@@ -122,7 +117,7 @@ def perplexity(
         settings,
         found,
         mode=mode,
-        windows=read_lengths(windows) if windows is not None else None,
+        windows=read_lengths(windows),
         stride=read_length(stride),
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
@@ -135,9 +130,7 @@ def perplexity(
 
 def passkey(
     model: Model,
-    lengths: Annotated[
-        str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
-    ] = None,
+    lengths: Lengths = None,
     trials: Annotated[int, typer.Option(help="prompts for each length")] = 50,
     task: Annotated[str, typer.Option(help="passkey; keys: one of four; or lines: one line of a register")] = "passkey",
     seed: Annotated[int, typer.Option(help="of keys and depths")] = 0,
@@ -153,7 +146,7 @@ def passkey(
     from skipwise.report.tables import rich_table, trials_table
 
     [found] = find_models([model], base="")
-    asked = read_lengths(lengths) if lengths else doubled_windows(found.original, found.target)
+    asked = read_lengths(lengths or None) or doubled_windows(found.original, found.target)
     specification = Specification(
         documents=0,
         tasks=(task,),

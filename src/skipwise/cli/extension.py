@@ -55,7 +55,6 @@ def extend(
             start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
             return
     from skipwise.extend import extend, plan_run_evaluation
-    from skipwise.recipes.schema import parse_changes
     from skipwise.training.arguments import accumulation
     from skipwise.training.prepare import prepare, print_examples, print_plan
 
@@ -67,15 +66,13 @@ def extend(
         "existing_rope": existing_rope,
         "seed": seed,
     }
-    changes = {key: value for key, value in options.items() if value is not None}
-    changes.update(parse_changes(set_ or []))
-    source: Path | str | None = "nano" if recipe is None and model in (None, "nano") else recipe
+    source: Path | str | None = recipe
     if resume and out is not None and model is None and recipe is None:
         from skipwise.training.run import recipe_of
 
         recipe_of(out)  # a folder that holds no run is refused
         source = out / "recipe.yaml"
-    settings = _recipe(source, changes, lora)
+    settings = _recipe(source, options, set_, lora)
     if dry_run:
         accumulation(settings.training, processes or 1)
         prepared = prepare(settings, console)
@@ -102,15 +99,12 @@ def plan(
 ) -> None:
     """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
     console = prepare_process()
-    from skipwise.recipes.schema import parse_changes
     from skipwise.training.cost import Hardware, compare_costs
 
-    options: dict[str, Any] = {"model": model, "target": target, "existing_rope": existing_rope}
-    changes = {key: value for key, value in options.items() if value is not None}
-    changes.update(parse_changes(set_ or []))
-    source = "nano" if recipe is None and model in (None, "nano") else recipe
+    options = {"model": model, "target": target, "existing_rope": existing_rope}
+    settings = _recipe(recipe, options, set_, lora)
     hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
-    compare_costs(_recipe(source, changes, lora), hardware, console)
+    compare_costs(settings, hardware, console)
 
 
 def coverage(
@@ -174,10 +168,16 @@ def convert(
     console.print(f"model: {out}", soft_wrap=True)
 
 
-def _recipe(source: Path | str | None, changes: dict[str, Any], lora: bool) -> Any:
-    """The recipe, with LoRA as its defaults say where ``--lora`` asks for it and the recipe does not."""
-    from skipwise.recipes.schema import load_recipe
+def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:
+    """The recipe with the changes of the command line, and with LoRA where ``--lora`` asks for it and the recipe does not.
 
+    Without a recipe the embedded model has its own, and other models the defaults.
+    """
+    from skipwise.recipes.schema import load_recipe, parse_changes
+
+    if source is None and options["model"] in (None, "nano"):
+        source = "nano"
+    changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
     if lora and changes.get("lora", {}) is None:
         raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
     settings = load_recipe(source, changes)

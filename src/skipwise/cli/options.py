@@ -14,6 +14,9 @@ Changes = Annotated[
 DataFolder = Annotated[Path | None, typer.Option(help="of the benchmarks' data sets, as OWNER/NAME; default: the hub")]
 ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
 Field = Annotated[str, typer.Option("--text-field", help="of JSON Lines, Parquet or a data set: what holds the text")]
+Lengths = Annotated[
+    str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
+]
 Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")]
 Model = Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")]
 Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
@@ -25,15 +28,19 @@ StartingModel = Annotated[
 ]
 Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
 Split = Annotated[str, typer.Option(help="of a Hugging Face data set")]
+Stride = Annotated[str | None, typer.Option(help="tokens by which windows advance; default: half the original length")]
 Subset = Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")]
 TaskFiles = Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")]
+Text = Annotated[str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")]
 Tokens = Annotated[
     str | None, typer.Option(help="read so many tokens of each document, as 64k; default: see the documentation")
 ]
 
 
-def read_lengths(text: str) -> list[int]:
-    """Read ``2k,4k``."""
+def read_lengths(text: str | None) -> list[int] | None:
+    """Read ``2k,4k``, where it is given."""
+    if text is None:
+        return None
     parts = [part.strip() for part in text.split(",")]
     if any(part.startswith("0") for part in parts):
         raise RecipeError(f"{text!r} is no list of lengths: write them without separators, as 2048,4096 or 2k,4k")

@@ -34,8 +34,11 @@ def new_console() -> Any:
 
 
 @contextmanager
-def explained() -> Iterator[None]:
-    """In this context a user's mistake ends in its message and exit status 1, without a traceback."""
+def explained(command: str = "") -> Iterator[None]:
+    """In this context a user's mistake ends in its message and exit status 1, without a traceback.
+
+    ``command`` is the command that runs; by default the first argument names it.
+    """
     try:
         yield
     except SkipwiseError as error:
@@ -59,5 +62,5 @@ def explained() -> Iterator[None]:
                 "reproduce": "; the same command goes on, and what is done is not done again",
                 "evaluate": "; the same command goes on, and what is measured is not measured again",
             }
-            print(f"\nskipwise: stopped{ways_on.get(sys.argv[1], '')}", file=sys.stderr)
+            print(f"\nskipwise: stopped{ways_on.get(command or sys.argv[1], '')}", file=sys.stderr)
         raise

@@ -16,10 +16,8 @@ from skipwise.errors import DataError
 class Document:
     """One text and its name, by which ``is_held_out`` decides.
 
-    Attributes:
-        name: the POSIX path relative to the folder, or the name of a single file; records add ``:`` and their line
-            or row, from 1.
-        text: in text files every line end becomes ``\\n`` and a byte order mark is dropped.
+    The name is the POSIX path relative to the folder, or that of a single file; records add ``:`` and their line or row,
+    from 1. In text files every line end becomes ``\\n`` and a byte order mark is dropped.
     """
 
     name: str
@@ -31,26 +29,16 @@ Place = Any  # where the last document read lies in its source, in a form that J
 
 @dataclass(frozen=True)
 class Corpus(ABC):
-    """A source of text; iterate over it, any number of times, to get its documents.
+    """A source of text; iterate over it, any number of times, to get its documents in the same order everywhere."""
 
-    Attributes:
-        source: as the user named it.
-        text_field: the field of records that holds the text.
-    """
-
-    source: str
-    text_field: str
+    source: str  # as the user named it
+    text_field: str  # the field of records that holds the text
 
     def __iter__(self) -> Iterator[Document]:
-        """Iterate over all documents, in the same order everywhere."""
         return (document for document, _ in self.read())
 
     def read(self, place: Place = None) -> Iterator[tuple[Document, Place]]:
-        """Yield the documents after ``place``, each with its own place; skips what lies before it if it can.
-
-        Raises:
-            DataError: the source is empty or damaged, a text is not UTF-8, or a record is broken or has no such field.
-        """
+        """Yield the documents after ``place``, each with its own place; skips what lies before it if it can."""
         empty = place is None
         for found in self._documents(place):
             empty = False
@@ -67,19 +55,13 @@ class Corpus(ABC):
 
 
 def hash_files(files: Iterable[tuple[str, Path]]) -> Iterator[str]:
-    """Yield the name, then the SHA-256 of the bytes, of each ``(name, path)``, for ``hash_parts``.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+    """Yield the name, then the SHA-256 of the bytes, of each ``(name, path)``, for ``hash_parts``."""
     for name, path in files:
         try:
             with open(path, "rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                yield from (name, hashlib.file_digest(file, "sha256").hexdigest())
         except OSError as error:
             raise unreadable(path, error) from error
-        yield name
-        yield digest
 
 
 def hash_parts(parts: Iterable[str]) -> str:

@@ -1,15 +1,10 @@
 """Any source of text -> its documents, one at a time, under names that are the same on every machine.
 
-A source is one of
-
-    a text file                 notes.txt (.md, .rst, .py, .tex)      one document
-    records                     corpus.jsonl (.jsonl.gz, .jsonl.zst), corpus.parquet     one per line or row
-    a folder                    all of the above in it, recursively, sorted by name
-    a Hugging Face data set     a folder written by ``save_to_disk``, or a name on the hub, streamed or downloaded
-    ``stdlib``                  Python's own standard library, available everywhere
-    ``pydoc``                   Python's language reference, prose, as its ``help()`` shows it
-
-Only one document is in memory at a time, whole.
+A source is a text file (.txt, .md, .rst, .py, .tex: one document), a file of records (.jsonl, .jsonl.gz, .jsonl.zst,
+.parquet: one document per line or row), a folder of all these, recursively, sorted by name, a Hugging Face data set (a
+folder written by ``save_to_disk``, or a name on the hub, streamed or downloaded), ``stdlib`` (Python's own standard
+library, available everywhere), or ``pydoc`` (Python's language reference, prose, as its ``help()`` shows it). Only one
+document is in memory at a time, whole.
 """
 
 import hashlib
@@ -42,11 +37,7 @@ def is_held_out(name: str, share: float) -> bool:
 
 
 def open_corpus(source: str | Path | Data) -> Corpus:
-    """Return the documents of a source, or of the source that a recipe's data section describes; nothing is read yet.
-
-    Raises:
-        DataError: the source is missing, of an unknown kind, or holds no file that can be read.
-    """
+    """Return the documents of a source, or of the source that a recipe's data section describes; nothing is read yet."""
     data = Data.of(source)
     if data.source == "stdlib":
         return FileCorpus("stdlib", data.text_field, _stdlib_files(), skip_undecodable=True)

@@ -34,18 +34,9 @@ Example = dict[str, np.ndarray]
 class ExampleRules:
     """How an example is taken from a document, and which of its labels are trained.
 
-    Attributes:
-        train_length: L_c in tokens.
-        target_length: L_t in tokens.
-        positions: the scheme and its options.
-        train_jumps: train the first label of a chunk too. It is predicted from a token that does not precede it in the
-            document, and is left out by default.
-        min_context: train a label only if at least this many tokens directly before it in the document also stand
-            directly before it in the example; leaves out the first labels of each chunk. 0: no such limit.
-
-    Raises:
-        RecipeError: no plan fits the lengths.
-        DataError: the chunks are too short for any label to be trained.
+    The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps`` trains
+    it all the same. With ``min_context`` above 0, a label is trained only if at least this many tokens directly before it
+    in the document also stand directly before it in the example; that leaves out the first labels of each chunk.
     """
 
     train_length: int
@@ -191,8 +182,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Build the examples ``indices`` in one vectorised batch; torch's DataLoader calls this."""
-        outside = [i for i in indices if not 0 <= i < len(self)]
-        if outside:
+        if outside := [i for i in indices if not 0 <= i < len(self)]:
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
         plans, origins, rng = self._drawn(np.asarray(indices))
         rows = origins[:, None] + plans.content_indices()

@@ -15,6 +15,7 @@ from typing import Any
 from skipwise.errors import DataError, first_line
 
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".tex")
+_NAME_THE_FIELD = "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
 _PARQUET_ROWS = 64
 _ZSTD_BYTES = 2**16  # a malicious frame expands at most about 10,000 times: 600 MB
 
@@ -27,12 +28,8 @@ class NotUtf8Error(DataError):
 
 def reader_of(path: Path) -> Reader | None:
     """Return the reader for the ending of ``path``, or None if there is none."""
-    name = path.name.lower()
-    if name.endswith(_TEXT_ENDINGS):
-        return _read_text
-    if name.endswith(tuple(_LINES)):
-        return _read_json_lines
-    return _read_parquet if name.endswith(".parquet") else None
+    readers = {_TEXT_ENDINGS: _read_text, tuple(_LINES): _read_json_lines, (".parquet",): _read_parquet}
+    return next((reader for endings, reader in readers.items() if path.name.lower().endswith(endings)), None)
 
 
 def _read_text(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
@@ -40,8 +37,7 @@ def _read_text(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
         data = path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from error
-    text = _decode(data, str(path))
-    yield "", text.replace("\r\n", "\n").replace("\r", "\n")
+    yield "", _decode(data, str(path)).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _read_json_lines(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
@@ -65,8 +61,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_field]):
                 for value in batch.column(text_field):
                     row += 1
-                    where = f"{path}, row {row:,}"
-                    yield f":{row}", text_of({text_field: value.as_py()}, text_field, where)
+                    yield f":{row}", text_of({text_field: value.as_py()}, text_field, f"{path}, row {row:,}")
     except UnicodeDecodeError as error:
         raise _not_utf8(f"{path}, row {row:,}", error) from error
     except (pyarrow.ArrowException, OSError) as error:
@@ -97,10 +92,8 @@ def text_of(record: Any, field: str, where: str) -> str:
     require_field(list(record), field, where)
     text = record[field]
     if not isinstance(text, str):
-        raise DataError(
-            f"{where}: field {field!r} is {_kind(text)}, not text; "
-            "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
-        )
+        kind = "empty (null)" if text is None else f"of type {type(text).__name__}"
+        raise DataError(f"{where}: field {field!r} is {kind}, not text; {_NAME_THE_FIELD}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -115,14 +108,7 @@ def require_field(fields: Sequence[str], field: str, where: str) -> None:
     """Raise a DataError that names the existing ``fields`` if ``field`` is not one of them."""
     if field not in fields:
         there = ", ".join(repr(name) for name in fields) or "none"
-        raise DataError(
-            f"{where}: no field {field!r} among {there}; "
-            "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
-        )
-
-
-def _kind(value: object) -> str:
-    return "empty (null)" if value is None else f"of type {type(value).__name__}"
+        raise DataError(f"{where}: no field {field!r} among {there}; {_NAME_THE_FIELD}")
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataError:

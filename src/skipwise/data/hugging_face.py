@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,7 @@ class StreamCorpus(Corpus):
 
 
 def open_saved(folder: Path, data: Data) -> Corpus:
-    """Open what ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote.
-
-    Raises:
-        DataError: it cannot be loaded, or has no such split.
-    """
+    """Open what ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote."""
     import datasets
 
     try:
@@ -111,11 +108,7 @@ def open_saved(folder: Path, data: Data) -> Corpus:
 
 
 def open_hub(data: Data) -> Corpus:
-    """Open a data set by its name on the hub; a source that cannot be such a name is a missing path.
-
-    Raises:
-        DataError: there is neither a path nor a data set of that name.
-    """
+    """Open a data set by its name on the hub; a source that cannot be such a name is a missing path."""
     source, path = data.source, Path(data.source).expanduser()
     siblings = os.listdir(path.parent) if path.parent.is_dir() else []
     missing = f"{source!r} is neither a file nor a folder here{nearest(path.name, siblings)}"
@@ -127,9 +120,8 @@ def open_hub(data: Data) -> Corpus:
         if data.stream:
             builder = datasets.load_dataset_builder(source, data.subset)
             identity = hash_parts([builder.hash, builder.config.name, data.split])
-            return StreamCorpus(
-                source, data.text_field, lambda: builder.as_streaming_dataset(split=data.split), identity
-            )
+            stream = partial(builder.as_streaming_dataset, split=data.split)
+            return StreamCorpus(source, data.text_field, stream, identity)
         dataset = datasets.load_dataset(source, data.subset, split=data.split)
     except DataError:
         raise

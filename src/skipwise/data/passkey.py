@@ -28,17 +28,11 @@ _QUESTION = "What is the pass key? The pass key is"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt and its answer.
+    """A prompt and its answer."""
 
-    Attributes:
-        ids: the prompt's token ids; they end with the question.
-        answer: the number asked for.
-        depth: share of the filler before the number, in [0, 1].
-    """
-
-    ids: list[int]
-    answer: str
-    depth: float
+    ids: list[int]  # token ids of the prompt; they end with the question
+    answer: str  # the number asked for
+    depth: float  # share of the filler before the number, in [0, 1]
 
 
 def filler(sentences: int, first: int = 0) -> str:
@@ -48,12 +42,8 @@ def filler(sentences: int, first: int = 0) -> str:
 
 def passkey_text(key: str, before: int, after: int) -> str:
     """Return a prompt with ``before`` filler sentences before ``key`` and ``after`` behind it."""
-    lines = [
-        filler(before) + "\n" if before else "",
-        f"The pass key is {key}. Remember it. {key} is the pass key.\n",
-        filler(after) + "\n" if after else "",
-    ]
-    return _HEAD + "".join(lines) + _QUESTION
+    lines = [filler(before), f"The pass key is {key}. Remember it. {key} is the pass key.", filler(after)]
+    return _HEAD + "".join(f"{line}\n" for line in lines if line) + _QUESTION
 
 
 def passkey_prompt(
@@ -61,17 +51,8 @@ def passkey_prompt(
 ) -> Prompt:
     """Draw the longest passkey prompt that fits ``length`` tokens together with its answer.
 
-    One more sentence of filler, at the same depth, would not fit.
-
-    Args:
-        tokenizer: the model's own; it adds its usual special tokens, but no EOS at the end.
-        length: largest number of tokens of prompt and answer.
-        rng: draws the key, then the depth.
-        depth: share of the filler before the key; default: uniform.
-
-    Raises:
-        DataError: ``length`` is too short for a prompt without filler, ``depth`` is not in [0, 1], or the
-            tokenizer cannot encode digits.
+    One more sentence of filler, at the same depth, would not fit. ``depth`` is the share of the filler before the key,
+    uniform by default. The tokenizer, the model's own, adds its usual special tokens, but no EOS at the end.
     """
     key, split = _drawn_key_and_split(rng, depth)
     most, ids = _fill(tokenizer, key, split, length)
@@ -83,9 +64,6 @@ def training_passkey(tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.
 
     The number of filler sentences is uniform between none and the most that fit, and the key's place among them is
     uniform. A tokenizer without EOS adds none.
-
-    Raises:
-        DataError: ``length`` is too short for a prompt without filler, or the tokenizer cannot encode digits.
     """
     key, split = _drawn_key_and_split(rng)
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
@@ -98,11 +76,7 @@ def training_passkey(tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.
 
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: str) -> list[int]:
-    """Return the token ids with which ``key`` continues the question.
-
-    Raises:
-        DataError: the tokenizer cannot encode digits.
-    """
+    """Return the token ids with which ``key`` continues the question."""
     _measure(tokenizer)
     return _continuation(tokenizer, key)
 
@@ -122,10 +96,7 @@ def longest_prompt(
     linearly with the parts, so each step tries the count at which a line through the measurements meets ``length``.
 
     Args:
-        tokenizer: the model's own.
         drawn: returns prompt and answer for a number of parts.
-        parts: the numbers of parts allowed.
-        length: largest number of tokens of prompt and answer.
         predicted: tokens that this many parts should add to the prompt with the fewest parts.
         reserved: tokens kept free behind the answer.
 

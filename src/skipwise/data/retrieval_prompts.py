@@ -41,11 +41,7 @@ class DrawPrompt(Protocol):
 def keys_prompt(
     tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator, depth: float | None = None
 ) -> Prompt:
-    """Draw a prompt of filler with four named pass keys, one of which is asked for; ``depth`` is that key's.
-
-    Raises:
-        DataError: ``length`` is too short for a prompt without filler, or the tokenizer cannot encode digits.
-    """
+    """Draw a prompt of filler with four named pass keys, one of which is asked for; ``depth`` is that key's."""
     names, keys = _names(rng, _KEYS), _numbers(rng, _KEYS)
     places = rng.random(_KEYS)
     if depth is not None:
@@ -53,17 +49,15 @@ def keys_prompt(
     order = np.argsort(places, kind="stable")
 
     def drawn(sentences: int) -> tuple[str, str]:
-        lines, done = [_KEYS_HEAD], 0
+        lines, done = [], 0
         for i in order:
             before = int(places[i] * sentences + 0.5)
-            lines.append(filler(before - done, done) + "\n" if before > done else "")
-            lines.append(
-                f"The pass key of {names[i]} is {keys[i]}. Remember it. {keys[i]} is the pass key of {names[i]}.\n"
-            )
+            key = f"The pass key of {names[i]} is {keys[i]}. Remember it. {keys[i]} is the pass key of {names[i]}."
+            lines += [filler(before - done, done), key]
             done = before
-        lines.append(filler(sentences - done, done) + "\n" if sentences > done else "")
+        lines.append(filler(sentences - done, done))
         question = f"What is the pass key of {names[0]}? The pass key of {names[0]} is"
-        return "".join(lines) + question, keys[0]
+        return _KEYS_HEAD + "".join(f"{line}\n" for line in lines if line) + question, keys[0]
 
     most, ids = longest_prompt(tokenizer, drawn, range(max(length, 0) + 1), length)
     return Prompt(ids, keys[0], int(places[0] * most + 0.5) / most if most else 0.0)
@@ -72,11 +66,7 @@ def keys_prompt(
 def lines_prompt(
     tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator, depth: float | None = None
 ) -> Prompt:
-    """Draw a register of lines with a name and a number each, one of which is asked for; ``depth`` is that line's.
-
-    Raises:
-        DataError: ``length`` is too short for a register of two lines, or the tokenizer cannot encode digits.
-    """
+    """Draw a register of lines with a name and a number each, one of which is asked for; ``depth`` is that line's."""
     most = max(2, length // _LEAST_LINE)
     names, numbers = _names(rng, most), _numbers(rng, most)
     place = rng.random() if depth is None else depth
@@ -112,12 +102,9 @@ TASKS: dict[str, Task] = {
 def _names(rng: np.random.Generator, count: int) -> list[str]:
     """Draw different names of four syllables, such as bado-kemi."""
     kinds = len(_SYLLABLES)
-    drawn = rng.choice(kinds**4, size=count, replace=False)
-    names = []
-    for value in drawn.tolist():
-        first, second, third, fourth = (_SYLLABLES[value // kinds**k % kinds] for k in range(4))
-        names.append(f"{first}{second}-{third}{fourth}")
-    return names
+    drawn = rng.choice(kinds**4, size=count, replace=False).tolist()
+    syllables = [[_SYLLABLES[value // kinds**k % kinds] for k in range(4)] for value in drawn]
+    return [f"{first}{second}-{third}{fourth}" for first, second, third, fourth in syllables]
 
 
 def _numbers(rng: np.random.Generator, count: int) -> list[str]:

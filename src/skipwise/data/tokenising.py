@@ -28,9 +28,9 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import open_corpus
 from skipwise.data.hugging_face import StreamError
-from skipwise.data.tokens import FILES, SCHEMA, TokenStore, default_cache
+from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError
-from skipwise.recipes.schema import Data
+from skipwise.recipes.schema import Data, default_cache
 
 _BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
 _BATCH_DOCUMENTS = 2**13
@@ -47,15 +47,9 @@ def build_token_store(
     A document gets the special tokens that the tokenizer gives a single sequence. If two processes need the same store
     at once, one waits for the other. An interrupted build continues after its last complete batch.
 
-    Args:
-        source: a source of ``skipwise.data.documents``, or a recipe's data section, whose ``max_tokens``, ``cache`` and
-            ``workers`` apply too. The threads start when a process tokenises for the first time; a later change of
-            ``workers`` has no effect.
-        tokenizer: a transformers tokenizer.
-        on_progress: called after each batch with the number of documents and of tokens so far.
-
-    Raises:
-        DataError: the source cannot be read, or the cache cannot be written.
+    Of a recipe's data section ``max_tokens``, ``cache`` and ``workers`` apply too. The threads start when a process
+    tokenises for the first time; a later change of ``workers`` has no effect. ``on_progress`` gets the number of
+    documents and of tokens so far after each batch.
     """
     data = Data.of(source)
     corpus = open_corpus(data)
@@ -97,12 +91,11 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     Truncation and padding do not count: calls of the tokenizer change them, and they are not applied here.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is not None:
-        rules = json.loads(backend.to_str())
-        rules.pop("truncation", None)
-        rules.pop("padding", None)
-    else:
+    if backend is None:
         rules = {"vocabulary": tokenizer.get_vocab(), "settings": getattr(tokenizer, "init_kwargs", {})}
+    else:
+        saved = json.loads(backend.to_str())
+        rules = {name: rule for name, rule in saved.items() if name not in ("truncation", "padding")}
     about = [type(tokenizer).__name__, tokenizer.special_tokens_map, _splits_special(tokenizer), rules]
     return _sha256(json.dumps(about, sort_keys=True, default=str))
 
@@ -159,30 +152,22 @@ def _write(
     return {**counts, "dtype": dtype.str, "largest_token": largest}
 
 
-class _Draft:
-    """A store being written; an existing draft is continued from its last ``keep``.
-
-    Attributes:
-        place: where the last document kept lies in its source.
-        counts: of the documents and the tokens added, and their ``largest_token`` (-1 without tokens).
-    """
+class _Draft(ExitStack):
+    """A store being written; an existing draft is continued from its last ``keep``. Leaving it closes the files."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.folder = folder
-        self.place: Place = None
+        self.place: Place = None  # of the last document kept
         self.counts = {"documents": 0, "tokens": 0, "largest_token": -1}
 
     def __enter__(self) -> "_Draft":
         self.folder.mkdir(exist_ok=True)
         sizes = self._kept()
-        with ExitStack() as opened:
-            self._files = {
-                name: opened.enter_context(open(self.folder / name, "ab"))
-                for name in ("tokens.bin", "ends.bin", "names.jsonl")
-            }
-            for name, file in self._files.items():
-                file.truncate(sizes.get(name, 0))
-            self._opened = opened.pop_all()
+        names = "tokens.bin", "ends.bin", "names.jsonl"
+        self._files = {name: self.enter_context((self.folder / name).open("ab")) for name in names}
+        for name, file in self._files.items():
+            file.truncate(sizes.get(name, 0))
         return self
 
     def _kept(self) -> dict[str, int]:
@@ -197,14 +182,11 @@ class _Draft:
             return {}
         return sizes
 
-    def __exit__(self, *error: object) -> None:
-        self._opened.close()
-
     def add(self, name: str, ids: np.ndarray, dtype: np.dtype) -> None:
         """Write one document: its tokens, int64 [tokens], as ``dtype``."""
         self.counts["documents"] += 1
         self.counts["tokens"] += len(ids)
-        self.counts["largest_token"] = max(self.counts["largest_token"], int(ids.max(initial=-1)))
+        self.counts["largest_token"] = int(ids.max(initial=self.counts["largest_token"]))
         self._files["tokens.bin"].write(ids.astype(dtype).tobytes())
         self._files["ends.bin"].write(np.int64(self.counts["tokens"]).tobytes())
         self._files["names.jsonl"].write(json.dumps(name).encode() + b"\n")
@@ -232,10 +214,7 @@ class _Draft:
 
 
 def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Place]]:
-    """Yield the documents after ``place`` in batches, each with the place of its last document.
-
-    A batch is large enough to be worth starting threads for, and fits in memory.
-    """
+    """Yield the documents after ``place`` in batches worth starting threads for, each with its last document's place."""
     batch: list[Document] = []
     characters = 0
     for document, reached in corpus.read(place):

@@ -10,7 +10,6 @@
 """
 
 import json
-import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 
 from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError
+from skipwise.recipes.schema import default_cache as default_cache
 
 SCHEMA = 1
 FILES = ("tokens.bin", "offsets.npy", "names.jsonl")
@@ -28,20 +28,11 @@ FILES = ("tokens.bin", "offsets.npy", "names.jsonl")
 class TokenStore:
     """The tokens of a source, memory-mapped and read-only. Pickles as its path.
 
-    Attributes:
-        path: its folder.
-        fingerprint: SHA-256 in hex of the documents' content and the tokenizer.
-        tokens: uint16 or uint32 [tokens], all documents in order.
-        offsets: int64 [documents + 1].
-        largest_token: the largest token id; -1 if the store has no token.
+    ``tokens`` are uint16 or uint32 [tokens], all documents in order; ``offsets`` int64 [documents + 1]; ``fingerprint``
+    the SHA-256 in hex of the documents' content and the tokenizer; ``largest_token`` -1 if the store has no token.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the store in folder ``path``.
-
-        Raises:
-            DataError: a file is missing, cut short or of another schema.
-        """
         self.path = Path(path)
         try:
             about = json.loads((self.path / "store.json").read_text(encoding="utf-8"))
@@ -64,8 +55,7 @@ class TokenStore:
                 f"{self.path} is not a complete token store ({error}); remove it, and it is built again"
             ) from error
 
-    def __len__(self) -> int:
-        """Return the number of documents."""
+    def __len__(self) -> int:  # documents
         return len(self.offsets) - 1
 
     def __reduce__(self) -> tuple[type["TokenStore"], tuple[Path]]:
@@ -73,7 +63,6 @@ class TokenStore:
 
     @cached_property
     def names(self) -> "Names":
-        """The documents' names, in order."""
         return Names(self.path / "names.jsonl")
 
     @cached_property
@@ -82,11 +71,7 @@ class TokenStore:
         return np.diff(self.offsets)
 
     def document(self, index: int) -> np.ndarray:
-        """Return the tokens of document ``index``: uint16 or uint32 [its tokens], a view of the map.
-
-        Raises:
-            IndexError: there is no such document.
-        """
+        """Return the tokens of document ``index``: uint16 or uint32 [its tokens], a view of the map."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
@@ -110,20 +95,8 @@ class Names(Sequence[str]):
         return json.loads(self._bytes[begin:end].tobytes())
 
 
-def default_cache() -> Path:
-    """Return ``$SKIPWISE_CACHE``, or ``skipwise`` in the user's cache folder (``$XDG_CACHE_HOME`` or ~/.cache)."""
-    own = os.environ.get("SKIPWISE_CACHE")
-    if own:
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipwise"
-
-
 def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
-    """Check that every token id of a store is below the model's vocabulary size.
-
-    Raises:
-        DataError: one is not; the message names the first.
-    """
+    """Check that every token id of a store is below the model's vocabulary size."""
     if store.largest_token < vocabulary:
         return
     for index in range(len(store)):
@@ -136,15 +109,9 @@ def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
 
 
 def keep_long(store: TokenStore, min_tokens: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Return the indices of documents of at least ``min_tokens`` tokens: int64 [kept], in the order given.
+    """Return the indices, int64 [kept] in the order given, of documents of at least ``min_tokens`` tokens.
 
-    Args:
-        store: the documents.
-        min_tokens: the paper uses documents of at least the train length.
-        among: int64 indices to choose from; default: all.
-
-    Raises:
-        DataError: no document is that long.
+    The paper uses documents of at least the train length.
     """
     among = np.arange(len(store)) if among is None else np.asarray(among, dtype=np.int64)
     lengths = store.lengths[among]

@@ -29,23 +29,14 @@ from skipwise.results.statistics import loss
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """What is measured of the arms of one run.
-
-    Attributes:
-        recipe: of the run.
-        extension: the model's RoPE, the target, the interpolation.
-        tokenizer: the model's own.
-        specification: what is measured.
-        texts: what is read.
-        far: segments of the target length, on which training steps are compared; empty if the last step is kept.
-    """
+    """What is measured of the arms of one run."""
 
     recipe: Recipe
     extension: Extension
     tokenizer: PreTrainedTokenizerBase
     specification: Specification
     texts: list[EvaluationText]
-    far: list[Segment]
+    far: list[Segment]  # of the target length, on which training steps are compared; empty if the last step is kept
 
     @property
     def documents(self) -> dict[str, list[str]]:
@@ -70,11 +61,7 @@ class RunEvaluation:
         return EvaluatedModel(self.label(arm), name, *lengths, weights=weights, extension=extension)
 
     def batches(self, model: EvaluatedModel) -> list[Batch]:
-        """What is measured of an arm; the original is read at its own window too, which the others are compared with.
-
-        Raises:
-            DataError: a length is too short for a prompt, or the tokenizer cannot write digits.
-        """
+        """What is measured of an arm; the original is read at its own window too, which the others are compared with."""
         own = {model.original} if model.label == "original" else set()
         batches: list[Batch] = []
         for text in self.texts:
@@ -134,11 +121,6 @@ def plan_evaluation(
     """Plan every measurement of a run; settings that cannot be measured are refused here, before training.
 
     Of the text that is trained on only held-out documents are read, the longest first.
-
-    Raises:
-        DataError: nothing is held out, no document fills a window, or the target where the best step is kept, or a length
-            is too short for a passkey prompt.
-        RecipeError: a window cannot take the stride, or documents are cut below a window.
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)

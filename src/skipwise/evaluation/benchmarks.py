@@ -2,8 +2,9 @@
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.errors import RecipeError
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import default_device
 from skipwise.results.records import BenchmarkRecord, Record
 
@@ -33,29 +34,16 @@ _ROOM = 64  # tokens for the beginning of an answer
 
 @dataclass(frozen=True)
 class Asked:
-    """A task, group or tag of the harness as asked for.
-
-    Attributes:
-        name: the harness's, or of the user's own task.
-        fewshot: examples before each question; None as the task says.
-        metric: the one that is reported; None for all.
-    """
+    """A task, group or tag of the harness, or a task of the user's own, as asked for."""
 
     name: str
-    fewshot: int | None = None
-    metric: str | None = None
+    fewshot: int | None = None  # examples before each question; None: as the task says
+    metric: str | None = None  # the one that is reported; None: all
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One task that can be run.
-
-    Attributes:
-        task: its name.
-        fewshot: examples before each question.
-        metric: the one that is reported; None for all.
-        changes: to its settings, for its data to be found.
-    """
+    """One task that can be run, with ``changes`` to its settings for its data to be found."""
 
     task: str
     fewshot: int
@@ -69,29 +57,19 @@ class Benchmark:
 
 
 def require_installed() -> None:
-    """Require the harness.
-
-    Raises:
-        RecipeError: lm-eval is not installed.
-    """
+    """Refuse to go on without the harness."""
     if find_spec("lm_eval") is None:
         raise RecipeError("benchmark needs the lm-eval package: pip install 'skipwise[benchmarks]'")
 
 
 def parse_tasks(text: str) -> list[Asked]:
-    """Read ``paper``, or ``boolq,arc_challenge:25``: names, each with its number of few-shot examples if wanted.
-
-    Raises:
-        RecipeError: the list is empty, or a count is none.
-    """
+    """Read ``paper``, or ``boolq,arc_challenge:25``: names, each with its number of few-shot examples if wanted."""
     asked: list[Asked] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, colon, count = word.partition(":")
         if name == "paper":
             if colon:
-                raise RecipeError(
-                    f"{word!r}: the tasks of paper have counts of their own; leave :{count} out"
-                )
+                raise RecipeError(f"{word!r}: the tasks of paper have counts of their own; leave :{count} out")
             asked += [Asked(task, fewshot, metric) for task, (fewshot, metric) in PAPER.items()]
         elif colon and not (count.isascii() and count.isdigit()):
             raise RecipeError(f"{word!r}: {count!r} is no number of few-shot examples; write {name}:5")
@@ -112,24 +90,13 @@ def ruler_lengths(target: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """Which tasks a model runs, and where their data is.
+    """Which tasks a model runs, and where their data is."""
 
-    Attributes:
-        tasks: a list as of ``parse_tasks``.
-        data_dir: folder of data sets, as OWNER/NAME; None: the hub.
-        include_path: folder of task files beside the harness's own.
-        limit: questions for each task; None: all.
-        batch_size: requests at a time: a number, or auto.
-
-    Raises:
-        RecipeError: the batch size is neither.
-    """
-
-    tasks: str
-    data_dir: Path | None = None
-    include_path: Path | None = None
-    limit: int | None = None
-    batch_size: str = "auto"
+    tasks: str  # as ``parse_tasks`` reads it
+    data_dir: Path | None = None  # folder of data sets, as OWNER/NAME; None: the hub
+    include_path: Path | None = None  # folder of task files beside the harness's own
+    limit: int | None = None  # questions for each task; None: all
+    batch_size: str = "auto"  # requests at a time: a number, or auto
 
     def __post_init__(self) -> None:
         if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size)):
@@ -146,30 +113,25 @@ class Benchmarks:
     ) -> list[BenchmarkRecord]:
         """Run the tasks of which ``known`` has no record, and return the records of all.
 
-        Args:
-            model: that is measured.
-            precision: bf16, fp16 or float32.
-            known: records made before.
-            keep: called with the records of each task as soon as it is done.
-            console: told what runs.
-            target: the most tokens of a request; None: what the config says.
-
-        Raises:
-            SkipwiseError: model, tasks or data cannot be used, or a request is longer than ``target``.
+        ``keep`` is called with the records of each task as soon as it is done. No request may be longer than ``target``
+        tokens, by default what the model's config says.
         """
         require_installed()
-        target = target or getattr(load_config(model.name).get_text_config(), "max_position_embeddings", None)
-        if target is None:
-            raise RecipeError(
-                f"the config of {model.name} says no length; give --target, the longest request in tokens"
-            )
+        target = target or model.target
+        about: dict[str, Any] = {
+            "arm": model.label,
+            "digest": model.digest,
+            "target": target,
+            "limit": self.limit,
+            "precision": precision,
+        }
+        made: dict[tuple[str, int], list[BenchmarkRecord]] = defaultdict(list)
+        for record in known:
+            if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
+                made[record.task, record.fewshot].append(record)
         tokenizer = load_tokenizer(model.name)
         with TemporaryDirectory(prefix="skipwise-tokenizer-") as folder:
             manager, tasks = self._find(tokenizer, target, Path(folder))
-            made: dict[tuple[str, int], list[BenchmarkRecord]] = {}
-            for record in known:
-                if isinstance(record, BenchmarkRecord) and self._asks_for(record, model, target, precision):
-                    made.setdefault((record.task, record.fewshot), []).append(record)
             left = [one for one in tasks if one.key not in made]
             if len(left) < len(tasks):
                 console.print(f"{len(tasks) - len(left)} of {len(tasks)} tasks are there already")
@@ -190,16 +152,11 @@ class Benchmarks:
                         wrapped, manager, one.task, fewshot=one.fewshot, limit=self.limit, changes=one.changes
                     )
                     seconds = round(time.perf_counter() - began, 3)
-                    made[one.key] = [
-                        replace(record, seconds=seconds)
-                        for record in self._records(results, one, model, target, precision)
-                    ]
+                    made[one.key] = list(_records(results, one, {**about, "seconds": seconds}))
                     keep(*made[one.key])
         return [r for one in tasks for r in made[one.key] if one.metric in (None, r.metric)]
 
-    def _find(
-        self, tokenizer: PreTrainedTokenizerBase, target: int, folder: Path
-    ) -> tuple[Any, list[Benchmark]]:
+    def _find(self, tokenizer: PreTrainedTokenizerBase, target: int, folder: Path) -> tuple[Any, list[Benchmark]]:
         """Find the tasks and their data: whatever can be refused is refused here, before any work."""
         from skipwise.evaluation import harness
 
@@ -218,37 +175,26 @@ class Benchmarks:
                 found[task, fewshot] = Benchmark(task, fewshot, one.metric, changes)
         return manager, list(found.values())
 
-    def _asks_for(self, record: BenchmarkRecord, model: EvaluatedModel, target: int, precision: str) -> bool:
-        ours = (model.label, model.digest, target, self.limit, precision)
-        return (record.arm, record.digest, record.target, record.limit, record.precision) == ours
 
-    def _records(
-        self, results: dict[str, Any], one: Benchmark, model: EvaluatedModel, target: int, precision: str
-    ) -> Iterator[BenchmarkRecord]:
-        """A record for each metric of a task that was run."""
-        for metric, value, error in _scores(results["results"][one.task]):
-            yield BenchmarkRecord(
-                arm=model.label,
-                task=one.task,
-                metric=metric,
-                fewshot=one.fewshot,
-                target=target,
-                limit=self.limit,
-                precision=precision,
-                harness=version("lm-eval"),
-                digest=model.digest,
-                samples=results["n-samples"][one.task]["effective"],
-                value=value,
-                standard_error=error,
-            )
+def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
+    """A record for each metric of a task that was run; ``about`` are the fields that all of them share."""
+    for metric, value, error in _scores(results["results"][one.task]):
+        yield BenchmarkRecord(
+            **about,
+            task=one.task,
+            metric=metric,
+            fewshot=one.fewshot,
+            harness=version("lm-eval"),
+            samples=results["n-samples"][one.task]["effective"],
+            value=value,
+            standard_error=error,
+        )
 
 
 def _fewshot(task: str, asked: int | None, own: int | None) -> int:
     """How many examples a task is given; the harness would leave a task's own 0 as it is, and say nothing."""
     if own == 0 and asked:
-        raise RecipeError(
-            f"{task} has a prompt of its own and takes no few-shot examples; leave :{asked} out"
-        )
+        raise RecipeError(f"{task} has a prompt of its own and takes no few-shot examples; leave :{asked} out")
     return (own or 0) if asked is None else asked
 
 

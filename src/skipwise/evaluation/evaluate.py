@@ -33,18 +33,9 @@ def evaluate(
     out: Path | None = None,
     console: Console,
 ) -> RunFolder:
-    """Measure every model into a folder, or go on where a stopped evaluation ended.
+    """Measure every model and base into the folder ``out``, or go on where a stopped evaluation ended.
 
-    Args:
-        models: as of ``find_models``.
-        specification: what is measured.
-        shard: part i of n of the documents and prompts is measured here; the first part runs the benchmarks too.
-        benchmarks: tasks of lm-evaluation-harness that every model and base runs besides.
-        out: the folder; None: ``evaluations/`` and the first model's label.
-        console: told what happens.
-
-    Raises:
-        SkipwiseError: what the models, the text or the folder cannot do.
+    ``shard`` is (i, n): part i of n of the documents and prompts is measured here; the first part runs the benchmarks too.
     """
     folder = _folder(out, models, specification)
     records = read_records(folder.results)
@@ -53,9 +44,7 @@ def evaluate(
     batches = {model.label: list(_plan(model, models, specification, texts, console)) for model in models}
     requests = sum(len(batch.requests) for each in batches.values() for batch in each)
     folder.begin()
-    fingerprints = {
-        f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read
-    }
+    fingerprints = {f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read}
     folder.require_same(**fingerprints)
     folder.record(evaluation=_asked(models, specification), fingerprints=fingerprints, records=requests)
     if drop_cut_off_record(folder.results):
@@ -74,19 +63,14 @@ def evaluate(
 
 
 def merge(parts: Sequence[Path], out: Path) -> RunFolder:
-    """Put the shards of one evaluation together in a new folder.
-
-    Raises:
-        RunError: a part is no evaluation, asks something else than the first, or two answer the same differently.
-    """
+    """Put the shards of one evaluation together in a new folder; those that contradict each other are refused."""
+    shared = ("evaluation", "fingerprints", "records")
     folders = [RunFolder(part) for part in parts]
     facts = [folder.read() for folder in folders]
     for folder, its in zip(folders, facts, strict=True):
         if "models" not in (its.get("evaluation") or {}):
-            raise RunError(
-                f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote"
-            )
-        for key in ("evaluation", "fingerprints", "records"):
+            raise RunError(f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote")
+        for key in shared:
             if its.get(key) != facts[0].get(key):
                 raise RunError(
                     f"{folder.path} and {folders[0].path} differ in {_first_difference(its.get(key), facts[0].get(key))}; "
@@ -95,9 +79,7 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
     merged: dict[str, Measured] = {}
     for folder in folders:
         for record in read_records(folder.results):
-            if isinstance(record, Measured) and _answer(merged.setdefault(record.key, record)) != _answer(
-                record
-            ):
+            if isinstance(record, Measured) and _answer(merged.setdefault(record.key, record)) != _answer(record):
                 raise RunError(
                     f"{folder.path} and an earlier part answer the same request differently ({record.key}: "
                     f"{_answer(record)}); measure one of them again"
@@ -106,7 +88,7 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
     if whole.path.exists() and (not whole.path.is_dir() or any(whole.path.iterdir())):
         raise RunError(f"{out} exists and is not empty; give another --out")
     whole.begin()
-    whole.record(**{key: facts[0].get(key) for key in ("evaluation", "fingerprints", "records")})
+    whole.record(**{key: facts[0].get(key) for key in shared})
     append_record(whole.results, *merged.values())
     return whole
 
@@ -125,28 +107,25 @@ def _first_difference(ours: Any, theirs: Any) -> str:
 
 
 def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: Specification) -> RunFolder:
-    """The folder of this evaluation: a new one, or one that was begun with the same specification.
-
-    Raises:
-        RunError: it holds something else.
-    """
+    """The folder of this evaluation: a new one, or one that was begun with the same specification."""
     folder = RunFolder(out or Path("evaluations") / models[0].label.replace("/", "-"))
-    if not folder.path.exists():
+    if not folder.facts.exists():
+        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+            raise RunError(f"{folder.path} exists and is no evaluation of skipwise; give another --out")
         return folder
-    if not folder.path.is_dir() or (not folder.facts.exists() and any(folder.path.iterdir())):
-        raise RunError(f"{folder.path} exists and is no evaluation of skipwise; give another --out")
     asked = folder.read().get("evaluation")
-    if folder.facts.exists() and not (isinstance(asked, dict) and "models" in asked):
+    if not (isinstance(asked, dict) and "models" in asked):
         raise RunError(f"{folder.path} holds a run, and no evaluation; give another --out")
-    if asked is not None and "windows" not in asked:
+    if "windows" not in asked:
         raise RunError(
             f"{folder.path} was measured by skipwise 0.1, which this version cannot go on with: skipwise report still shows "
             "it; give another --out to measure again"
         )
-    if asked is not None and asked != _asked(models, specification):
+    now = _asked(models, specification)
+    if asked != now:
         raise RunError(
-            f"{folder.path} was begun with other settings: {_first_difference(_asked(models, specification), asked)}, now "
-            "and then; give the same settings to go on, or another --out"
+            f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, now and then; give the same "
+            "settings to go on, or another --out"
         )
     return folder
 
@@ -156,11 +135,7 @@ def _asked(models: Sequence[EvaluatedModel], specification: Specification) -> di
 
 
 def _texts(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Texts:
-    """What each model reads, in its own tokens.
-
-    Raises:
-        DataError: no document is long enough, or a base reads other tokens than the model that was extended from it.
-    """
+    """What each model reads, in its own tokens; a base that reads other ones than its extended model is refused."""
     trained = [(model.label, text) for model in models if (text := training_text(model.name))]
     texts: Texts = {}
     for number, model in enumerate(models):

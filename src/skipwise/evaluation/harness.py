@@ -19,21 +19,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from skipwise.errors import DataError, EvaluationError, RecipeError, first_line, nearest
 from skipwise.model.precision import AUTOCAST
 
-logging.getLogger("lm_eval").setLevel(
-    logging.ERROR
-)  # its warnings tell what is done on purpose, or is an error here
+logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings tell what is done on purpose, or is an error here
 
 _DATA_FILES = ("json", "parquet", "csv")
 # What tasks, and the harness on unfit data, were seen to raise.
-_TASK_FAILURES = (
-    OSError,
-    ImportError,
-    ValueError,
-    TypeError,
-    LookupError,
-    DatasetGenerationError,
-    TemplateError,
-)
+_TASK_FAILURES = (OSError, ImportError, ValueError, TypeError, LookupError, DatasetGenerationError, TemplateError)
 
 
 class HarnessModel(HFLM):
@@ -41,16 +31,7 @@ class HarnessModel(HFLM):
 
     The harness would read such a one without its beginning, or in pieces. Log-probabilities are float32 whatever the
     precision, and logits that are not numbers are refused: the first of the choices would be taken for the best.
-
-    Args:
-        model: as it is loaded.
-        tokenizer: of the model; where it has neither BOS nor EOS, token 0 stands before a text without a context.
-        max_length: tokens that a request and its answer may fill.
-        batch_size: a number of requests, or ``auto``: what the memory holds, found by trying.
-        precision: of the forward passes: bf16, fp16 or float32.
-
-    Raises:
-        EvaluationError: by every method that is handed requests; nothing of the task was measured.
+    Where the tokenizer has neither BOS nor EOS, token 0 stands before a text without a context.
     """
 
     task = ""  # whose requests are being answered
@@ -120,20 +101,13 @@ class HarnessModel(HFLM):
 def open_tasks(names: Iterable[str], include_path: Path | None, metadata: dict[str, Any]) -> TaskManager:
     """Find the tasks called ``names``; the harness's own are read, for many seconds, only where one of them is asked for.
 
-    Args:
-        names: of tasks, groups or tags.
-        include_path: a folder of task files (YAML), which come before the harness's own.
-        metadata: for tasks that make their data, as RULER's do.
-
-    Raises:
-        RecipeError: a name is unknown (the nearest is offered), or the folder is missing.
+    Task files (YAML) in ``include_path`` come before the harness's own. ``metadata`` is for tasks that make their data, as
+    RULER's do.
     """
     names = list(names)
     if include_path is not None:
         if not include_path.is_dir():
-            raise RecipeError(
-                f"--include-path {include_path} is no folder; give one that holds task files (YAML)"
-            )
+            raise RecipeError(f"--include-path {include_path} is no folder; give one that holds task files (YAML)")
         own = TaskManager(include_path=str(include_path), include_defaults=False, metadata=metadata)
         if all(leaf in own.task_index for name in names for leaf in leaves(own, name)):
             return own
@@ -148,11 +122,7 @@ def open_tasks(names: Iterable[str], include_path: Path | None, metadata: dict[s
 
 
 def leaves(manager: TaskManager, name: str) -> list[str]:
-    """The tasks that ``name`` stands for: those of a group or tag, in order, or itself.
-
-    Raises:
-        RecipeError: a group gives its tasks settings of their own.
-    """
+    """The tasks that ``name`` stands for: those of a group or tag, in order, or itself."""
     entry = manager.task_index.get(name)
     kind = entry.kind.name if entry else "UNKNOWN"
     if entry is None or kind not in ("GROUP", "TAG"):
@@ -176,13 +146,11 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
     """What to change in a task's settings for its data to be read from ``data_dir``; it is there, or on the hub.
 
     Data of a task that names files itself, or makes its data, stay what they are. No code of a data set is run.
-
-    Raises:
-        DataError: a folder, a subset or a split is missing, or the data set cannot be opened.
     """
     name, subset = config.get("dataset_path"), config.get("dataset_name")
-    options = {k: v for k, v in (config.get("dataset_kwargs") or {}).items() if k != "trust_remote_code"}
-    changes = {"dataset_kwargs": options} if options != (config.get("dataset_kwargs") or {}) else {}
+    own = config.get("dataset_kwargs") or {}
+    options = {key: value for key, value in own.items() if key != "trust_remote_code"}
+    changes = {"dataset_kwargs": options} if options != own else {}
     if not name or "custom_dataset" in config or "data_files" in options or Path(name).exists():
         return changes
     known = {key: options[key] for key in ("data_dir", "revision") if key in options}
@@ -204,9 +172,7 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
             f"repository of {name} there"
         ) from error
     if builder.name not in _DATA_FILES:
-        raise DataError(
-            f"task {task}: {folder} holds {builder.name} files; data are JSON (Lines), Parquet or CSV"
-        )
+        raise DataError(f"task {task}: {folder} holds {builder.name} files; data are JSON (Lines), Parquet or CSV")
     splits = builder.config.data_files or {}
     asked = config.get("test_split") or config.get("validation_split")
     if asked and asked not in splits:
@@ -249,30 +215,13 @@ def run_task(
     limit: int | None,
     changes: dict[str, Any],
 ) -> dict[str, Any]:
-    """Run one task as ``lm_eval.simple_evaluate`` does, with its seeds, and return what it returns.
-
-    Args:
-        model: that is measured.
-        manager: that knows the task.
-        task: its name.
-        fewshot: examples before each question; None as the task says.
-        limit: questions, from the first on; None for all.
-        changes: to the task's settings.
-
-    Raises:
-        EvaluationError: the task cannot be run, or memory does not suffice.
-    """
+    """Run one task, with ``changes`` to its settings, as ``lm_eval.simple_evaluate`` does, and return what it returns."""
     model.task = task
     # A member of a group can be given settings, where a task that is named alone cannot.
     asked = {"group": f"{task} of skipwise", "task": [{"task": task, **changes}]} if changes else task
     try:
         results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=model,
-            tasks=[asked],
-            num_fewshot=fewshot,
-            limit=limit,
-            task_manager=manager,
-            log_samples=False,
+            model=model, tasks=[asked], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=False
         )
     except torch.OutOfMemoryError as error:
         raise EvaluationError(

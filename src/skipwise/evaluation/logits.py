@@ -12,18 +12,11 @@ _AT_ONCE = {"cpu": 2**21}
 _ELSEWHERE = 2**24
 
 
-def logits_at(
-    model: PreTrainedModel, ids: torch.Tensor, places: range
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Logits at ``places`` of rows that begin at position 0, in slices, each with the tokens that come next.
+def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield ``logits [rows, some, vocabulary]`` at ``places`` in slices, each with the tokens that follow ``[rows, some]``.
 
-    Args:
-        model: a causal language model of transformers; what it does to its logits (as Gemma 2's capping) is done.
-        ids: token ids, int64 [rows, tokens].
-        places: consecutive indices below ``tokens - 1``.
-
-    Yields:
-        ``logits [rows, some, vocabulary]`` and ``following [rows, some]``, from the first place to the last.
+    The rows of ``ids``, int64 [rows, tokens], begin at position 0; ``places`` are consecutive indices below ``tokens - 1``.
+    What the model does to its logits (as Gemma 2's capping) is done.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
     inputs: dict[str, Any] = {

@@ -20,34 +20,19 @@ from skipwise.recipes.schema import Data, load_recipe
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model that is measured; lengths are in tokens.
+    """A model that is measured; lengths are in tokens."""
 
-    Attributes:
-        label: by which records and tables name it.
-        name: a folder, or a name on the model hub.
-        original: its original length, which is the window that its base was trained with.
-        target: the length that its config says.
-        base: label of the model that it was extended from; empty if that is not known, and for a base.
-        control: whether it is a base that is measured only to compare others with it.
-        weights: digest of its weights.
-        extension: an interpolation to set when it is loaded; None: as its config says.
-    """
-
-    label: str
-    name: str
-    original: int
-    target: int
-    base: str = ""
-    control: bool = False
-    weights: str = ""
-    extension: Extension | None = None
+    label: str  # by which records and tables name it
+    name: str  # a folder, or a name on the model hub
+    original: int  # the window that its base was trained with
+    target: int  # what its config says
+    base: str = ""  # label of the model that it was extended from; empty if that is not known, and for a base
+    control: bool = False  # whether it is a base that is measured only to compare others with it
+    weights: str = ""  # digest
+    extension: Extension | None = None  # an interpolation to set when it is loaded; None: as its config says
 
     def load(self, precision: str) -> PreTrainedModel:
-        """Load it for measuring: on a GPU with weights in ``precision``, else in float32 under autocast.
-
-        Raises:
-            ModelError: it cannot be loaded.
-        """
+        """Load it for measuring: on a GPU with weights in ``precision``, else in float32 under autocast."""
         device = default_device()
         dtype = AUTOCAST[precision] if device.type == "cuda" else None
         return load_model(self.name, self.extension, dtype=dtype or torch.float32, device=device).eval()
@@ -63,60 +48,40 @@ class EvaluatedModel:
         return {key: value for key, value in vars(self).items() if key != "extension"}
 
 
-def find_models(
-    names: list[str], base: str | None = None, original: int | None = None
-) -> list[EvaluatedModel]:
+def find_models(names: list[str], base: str | None = None, original: int | None = None) -> list[EvaluatedModel]:
     """Find the models ``names``, and after them the bases that are not among them.
 
-    What is not given is read from the ``run.json`` beside a model that ``skipwise extend`` made, or from its config.
-
-    Args:
-        names: folders, or names on the model hub.
-        base: of all of them; empty for none.
-        original: their original length, where neither run nor config says it (as under NTK).
-
-    Raises:
-        ModelError: a model cannot be read, or its answers depend on what it read before.
-        RecipeError: one is named twice.
+    What is not given is read from the ``run.json`` beside a model that ``skipwise extend`` made, or from its config, which
+    under NTK does not say the original length. An empty ``base`` stands for none.
     """
     names = [name.rstrip("/") or name for name in names]
     if len(set(names)) < len(names):
         raise RecipeError(f"models {', '.join(names)}: one is named twice; name each once")
     base_of = {name: _base_of(name) if base is None else base for name in names}
     bases = [name for name in dict.fromkeys(base_of.values()) if name and name not in names]
-    labels = dict(zip(names, _labels(names), strict=True)) | {
-        name: f"{_short(name)} (base)" for name in bases
-    }
-    found = [
-        _model(name, labels, base_of[name] if base_of[name] != name else None, original) for name in names
-    ]
+    labels = dict(zip(names, _labels(names), strict=True)) | {name: f"{_short(name)} (base)" for name in bases}
+    found = [_model(name, labels, base_of[name] if base_of[name] != name else None, original) for name in names]
     return [*found, *(_model(name, labels, None, None, control=True) for name in bases)]
 
 
 def _model(
     name: str, labels: Mapping[str, str], base: str | None, original: int | None, *, control: bool = False
 ) -> EvaluatedModel:
-    _require_stateless(name)
-    target = _length(name)
-    window = original or run_facts(name).get("original_length") or original_length(load_config(name))
-    if original and original > target:
-        raise RecipeError(f"original {original:,} must not exceed the {target:,} tokens of {name}; lower it")
-    if base:
-        window = min(window, _length(base))
-    behind = labels[base] if base else ""
-    return EvaluatedModel(
-        labels[name], name, min(window, target), target, behind, control, weights_fingerprint(name)
-    )
-
-
-def _require_stateless(name: str) -> None:
-    """Refuse a model whose answers depend on what it read before."""
-    rope = getattr(load_config(name).get_text_config(), "rope_parameters", None) or {}
+    config = load_config(name)
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         raise ModelError(
             f"model {name!r} has rope_type dynamic: its frequencies depend on the longest text read so far, so its answers "
             "depend on the order of questions. Set another rope_type in its config, as yarn"
         )
+    target = _length(name)
+    window = original or run_facts(name).get("original_length") or original_length(config)
+    if original and original > target:
+        raise RecipeError(f"original {original:,} must not exceed the {target:,} tokens of {name}; lower it")
+    if base:
+        window = min(window, _length(base))
+    behind = labels[base] if base else ""
+    return EvaluatedModel(labels[name], name, min(window, target), target, behind, control, weights_fingerprint(name))
 
 
 def training_text(name: str) -> Data | None:

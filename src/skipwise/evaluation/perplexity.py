@@ -31,17 +31,11 @@ _Member = tuple[int, Window]  # the document's number, and one of its windows
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The scores of one document, target by target (its tokens but the first).
+    """The scores of one document, target by target (its tokens but the first)."""
 
-    Attributes:
-        nll: float64 [tokens - 1], negative log-likelihood in nats.
-        hits: bool [tokens - 1], whether the model gives the target the highest probability.
-        seconds: of wall time; documents that are fed together share it equally.
-    """
-
-    nll: np.ndarray
-    hits: np.ndarray
-    seconds: float
+    nll: np.ndarray  # float64 [tokens - 1], negative log-likelihood in nats
+    hits: np.ndarray  # bool [tokens - 1], whether the model gives the target the highest probability
+    seconds: float  # of wall time; documents that are fed together share it equally
 
     def buckets(self, edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Sum loss (float64) and hits (int64), each [buckets], over the targets ``edges[i] .. edges[i + 1] - 1``.
@@ -109,20 +103,10 @@ def sliding_scores(
 ) -> Iterator[TokenScores]:
     """Score every token of every document but its first, under windows of ``window`` by ``stride`` tokens.
 
-    A document's scores come as soon as it is read; documents shorter than ``tokens_per_batch`` are read together.
-
-    Args:
-        model: a causal language model of transformers.
-        documents: token ids, int [tokens] each.
-        window: tokens fed at once; positions are ``0 .. window - 1`` in each.
-        stride: tokens by which windows advance.
-        precision: of the forward pass, bf16, fp16 or float32; the loss is always float32 and its sums float64.
-        tokens_per_batch: windows of one shape are fed together up to this many tokens; default: by device.
-        on_progress: called after each batch with the number of tokens fed, which sum to ``fed_tokens``.
-
-    Raises:
-        RecipeError: ``window`` or ``stride`` breaks its rule.
-        DataError: a token is not in the model's vocabulary.
+    A document's scores come as soon as it is read. Documents shorter than ``tokens_per_batch`` are read together, and
+    windows of one shape are fed together up to so many tokens. Positions are ``0 .. window - 1`` in each window. The loss
+    is float32 in every precision, and its sums float64. ``on_progress`` is told the tokens of each batch that was fed,
+    which sum to ``fed_tokens``.
     """
     require_vocabulary(model, documents)
     most = tokens_per_batch or _PER_BATCH.get(model.device.type, _ON_A_GPU)
@@ -162,11 +146,7 @@ def inference(model: PreTrainedModel, precision: str) -> Iterator[None]:
 
 
 def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | list[int]]) -> None:
-    """Refuse token ids that the model has no embedding for.
-
-    Raises:
-        DataError: names the document by its number, the token id and the size of the vocabulary.
-    """
+    """Refuse token ids that the model has no embedding for."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     for number, document in enumerate(documents):
@@ -178,9 +158,7 @@ def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | 
             )
 
 
-def _together(
-    documents: Sequence[np.ndarray], window: int, stride: int, most: int
-) -> Iterator[list[np.ndarray]]:
+def _together(documents: Sequence[np.ndarray], window: int, stride: int, most: int) -> Iterator[list[np.ndarray]]:
     """Documents in turn, as many at a time as feed ``most`` tokens: a long one is alone."""
     group: list[np.ndarray] = []
     for document in documents:
@@ -204,9 +182,7 @@ def _batches(documents: Sequence[np.ndarray], window: int, stride: int, most: in
             yield members[first : first + size]
 
 
-def _batch_scores(
-    model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]
-) -> tuple[np.ndarray, np.ndarray]:
+def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]) -> tuple[np.ndarray, np.ndarray]:
     """Loss and hit of the targets of windows of one shape: float64 and bool [windows, scored]."""
     rows = np.stack([np.asarray(document[plan.begin : plan.end], dtype=np.int64) for document, plan in batch])
     ids, context = torch.from_numpy(rows).to(model.device), batch[0][1].context

@@ -27,18 +27,11 @@ _AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote after one prompt.
+    """What a model wrote after one prompt."""
 
-    Attributes:
-        number: of the prompt.
-        text: without surrounding space.
-        hit: whether it is the number asked for, and ends there.
-        seconds: of wall time.
-    """
-
-    number: int
-    text: str
-    hit: bool
+    number: int  # of the prompt
+    text: str  # without surrounding space
+    hit: bool  # whether it is the number asked for, and ends there
     seconds: float
 
 
@@ -83,10 +76,6 @@ def draw_prompt(
 
     It is the same whatever the model and the number of trials. With ``depths="random"`` the place of the number is
     uniform; with ``"spread"`` it lies in tenth ``tenth_of(trial)``, so that every ten trials cover the prompt evenly.
-
-    Raises:
-        RecipeError: the task is unknown.
-        DataError: ``length`` is too short for a prompt, or the tokenizer cannot write digits.
     """
     rng = np.random.default_rng([seed, length, trial])
     depth = (tenth_of(trial) + rng.random()) / 10 if depths == "spread" else None
@@ -99,25 +88,12 @@ def tenth_of(trial: int) -> int:
 
 
 def retrieve(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Prompt],
-    *,
-    precision: str = "float32",
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, precision: str = "float32"
 ) -> Iterator[Answer]:
     """Answer each prompt greedily, in the order of their token ids.
 
     Nothing is shared between prompts if a layer keeps only the last tokens (sliding attention), because its cache cannot
     go back, or if frequencies may switch with the length (longrope).
-
-    Args:
-        model: a causal language model of transformers.
-        tokenizer: the model's own.
-        prompts: what is read, and the number that should follow.
-        precision: of the forward passes: bf16, fp16 or float32.
-
-    Raises:
-        DataError: a token is not in the model's vocabulary, or the tokenizer cannot write digits.
     """
     require_vocabulary(model, [prompt.ids for prompt in prompts])
     cached = _CachedModel(model)
@@ -143,10 +119,8 @@ class _CachedModel:
         self._model = model
         self._ids: list[int] = []
         rope = getattr(model.config, "rope_parameters", None) or {}
-        self._switches = (
-            rope.get("rope_type") == "longrope"
-        )  # other frequencies for short texts than for long ones
-        self._cache = self._empty()
+        self._switches = rope.get("rope_type") == "longrope"  # other frequencies for short texts than for long ones
+        self._cache = DynamicCache(config=model.config)
 
     def decode(self, prompt: list[int], expected: list[int], end: int | None) -> list[int]:
         """Decode greedily after ``prompt``: one id more than expected, or up to ``end``.
@@ -182,7 +156,7 @@ class _CachedModel:
         if any(self._cache.is_sliding) or self._switches:
             tokens = 0
         if not tokens:
-            self._cache = self._empty()
+            self._cache = DynamicCache(config=self._model.config)
         elif tokens < len(self._ids):
             self._cache.crop(tokens - len(self._ids))
         del self._ids[tokens:]
@@ -207,6 +181,3 @@ class _CachedModel:
             ).logits
             likeliest += logits[0].argmax(-1).tolist()
         return likeliest[-wanted:]
-
-    def _empty(self) -> DynamicCache:
-        return DynamicCache(config=self._model.config)

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
 
@@ -44,15 +45,10 @@ _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
 
 @dataclass(frozen=True)
 class Readings:
-    """Requests to read documents under one window and stride.
-
-    Attributes:
-        requests: one for each document or segment.
-        documents: their tokens, int [tokens] each.
-    """
+    """Requests to read documents or segments under one window and stride."""
 
     requests: Sequence[ReadingRecord]
-    documents: Sequence[np.ndarray]
+    documents: Sequence[np.ndarray]  # the tokens for each request, int [tokens]
 
     @property
     def tokens(self) -> int:
@@ -64,14 +60,8 @@ class Readings:
         kept = [i for i, request in enumerate(self.requests) if request.key in keys]
         return Readings([self.requests[i] for i in kept], [self.documents[i] for i in kept])
 
-    def answers(
-        self, model: PreTrainedModel, on_progress: OnProgress | None = None
-    ) -> Iterator[ReadingRecord]:
-        """Read each document and yield its record as soon as it is read.
-
-        Raises:
-            EvaluationError: the loss is not a number.
-        """
+    def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[ReadingRecord]:
+        """Read each document and yield its record as soon as it is read; a loss that is not a number is refused."""
         how = self.requests[0]
         scores = sliding_scores(
             model,
@@ -85,19 +75,12 @@ class Readings:
             nll, hits = score.buckets(request.edges)
             if np.isnan(nll).any():
                 raise not_finite(how.arm)
-            yield replace(
-                request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3)
-            )
+            yield replace(request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3))
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Requests to answer prompts of one task and length.
-
-    Attributes:
-        requests: one for each prompt.
-        tokenizer: the model's own.
-    """
+    """Requests to answer prompts of one task and length."""
 
     requests: Sequence[TrialRecord]
     tokenizer: PreTrainedTokenizerBase
@@ -112,11 +95,7 @@ class Prompts:
         return Prompts([request for request in self.requests if request.key in keys], self.tokenizer)
 
     def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[TrialRecord]:
-        """Answer each prompt and yield its record.
-
-        Raises:
-            EvaluationError: logits are not numbers.
-        """
+        """Answer each prompt and yield its record; logits that are not numbers are refused."""
         prompts = [self._prompt(request) for request in self.requests]
         label = self.requests[0].arm
         with _watched_logits(model) as broken:
@@ -137,9 +116,7 @@ class Prompts:
                     on_progress(request.length)
 
     def _prompt(self, request: TrialRecord) -> Prompt:
-        return draw_prompt(
-            request.task, self.tokenizer, request.length, request.seed, request.trial, request.depths
-        )
+        return draw_prompt(request.task, self.tokenizer, request.length, request.seed, request.trial, request.depths)
 
 
 Batch = Readings | Prompts
@@ -154,16 +131,8 @@ def read_texts(
 ) -> list[EvaluationText]:
     """Tokenise the texts for model ``name`` and choose the documents that are read of each.
 
-    Args:
-        specification: what is measured.
-        name: of the model whose tokenizer is used.
-        trained_on: label of a model and the text that it was trained on, which is not measured on.
-        console: told what is read and what is left out.
-        stores: tokens that are there already, by source; those that are tokenised here are added.
-
-    Raises:
-        DataError: a text cannot be read, none of its documents is long enough, or it has tokens that the model lacks.
-        RecipeError: documents would be cut below a window.
+    ``trained_on`` are labels of models and the texts that they were trained on, which are not measured on. ``stores`` holds
+    tokens that are there already, by source; those that are tokenised here are added.
     """
     if not specification.documents:
         return []
@@ -179,9 +148,7 @@ def read_texts(
         limit = specification.tokens_per_document
         if limit is None and specification.windows_per_document is not None:
             limit = specification.windows_per_document * windows[-1]
-        documents = longest_documents(
-            store, among, at_least=windows[-1], most=specification.documents, limit=limit
-        )
+        documents = longest_documents(store, among, at_least=windows[-1], most=specification.documents, limit=limit)
         segments = {
             length: spread_segments(store, among, length, specification.segments)
             for length in specification.segment_lengths
@@ -191,23 +158,11 @@ def read_texts(
 
 
 def plan_readings(
-    specification: Specification,
-    model: EvaluatedModel,
-    texts: Iterable[EvaluationText],
-    windows: Sequence[int] = (),
+    specification: Specification, model: EvaluatedModel, texts: Iterable[EvaluationText], windows: Sequence[int] = ()
 ) -> Iterator[Readings]:
-    """Plan what ``model`` reads: every text at every window, and its segments.
-
-    Args:
-        specification: what is measured.
-        model: that reads.
-        texts: as of ``read_texts``.
-        windows: to read in place of those that the texts fill.
-    """
+    """Plan what ``model`` reads: every text at ``windows`` (or else at all that it fills), and its segments."""
     for text in texts:
-        how = ReadingRecord(
-            model.label, text.source, "", "sliding", 0, 1, 1, [], specification.precision, digest=""
-        )
+        how = ReadingRecord(model.label, text.source, "", "sliding", 0, 1, 1, [], specification.precision, digest="")
         for window in windows or text.windows:
             sliding = replace(how, window=window, stride=specification.stride_of(window))
             for tokens, documents in groupby(text.documents, key=lambda one: len(one.tokens)):
@@ -228,41 +183,20 @@ def plan_prompts(
 ) -> Iterator[Prompts]:
     """Plan what ``model`` is asked: every task at every length.
 
-    Args:
-        specification: what is measured.
-        model: that answers.
-        tokenizer: the model's own.
-        console: told which lengths are too short for a task; without it they are an error.
-
-    Raises:
-        TooShortError: a length is too short for a prompt.
-        DataError: the tokenizer cannot write digits.
+    The console is told which lengths are too short for a task; without it they are an error.
     """
+    seed, depths = specification.seed, specification.depths
     for task in specification.tasks:
         for length in specification.prompt_lengths:
-            requests = [
-                TrialRecord(
-                    model.label,
-                    task,
-                    length,
-                    specification.seed,
-                    trial,
-                    specification.depths,
-                    specification.precision,
-                    model.digest,
-                )
-                for trial in range(specification.trials)
-            ]
+            first = TrialRecord(model.label, task, length, seed, 0, depths, specification.precision, model.digest)
             try:
-                draw_prompt(task, tokenizer, length, specification.seed, 0, specification.depths)
+                draw_prompt(task, tokenizer, length, seed, 0, depths)
             except TooShortError as error:
                 if console is None:
                     raise
-                console.print(
-                    f"{task} at {length:,} tokens is left out for {model.label}: {error}", style="yellow"
-                )
+                console.print(f"{task} at {length:,} tokens is left out for {model.label}: {error}", style="yellow")
                 continue
-            yield Prompts(requests, tokenizer)
+            yield Prompts([replace(first, trial=trial) for trial in range(specification.trials)], tokenizer)
 
 
 def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:
@@ -276,25 +210,23 @@ def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, 
 
 
 def measure(
-    model: PreTrainedModel,
-    batches: Sequence[Batch],
-    console: Console,
-    on_record: Callable[[Record], None],
+    model: PreTrainedModel, batches: Sequence[Batch], console: Console, on_record: Callable[[Record], None]
 ) -> None:
-    """Answer every request in turn under one progress bar, and hand each record on as soon as it is made.
-
-    Raises:
-        EvaluationError: memory does not suffice, the model's positions end before a length, or logits are not numbers.
-    """
+    """Answer every request in turn under one progress bar, and hand each record on as soon as it is made."""
     if not batches:
         return
     label = batches[0].requests[0].arm
-    with measuring_progress(console) as bar:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
         line = bar.add_task(f"measuring {label}", total=sum(batch.tokens for batch in batches))
-
-        def advance(tokens: int) -> None:
-            bar.advance(line, tokens)
-
+        advance = partial(bar.advance, line)
         for batch in batches:
             with _explained(model, label, batch.requests[0]):
                 for record in batch.answers(model, advance):
@@ -304,16 +236,10 @@ def measure(
 def answered(
     model: Callable[[], PreTrainedModel], batches: Sequence[Batch], results: Path | None, console: Console
 ) -> list[Record]:
-    """Answer the requests that ``results`` does not answer yet, and return the records of all requests.
+    """Answer the requests that the file ``results`` does not answer yet, and return the records of all requests.
 
-    Args:
-        model: loads the model; called only if something is left to measure.
-        batches: the requests.
-        results: file to which each record is appended as soon as it is made; None keeps them in memory alone.
-        console: shows the progress.
-
-    Raises:
-        SkipwiseError: as ``measure``, or the file cannot be read or written.
+    Each record is appended to it as soon as it is made; None keeps them in memory alone. ``model`` loads the model, and is
+    called only if something is left to measure.
     """
     known = {r.key: r for r in read_records(results) if isinstance(r, Measured)} if results else {}
     made: dict[str, Record] = dict(known)
@@ -329,19 +255,6 @@ def answered(
     return [made[request.key] for batch in batches for request in batch.requests]
 
 
-def measuring_progress(console: Console) -> Progress:
-    """Build the progress bar of measuring: share done, time taken, time left."""
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
 def not_finite(label: str) -> EvaluationError:
     """The error of a measurement that gave no number."""
     return EvaluationError(
@@ -352,9 +265,7 @@ def not_finite(label: str) -> EvaluationError:
 
 def _readings(how: ReadingRecord, model: EvaluatedModel, read: Sequence[Segment]) -> Readings:
     """Requests to read documents or segments as ``how`` says."""
-    requests = [
-        replace(how, document=one.document, begin=one.begin, digest=_digest(model, one)) for one in read
-    ]
+    requests = [replace(how, document=one.document, begin=one.begin, digest=_digest(model, one)) for one in read]
     return Readings(requests, [one.tokens for one in read])
 
 
@@ -365,8 +276,8 @@ def _digest(model: EvaluatedModel, read: Segment) -> str:
 
 
 def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int]:
-    """Return the edges of the buckets of a document of ``tokens`` tokens: positions doubling from a quarter of the original
-    length, the windows, and 16 even parts of the longest window."""
+    """The bucket edges of a document of ``tokens`` tokens: positions doubling from a quarter of the original length, the
+    windows, and 16 even parts of the longest window."""
     parts = {windows[-1] * k // _PREFIXES for k in range(1, _PREFIXES + 1)}
     inner = {*position_buckets(tokens, original), *windows, *parts}
     return sorted({1, tokens} | {edge for edge in inner if 1 < edge < tokens})

@@ -32,20 +32,15 @@ Mode = Literal["sliding", "truncated", "by-position"]
 
 @dataclass(frozen=True)
 class PerplexitySettings:
-    """How ``skipwise perplexity`` reads.
+    """How ``skipwise perplexity`` reads."""
 
-    Attributes:
-        mode: sliding windows; the first tokens of each document, by one pass; or loss by position.
-        specification: what is measured; in the last two modes its windows are the ends of the parts that are shown.
-    """
-
-    mode: Mode
-    specification: Specification
+    mode: Mode  # sliding windows; the first tokens of each document, by one pass; or loss by position
+    specification: Specification  # in the last two modes its windows are the ends of the parts that are shown
 
 
 _K = 1024
-# The paper's settings: mode, windows, stride, documents.
-PAPER_SETTINGS: dict[str, tuple[Mode, tuple[int, ...], int | None, int]] = {
+_Settings = tuple[Mode, tuple[int, ...], int | None, int]  # mode, windows, stride, documents
+PAPER_SETTINGS: dict[str, _Settings] = {
     # The main table: GovReport and Proof-pile, 50 documents of more than 32,768 tokens each.
     "paper": ("sliding", tuple(_K * 2**i for i in range(1, 6)), _K, 50),
     # 96k and 128k: Books3 and PG-19, 20 documents of more than 128k tokens.
@@ -70,14 +65,10 @@ def perplexity_settings(
     """Settle how to read: as a name of ``PAPER_SETTINGS`` says, and over that as is given.
 
     Whole documents are read in sliding windows, and as many tokens as the longest window in the other modes.
-
-    Raises:
-        RecipeError: a name is unknown, or a number breaks its rule.
     """
+    known: _Settings = ("sliding", tuple(doubled_windows(model.original, model.target)), None, 8)
     if settings is not None:
-        one_of("settings", settings, PAPER_SETTINGS)
-    default = ("sliding", tuple(doubled_windows(model.original, model.target)), None, 8)
-    known = PAPER_SETTINGS[settings] if settings else default
+        known = PAPER_SETTINGS[one_of("settings", settings, PAPER_SETTINGS)]
     chosen = cast(Mode, one_of("mode", mode or known[0], get_args(Mode)))
     if chosen != "sliding" and (stride is not None or tokens_per_document is not None):
         given = "--stride" if stride is not None else "--tokens-per-document"
@@ -104,14 +95,7 @@ def perplexity_settings(
 def measure_perplexity(
     model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console
 ) -> tuple[list[ReadingRecord], list[int]]:
-    """Read the longest documents that the model was not trained on.
-
-    Returns:
-        The readings, and the windows that the text fills, in tokens.
-
-    Raises:
-        SkipwiseError: model, text or lengths cannot be used.
-    """
+    """Read the longest documents that the model was not trained on: the readings, and the windows that the text fills."""
     if out is not None:
         require_results(out)
     trained = [(model.label, known)] if (known := training_text(model.name)) else []
@@ -130,11 +114,7 @@ def measure_perplexity(
 def measure_retrieval(
     model: EvaluatedModel, specification: Specification, out: Path | None, console: Console
 ) -> list[TrialRecord]:
-    """Ask every prompt of the specification.
-
-    Raises:
-        SkipwiseError: model or lengths cannot be used.
-    """
+    """Ask every prompt of the specification."""
     if out is not None:
         require_results(out)
     batches = list(plan_prompts(specification, model, load_tokenizer(model.name)))
@@ -150,11 +130,7 @@ def run_benchmarks(
     out: Path | None,
     console: Console,
 ) -> list[BenchmarkRecord]:
-    """Run tasks of lm-evaluation-harness at the extended length.
-
-    Raises:
-        SkipwiseError: model, tasks or data cannot be used, or a request is longer than ``target``.
-    """
+    """Run tasks of lm-evaluation-harness at the extended length; no request may be longer than ``target`` tokens."""
     known: list[Record] = []
     if out is not None:
         require_results(out)

@@ -103,17 +103,7 @@ def doubled_windows(original: int, target: int) -> list[int]:
 
 
 def specification_of(recipe: Recipe, original: int, target: int, precision: str) -> Specification:
-    """What a recipe's evaluation section asks for.
-
-    Args:
-        recipe: of the run.
-        original: length of the model, in tokens.
-        target: length, in tokens.
-        precision: bf16, fp16 or float32.
-
-    Raises:
-        RecipeError: as ``Specification``.
-    """
+    """What a recipe's evaluation section asks for; the original and the target length are in tokens."""
     rule = recipe.evaluation
     windows = tuple(sorted(set(rule.windows or doubled_windows(original, target))))
     sources = dict.fromkeys(rule.source or [recipe.data.source])
@@ -148,21 +138,12 @@ def specification_for(
 ) -> Specification:
     """What ``skipwise evaluate`` asks of models: windows and prompts from the shortest original length to the target.
 
-    Args:
-        models: that are measured.
-        text: to read.
-        lengths: of windows and prompts; None: the shortest original length, doubled up to the target.
-        target: the longest length; None: the longest that a model's config says.
-        console: told what the settings cannot show.
-        settings: other fields of ``Specification``.
-
-    Raises:
-        RecipeError: both lengths and target are given, or as ``Specification``.
+    ``lengths`` are those of windows and prompts: by default the shortest original length, doubled up to ``target``, and that
+    is by default the longest that a model's config says. ``settings`` are other fields of ``Specification``. The console is
+    told what they cannot show.
     """
     if lengths and target:
-        raise RecipeError(
-            "--lengths gives the longest length already, and --target another: give one of them"
-        )
+        raise RecipeError("--lengths gives the longest length already, and --target another: give one of them")
     original, longest = min(m.original for m in models), target or max(m.target for m in models)
     windows = tuple(sorted(set(lengths))) if lengths else tuple(doubled_windows(original, longest))
     specification = Specification(

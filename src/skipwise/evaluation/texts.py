@@ -24,21 +24,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """What one model reads of one text.
-
-    Attributes:
-        source: name of the text.
-        documents: the longest first, cut to the tokens that are read.
-        windows: those that every document fills, in tokens, rising.
-        segments: by their length in tokens.
-        fingerprint: of the token store that they come from.
-    """
+    """What one model reads of one text."""
 
     source: str
-    documents: list[Segment]
-    windows: list[int]
-    segments: dict[int, list[Segment]]
-    fingerprint: str
+    documents: list[Segment]  # the longest first, cut to the tokens that are read
+    windows: list[int]  # those that every document fills, in tokens, rising
+    segments: dict[int, list[Segment]]  # by their length in tokens
+    fingerprint: str  # of the token store that they come from
 
     @property
     def digest(self) -> str:
@@ -62,12 +54,8 @@ def held_out_share(text: Data, trained_on: Iterable[tuple[str, Data]], console: 
     """Return which share of ``text``, held out by name, no model was trained on; None if all of it may be read.
 
     Every command that measures on text asks here. The embedded model was trained on the standard library, so of that
-    only the held-out tenth is read, whatever the model.
-
-    Args:
-        text: what is to be measured on.
-        trained_on: label of a model, and the text that it was trained on.
-        console: is told where trained text cannot be recognised by its documents' names.
+    only the held-out tenth is read, whatever the model. ``trained_on`` are labels of models, and the texts that they were
+    trained on; the console is told where these cannot be recognised by their documents' names.
     """
     shares = [Data().held_out] if text.source == "stdlib" else []
     for label, trained in trained_on:
@@ -100,15 +88,10 @@ def longest_first(store: TokenStore, candidates: np.ndarray) -> np.ndarray:
     return candidates[np.argsort(-store.lengths[candidates], kind="stable")]
 
 
-def filled_windows(
-    store: TokenStore, candidates: np.ndarray, windows: Sequence[int], console: Console
-) -> list[int]:
+def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[int], console: Console) -> list[int]:
     """Return the windows that the longest of ``candidates`` fills; say which are left out.
 
     A document shorter than a window would be measured at a shorter window than the table says.
-
-    Raises:
-        DataError: there are no candidates, or none that fills the smallest window.
     """
     if len(candidates) == 0:
         raise DataError(
@@ -135,11 +118,7 @@ def filled_windows(
 def longest_documents(
     store: TokenStore, candidates: np.ndarray, *, at_least: int, most: int, limit: int | None
 ) -> list[Segment]:
-    """Take the ``most`` longest of ``candidates`` that have ``at_least`` tokens, each cut to its first ``limit`` tokens.
-
-    Raises:
-        RecipeError: the limit is below ``at_least``.
-    """
+    """Take the ``most`` longest of ``candidates`` that have ``at_least`` tokens, each cut to its first ``limit`` tokens."""
     if limit is not None and limit < at_least:
         raise RecipeError(
             f"tokens_per_document {limit:,} must be at least the largest window, {at_least:,}: raise it, or lower the "

@@ -44,19 +44,9 @@ def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
     ``stride`` and is still ``window`` wide. A document shorter than ``window`` is one short window; one of
     fewer than two tokens has nothing to score. With ``stride == window`` neighbours share one token, the
     context without which the next token could not be scored.
-
-    Args:
-        tokens: length of the document.
-        window: tokens fed at once, at least 2.
-        stride: tokens by which windows advance, ``1 .. window``.
-
-    Raises:
-        RecipeError: ``window`` or ``stride`` breaks its rule.
     """
     if window < 2:
-        raise RecipeError(
-            f"window {window} must be at least 2 tokens, one of context and one to score; widen it"
-        )
+        raise RecipeError(f"window {window} must be at least 2 tokens, one of context and one to score; widen it")
     if stride < 1:
         raise RecipeError(f"stride {stride} must be at least 1 token; choose 1 to the window, {window}")
     if stride > window:

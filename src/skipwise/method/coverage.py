@@ -22,22 +22,17 @@ _MOST_DISTANCES = 2**24
 
 @dataclass(frozen=True)
 class Coverage:
-    """The probability that one example covers each relative distance.
+    """The probability that one example covers each relative distance; arrays are [target_length - 1].
 
-    Attributes:
-        distances: int64 [target_length - 1], 1..target_length - 1, in tokens.
-        probability: float64 [target_length - 1].
-        standard_error: float64 [target_length - 1], sqrt(p (1 - p) / samples); 0 for a closed form, and where every
-            example, or no example, covered the distance.
-        train_length: L_c in tokens.
-        samples: the number of examples drawn; 0 for a closed form.
+    The standard error is sqrt(p (1 - p) / samples); 0 for a closed form, and where every example, or no example, covered
+    the distance.
     """
 
-    distances: np.ndarray
-    probability: np.ndarray
-    standard_error: np.ndarray
-    train_length: int
-    samples: int = 0
+    distances: np.ndarray  # int64, 1..target_length - 1, in tokens
+    probability: np.ndarray  # float64
+    standard_error: np.ndarray  # float64
+    train_length: int  # L_c in tokens
+    samples: int = 0  # the number of examples drawn; 0 for a closed form
 
     @property
     def target_length(self) -> int:
@@ -123,9 +118,8 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
 
     def drawn(indices: np.ndarray) -> Plans:
         # Long documents suit every scheme; no position depends on their length.
-        return SCHEMES[scheme](
-            Rng.of(seed, 0, indices), train, target, np.full(len(indices), target, dtype=np.int64), rules
-        )
+        documents = np.full(len(indices), target, dtype=np.int64)
+        return SCHEMES[scheme](Rng.of(seed, 0, indices), train, target, documents, rules)
 
     chunks = drawn(np.zeros(1, dtype=np.int64)).lengths.shape[1]
     as_intervals = chunks <= _MOST_CHUNKS_AS_INTERVALS
@@ -143,14 +137,11 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
 
 
 def count_by_intervals(plans: Plans, target_length: int) -> np.ndarray:
-    """Count the examples that cover each distance, from the interval of distances that each chunk pair spans.
+    """Count the examples that cover each distance, int64 [target_length - 1], from the intervals of all chunk pairs.
 
     Chunks i < j with the positions s_i..e_i and s_j..e_j cover every distance from s_j - e_i to e_j - s_i; one chunk
     covers 1..l - 1. The intervals of an example are sorted, and the part that an earlier interval reaches is cut off,
     so that each distance counts once.
-
-    Returns:
-        int64 [target_length - 1].
     """
     starts = np.cumsum(plans.lengths, axis=1) - plans.lengths + plans.skips
     ends = starts + plans.lengths - 1
@@ -170,13 +161,10 @@ def count_by_intervals(plans: Plans, target_length: int) -> np.ndarray:
 
 
 def count_by_positions(plans: Plans, target_length: int) -> np.ndarray:
-    """Count the examples that cover each distance, from the autocorrelation of their positions.
+    """Count the examples that cover each distance, int64 [target_length - 1], from their positions' autocorrelation.
 
     The autocorrelation of the 0/1 vector of occupied positions is, at lag d, the number of token pairs that are d
     apart. A Fourier transform gives all lags at once, for any number of chunks.
-
-    Returns:
-        int64 [target_length - 1].
     """
     positions = plans.position_ids()
     occupied = np.zeros((len(positions), target_length))

@@ -136,10 +136,8 @@ def end_anchored_skips(train_length: int, target_length: int) -> np.ndarray:
 
         u in {M, M - (L_c - 1), M - 2 (L_c - 1), ...}, all above 0, each with p = 1 / ceil(M / (L_c - 1)),
 
-    and it is unique, except that a share of the examples could use u = 0.
-
-    Returns:
-        int64 [ceil(M / (L_c - 1))], decreasing; [0] if L_t = L_c.
+    and it is unique, except that a share of the examples could use u = 0. The result is int64
+    [ceil(M / (L_c - 1))], decreasing; [0] if L_t = L_c.
     """
     room = target_length - train_length
     return np.arange(room, 0, -max(1, train_length - 1)) if room else np.zeros(1, dtype=np.int64)

@@ -22,18 +22,8 @@ from skipwise.model.stock_tokenizer import require_readable, write_stock_tokeniz
 
 SHARD_BYTES = 2**30
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_BESIDE = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-)
-# Keys of a tokenizer's config that would run remote code.
-_REMOTE = ("auto_map", "tokenizer_class")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
+_BESIDE = (*_TOKENIZER, "added_tokens.json", "special_tokens_map.json", "generation_config.json")
 
 
 def convert(
@@ -46,25 +36,17 @@ def convert(
 ) -> Path:
     """Write ``checkpoint`` to ``out`` as a checkpoint of a stock class with the same logits, and return ``out``.
 
-    Memory holds one tensor of the source and one shard of the result at a time.
-
-    Args:
-        checkpoint: a folder, or a name on the model hub: ``config.json`` with safetensors or ``.bin`` weights.
-        out: the folder to write; it must not exist.
-        original_length: L_c of a checkpoint of PoSE's authors, if its config does not give the true one.
-        shard_bytes: largest size of a written file, unless one tensor is larger.
-        console: where progress is printed; default: nowhere.
-
-    Raises:
-        ModelError: no conversion exists, or the checkpoint's files are incomplete or damaged.
-        RunError: ``out`` exists.
+    ``checkpoint`` is a folder or a name on the model hub, with safetensors or ``.bin`` weights. Memory holds one tensor of
+    the source and one shard of the result at a time. ``original_length`` is L_c of a checkpoint of PoSE's authors, if its
+    config does not give the true one. A shard exceeds ``shard_bytes`` only if one tensor does.
     """
     console = console or Console(quiet=True)
     if out.exists():
         raise RunError(f"{out} exists and is not overwritten; give another folder")
     folder = _folder(checkpoint)
     plan = _plan(folder / "config.json", original_length)
-    if _remote_tokenizer(folder):
+    remote_tokenizer = _has_remote_tokenizer(folder)
+    if remote_tokenizer:
         require_readable(folder)
     for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.notes):
         console.print(line, soft_wrap=True)
@@ -73,14 +55,15 @@ def convert(
     partial.mkdir(parents=True)
     try:
         _write_weights(plan, _shards(folder), partial, shard_bytes, console)
-        plan.config.architectures = [_stock_class(plan).__name__]
         plan.config.save_pretrained(partial)
         _require_every_weight(partial)
-        _copy_beside(folder, partial)
+        for beside in filter(Path.exists, (folder / name for name in _BESIDE)):
+            shutil.copyfile(beside, partial / beside.name)
+        if remote_tokenizer:
+            write_stock_tokenizer(partial)
         os.replace(partial, out)
-    except BaseException:
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
     return out
 
 
@@ -128,9 +111,8 @@ def _shards(folder: Path) -> list[Path]:
             if outside := [name for name in names if Path(name).name != name]:
                 raise ModelError(f"{folder / index} names a file outside its folder: {outside[0]!r}")
             if missing := [name for name in names if not (folder / name).exists()]:
-                raise ModelError(
-                    f"{folder} lacks {len(missing)} of its {len(names)} weight files: {missing[0]}; fetch it again"
-                )
+                lost = f"{len(missing)} of its {len(names)} weight files: {missing[0]}"
+                raise ModelError(f"{folder} lacks {lost}; fetch it again")
             return [folder / name for name in names]
     for single in ("model.safetensors", "pytorch_model.bin"):
         if (folder / single).exists():
@@ -146,14 +128,13 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 for name in file.keys():  # noqa: SIM118 (not a dictionary)
                     yield name, file.get_tensor(name)
         else:
-            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            yield from loaded.items()
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        if isinstance(error, UnpicklingError):
-            raise ModelError(
-                f"{path} is a pickle of more than weights, or of torch before 1.6, and is not executed; get the "
-                "checkpoint as safetensors"
-            ) from error
+            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
+    except UnpicklingError as error:
+        raise ModelError(
+            f"{path} is a pickle of more than weights, or of torch before 1.6, and is not executed; get the "
+            "checkpoint as safetensors"
+        ) from error
+    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as weights ({first_line(error)}); fetch it again") from error
 
 
@@ -174,14 +155,13 @@ def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: in
         console.print(f"{number} of {len(shards)}: {shard.name}", soft_wrap=True)
         for name, tensor in _tensors(shard):
             for new, value in plan.tensors(name, tensor):
-                size = value.numel() * value.element_size()
                 if not torch.isfinite(value).all():
                     raise ModelError(f"{shard.name}: {name} holds NaN or infinity; fetch the checkpoint again")
-                if held and held_bytes + size > limit:
+                if held and held_bytes + value.nbytes > limit:
                     flush()
                 held[new] = value.contiguous()
-                held_bytes += size
-                total += size
+                held_bytes += value.nbytes
+                total += value.nbytes
                 if new == "model.embed_tokens.weight":
                     plan.config.dtype = value.dtype
                     plan.config.vocab_size = len(value)  # the config may not count an added pad token
@@ -203,25 +183,17 @@ def _name_shards(folder: Path, files: list[list[str]], total: int) -> None:
     (folder / _INDEXES[0]).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _stock_class(plan: Conversion) -> type:
-    with torch.device("meta"):
-        return type(AutoModelForCausalLM.from_config(plan.config))
-
-
 def _require_every_weight(folder: Path) -> None:
     """Require the written names and shapes to be those of the stock class."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        wanted.pop("lm_head.weight", None)
     written: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             written |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    if model.config.tie_word_embeddings:
-        written.pop("lm_head.weight", None)
-    for name in sorted(wanted.keys() | written.keys()):
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    for name in sorted((wanted.keys() | written.keys()) - tied):
         if wanted.get(name) != written.get(name):
             raise ModelError(
                 f"{name} has shape {written.get(name)} in the converted checkpoint and {wanted.get(name)} in its class; "
@@ -229,24 +201,8 @@ def _require_every_weight(folder: Path) -> None:
             )
 
 
-def _copy_beside(folder: Path, out: Path) -> None:
-    """Copy the tokenizer; convert a SentencePiece model whose class is remote code to a stock one."""
-    for name in _BESIDE:
-        if (folder / name).exists():
-            shutil.copyfile(folder / name, out / name)
-    if _remote_tokenizer(folder):
-        path = out / "tokenizer_config.json"
-        kept = {key: value for key, value in _read_json(path).items() if key not in _REMOTE}
-        path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        write_stock_tokenizer(out)
-
-
-def _remote_tokenizer(folder: Path) -> bool:
-    """Return whether the tokenizer's class is remote code and only its SentencePiece model can be read.
-
-    Raises:
-        ModelError: the SentencePiece model is missing too.
-    """
+def _has_remote_tokenizer(folder: Path) -> bool:
+    """Return whether the tokenizer's class is remote code and only its SentencePiece model can be read."""
     path = folder / "tokenizer_config.json"
     if not path.exists() or "auto_map" not in _read_json(path) or (folder / "tokenizer.json").exists():
         return False

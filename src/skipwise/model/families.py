@@ -19,7 +19,7 @@ from transformers import LlamaConfig, PhiConfig, PretrainedConfig
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import Rope, rope_parameters
 from skipwise.method.lengths import parse_length
-from skipwise.model.rope import SCALED
+from skipwise.model.rope import SCALED, rotated_dims
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 
@@ -31,19 +31,12 @@ _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bia
 
 @dataclass(frozen=True)
 class Conversion:
-    """How to write a checkpoint as one of a stock class.
+    """How to write a checkpoint as one of a stock class."""
 
-    Attributes:
-        source: the name of the recognised source model.
-        config: the config of the stock class.
-        convert: maps a tensor of the source to named tensors of the stock class.
-        notes: lines to show to the user.
-    """
-
-    source: str
-    config: PretrainedConfig
-    convert: Callable[[str, torch.Tensor], Tensors]
-    notes: tuple[str, ...] = ()
+    source: str  # the name of the recognised source model
+    config: PretrainedConfig  # of the stock class
+    convert: Callable[[str, torch.Tensor], Tensors]  # maps a source's tensor to named tensors of the stock class
+    notes: tuple[str, ...] = ()  # lines to show to the user
 
     def tensors(self, name: str, tensor: torch.Tensor) -> Tensors:
         """Yield the stock tensors for one tensor; none for a buffer that the stock class computes itself."""
@@ -61,12 +54,7 @@ class Conversion:
 def plan_conversion(config: Mapping[str, Any], original_length: int | str | None = None) -> Conversion:
     """Return the conversion of the checkpoint with this ``config.json``.
 
-    Args:
-        config: the content of the file.
-        original_length: L_c of a checkpoint of the authors, if its config does not give the true one.
-
-    Raises:
-        ModelError: the model needs no conversion, or none exists.
+    ``original_length`` is L_c of a checkpoint of the authors, if its config does not give the true one.
     """
     original = parse_length(original_length) if original_length is not None else None
     kind = config.get("model_type")
@@ -124,6 +112,7 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
             f"config has rotary_dim {rotated!r}, which must be from 2 to the {head} dims of a head; mend config.json"
         )
     stock = PhiConfig(
+        architectures=["PhiForCausalLM"],
         vocab_size=config["vocab_size"],
         hidden_size=width,
         intermediate_size=config.get("n_inner") or 4 * width,
@@ -204,8 +193,8 @@ def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
         "tie_word_embeddings"
     )
     kept = {name: config[name] for name in known.split() if name in config}
-    theta = float(config.get("rope_theta") or 10_000.0)
-    return LlamaConfig(**kept, rope_parameters={"rope_type": "default", "rope_theta": theta})
+    rope = {"rope_type": "default", "rope_theta": float(config.get("rope_theta") or 10_000.0)}
+    return LlamaConfig(**kept, architectures=["LlamaForCausalLM"], rope_parameters=rope)
 
 
 def _by_authors(config: Mapping[str, Any]) -> bool:
@@ -224,10 +213,9 @@ def _with_authors_scaling(plan: Conversion, config: Mapping[str, Any], original:
     # Their code stores the scaled length. None of their bases exceeds 4,096 tokens, so a value up to that is unscaled.
     original = original or (int(window / factor) if window > 4096 else window)
     old = stock.rope_parameters
-    head = getattr(stock, "head_dim", None) or stock.hidden_size // stock.num_attention_heads
-    rotated = int(head * old.get("partial_rotary_factor", 1.0))
+    rope = Rope(old["rope_theta"], rotated_dims(stock, old), original)
     kept = {name: value for name, value in old.items() if name == "partial_rotary_factor"}
-    stock.rope_parameters = {**kept, **rope_parameters(named, Rope(old["rope_theta"], rotated, original), factor)}
+    stock.rope_parameters = {**kept, **rope_parameters(named, rope, factor)}
     stock.max_position_embeddings = round(original * factor)
     note = f"rope_scaling {scaling['type']} x{factor:g} is {named} from {original:,} to {round(original * factor):,}"
     return Conversion(f"{plan.source}, extended", stock, plan.convert, (*plan.notes, note))

@@ -11,11 +11,13 @@ from pathlib import Path
 from skipwise.errors import ModelError
 from skipwise.model import lora
 from skipwise.model.loading import load_config, resolve
+from skipwise.recipes.schema import default_cache
 
 _PARTS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.jinja")  # weights, configs, tokenizer
 _BLOCK = 2**23  # bytes that one thread hashes at a time
 _SETTLED = 2.0  # seconds; a file changed later than this may change again within the same time stamp
 _REMEMBERED = 1000  # files
+_CACHE = "weights.json"
 
 _known: dict[str, str] = {}  # file and its time stamps -> SHA-256
 
@@ -25,9 +27,6 @@ def weights_fingerprint(name: str) -> str:
 
     The hash covers weights, configs and tokenizer, and the base of an adapter. Digests of files are remembered in this
     process and in the user's cache folder, so that a large model is read once.
-
-    Raises:
-        ModelError: the model cannot be found.
     """
     folder = Path(resolve(name))
     if not folder.is_dir():
@@ -57,7 +56,7 @@ def _file_digest(path: Path) -> str:
     if begun - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
         _known[key] = digest
         if stat.st_size > _BLOCK:  # small files are read again faster than they are looked up
-            _write_cache({**_read_cache(), key: digest})
+            _write_cache(_read_cache() | {key: digest})
     return digest
 
 
@@ -67,15 +66,9 @@ def _block_digest(path: Path, start: int) -> bytes:
         return hashlib.sha256(file.read(_BLOCK)).digest()
 
 
-def _cache_file() -> Path:
-    root = os.environ.get("SKIPWISE_CACHE")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipwise"
-    return (Path(root).expanduser() if root else cache) / "weights.json"
-
-
 def _read_cache() -> dict[str, str]:
     try:
-        read = json.loads(_cache_file().read_text(encoding="utf-8"))
+        read = json.loads((default_cache() / _CACHE).read_text(encoding="utf-8"))
         return {str(key): str(value) for key, value in read.items()}
     except (OSError, ValueError, AttributeError):
         return {}
@@ -83,7 +76,7 @@ def _read_cache() -> dict[str, str]:
 
 def _write_cache(digests: dict[str, str]) -> None:
     """Write the newest digests. Without a writable cache folder, the next process hashes the files again."""
-    path = _cache_file()
+    path = default_cache() / _CACHE
     temporary = path.with_suffix(f".{os.getpid()}.partial")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

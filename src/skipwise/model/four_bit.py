@@ -7,39 +7,31 @@ transformers' Trainer and peft import bitsandbytes wherever it is installed. On 
 import logging
 from typing import Any
 
-_LOGGERS = tuple(
-    logging.getLogger(f"bitsandbytes.{name}") for name in ("backends.cpu.ops", "backends.xpu.ops", "cextension")
-)
+_NAMES = ("backends.cpu.ops", "backends.xpu.ops", "cextension")
+_LOGGERS = [logging.getLogger(f"bitsandbytes.{name}") for name in _NAMES]
+
+_held: list[logging.LogRecord] = []
 
 
-class _HeldWarnings(logging.Filter):
-    """Keeps log records until they are asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        self.records.append(record)
-        return False
-
-
-_held = _HeldWarnings()
+def _hold(record: logging.LogRecord) -> bool:
+    """Keep a record instead of showing it: a filter of ``logging``."""
+    _held.append(record)
+    return False
 
 
 def hold_warnings() -> None:
     """Hold back what bitsandbytes logs when it is imported."""
     for logger in _LOGGERS:
-        logger.addFilter(_held)
+        logger.addFilter(_hold)
 
 
 def show_warnings() -> None:
     """Show the warnings held back so far, and all later ones at once."""
     for logger in _LOGGERS:
-        logger.removeFilter(_held)
-    for record in _held.records:
+        logger.removeFilter(_hold)
+    for record in _held:
         logging.getLogger(record.name).handle(record)
-    _held.records.clear()
+    _held.clear()
 
 
 def quantization_settings(dtype: Any, device: Any) -> dict[str, Any]:

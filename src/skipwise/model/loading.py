@@ -25,11 +25,7 @@ from skipwise.model.sliding import mask_by_position
 
 
 def resolve(name: str) -> str:
-    """Return the folder of the embedded model for ``nano``, else ``name`` itself.
-
-    Raises:
-        ModelError: the name is empty.
-    """
+    """Return the folder of the embedded model for ``nano``, else ``name`` itself, which must not be empty."""
     if not name.strip():
         raise ModelError(f"model = {name!r} names none; give nano, a folder or a name on the model hub")
     return str(resources.files("skipwise").joinpath("assets", "nano")) if name == "nano" else name

@@ -8,6 +8,8 @@ no RoPE settings, and stock loaders put it on the base as that is. So the adapte
 import copy
 import json
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,11 +28,7 @@ _CONFIG = "adapter_config.json"
 
 
 def require_installed(rules: Lora) -> None:
-    """Require the packages that the recipe's LoRA section needs.
-
-    Raises:
-        RecipeError: peft is not installed, or bitsandbytes for a base in 4 bits.
-    """
+    """Require peft, and bitsandbytes for a base in 4 bits."""
     if find_spec("peft") is None:
         raise RecipeError("lora needs the peft package: pip install 'skipwise[lora]', or leave lora out")
     if rules.base == "4bit" and find_spec("bitsandbytes") is None:
@@ -48,9 +46,6 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     """Freeze ``model`` and add the trainable float32 weights that ``rules`` ask for.
 
     A is drawn with ``seed`` and B begins at zero, unless ``state`` (safetensors) gives the values of both.
-
-    Raises:
-        RecipeError: the targets match no layer; the message lists the names of the model's layers.
     """
     require_installed(rules)
     _check_targets(model, rules)
@@ -68,39 +63,31 @@ def _check_targets(model: PreTrainedModel, rules: Lora) -> None:
     """Refuse names that match no layer, and additions that cannot be merged into the weights they were trained on."""
     if isinstance(rules.targets, str):
         return
-    names = {name for name, _ in model.named_modules()}
-    matches = {  # by peft's rule
-        target: {name for name in names if name == target or name.endswith(f".{target}")} for target in rules.targets
-    }
+    parts = dict(model.named_modules())
+    # By peft's rule, a target is a layer's whole name or the end of it after a dot.
+    matches = {target: [name for name in parts if f".{name}".endswith(f".{target}")] for target in rules.targets}
     if unknown := [target for target, found in matches.items() if not found]:
-        linear = {name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
         raise RecipeError(
             f"lora.targets: {', '.join(map(repr, unknown))} {'is' if len(unknown) == 1 else 'are'} no layer of this model; "
-            f"its linear layers are called {', '.join(sorted(linear))}"
+            f"its linear layers are called {', '.join(_names(model, lambda part: isinstance(part, torch.nn.Linear)))}"
         )
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    targeted = {name: model.get_submodule(name) for name in sorted(set().union(*matches.values()))}
-    ends = [name for name, part in targeted.items() if part is embedding or part is head]
+    ends = sorted(name for found in matches.values() for name in found if parts[name] in (embedding, head))
     if ends and model.config.get_text_config().tie_word_embeddings:
         raise RecipeError(
             f"lora.targets: {ends[0]} shares its weight with the other embedding of the model, so its addition cannot be "
             "merged; leave it out, or train both embeddings by lora.also=[embeddings]"
         )
-    if "embeddings" in rules.also and any(targeted[name] is embedding for name in ends):
+    if "embeddings" in rules.also and any(parts[name] is embedding for name in ends):
         raise RecipeError(
             f"lora.targets: all weights of {ends[0]} are trained by lora.also=[embeddings]; leave it out of one of the two"
         )
 
 
 def trained_share(config: PretrainedConfig, rules: Lora) -> tuple[int, int]:
-    """Return how many parameters are trained and how many the model has; no weights are allocated.
-
-    Raises:
-        RecipeError: the targets match no layer.
-    """
+    """Return how many parameters are trained and how many the model has; no weights are allocated."""
     with torch.device("meta"):
-        adapted = adapt(AutoModelForCausalLM.from_config(config), rules)
-    return adapted.get_nb_trainable_parameters()
+        return adapt(AutoModelForCausalLM.from_config(config), rules).get_nb_trainable_parameters()
 
 
 def merged(trained: Any, base: PreTrainedModel) -> PreTrainedModel:
@@ -113,37 +100,30 @@ def merged(trained: Any, base: PreTrainedModel) -> PreTrainedModel:
 
     state = get_peft_model_state_dict(trained, save_embedding_layers=False)
     state = {name: weight.to(base.device) for name, weight in state.items()}
-    return _merge(_with_additions(base, trained.peft_config["default"], state))
+    return _with_additions(base, trained.peft_config["default"], state).merge_and_unload(safe_merge=True)
 
 
 def save_adapter(trained: Any, folder: Path, base: str) -> None:
-    """Write the adapter and the extended config, so that nobody puts it on an unscaled base unnoticed.
-
-    Args:
-        trained: the adapted model.
-        folder: the folder to write.
-        base: the model that was adapted: a name on the hub, or a folder.
-    """
+    """Write the adapter and the extended config, so that nobody puts it on an unscaled ``base`` unnoticed."""
     base = str(Path(base).resolve()) if Path(base).is_dir() else base
     trained.save_pretrained(folder, save_embedding_layers=False)
     config = copy.deepcopy(stock_model(trained).config)
-    # The precision of the base in training does not concern the adapter.
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    vars(config).pop("quantization_config", None)  # the base's precision in training does not concern the adapter
     config.save_pretrained(folder)
     path = folder / _CONFIG
     described = json.loads(path.read_text(encoding="utf-8"))
-    described["base_model_name_or_path"] = f"{base} with the config.json of this adapter, as its README.md shows"
-    described["rope_parameters"] = config.rope_parameters
-    described["skipwise_base"] = base
+    described |= {
+        "base_model_name_or_path": f"{base} with the config.json of this adapter, as its README.md shows",
+        "rope_parameters": config.rope_parameters,
+        "skipwise_base": base,
+    }
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 
 def base_of(folder: str) -> str | None:
     """Return the base of the adapter in ``folder``, or None if the folder holds no adapter.
 
-    Raises:
-        ModelError: another program wrote the adapter, so its base may need another config.
+    An adapter that another program wrote is refused, since its base may need another config.
     """
     path = Path(folder) / _CONFIG
     if not path.is_file():
@@ -158,11 +138,7 @@ def base_of(folder: str) -> str | None:
 
 
 def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrainedModel:
-    """Put the adapter in ``folder`` on its base, and merge it into the base's weights if ``merge`` is true.
-
-    Raises:
-        RecipeError: peft is not installed.
-    """
+    """Put the adapter in ``folder`` on its base, and merge it into the base's weights if ``merge`` is true."""
     require_installed(Lora())
     from peft import LoraConfig
 
@@ -170,12 +146,10 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
         config = LoraConfig.from_pretrained(folder)
     config.inference_mode = False
     adapted = _with_additions(base, config, load_file(Path(folder) / "adapter_model.safetensors"))
-    return _merge(adapted) if merge else cast(PreTrainedModel, adapted)
+    return adapted.merge_and_unload(safe_merge=True) if merge else adapted
 
 
-def _with_additions(
-    base: PreTrainedModel, config: "LoraConfig", state: dict[str, torch.Tensor] | None = None
-) -> "PeftModel":
+def _with_additions(base: PreTrainedModel, config: "LoraConfig", state: dict[str, torch.Tensor] | None) -> Any:
     """Return ``base`` with new additions, or with those of ``state``; in bf16 their small updates would round to 0."""
     from peft import get_peft_model, set_peft_model_state_dict
 
@@ -189,14 +163,15 @@ def _with_additions(
     return adapted
 
 
-def _merge(adapted: Any) -> PreTrainedModel:
-    return adapted.merge_and_unload(safe_merge=True)
-
-
 def _peft_config(model: PreTrainedModel, rules: Lora) -> "LoraConfig":
     from peft import LoraConfig
 
-    whole = [name for kind in rules.also for name in _layer_names(model, kind)]
+    embedding = model.get_input_embeddings()
+    kinds: dict[str, Callable[[Any], bool]] = {
+        "embeddings": lambda part: part is embedding,
+        "norms": lambda part: type(part).__name__.endswith("Norm"),
+    }
+    whole = [name for kind in rules.also for name in _names(model, kinds[kind])]
     tied = bool(model.config.get_text_config().tie_word_embeddings)
     return LoraConfig(
         task_type="CAUSAL_LM",
@@ -209,21 +184,15 @@ def _peft_config(model: PreTrainedModel, rules: Lora) -> "LoraConfig":
     )
 
 
-def _layer_names(model: PreTrainedModel, kind: str) -> list[str]:
-    """Return the last parts of the names of the input embedding, or of all layer norms."""
-    embedding = model.get_input_embeddings()
-    if kind == "embeddings":
-        parts = [name for name, part in model.named_modules() if part is embedding]
-    else:
-        parts = [name for name, part in model.named_modules() if type(part).__name__.endswith("Norm")]
-    return sorted({name.split(".")[-1] for name in parts})
+def _names(model: PreTrainedModel, is_wanted: Callable[[Any], bool]) -> list[str]:
+    """Return the last parts of the names of the wanted layers."""
+    return sorted({name.split(".")[-1] for name, part in model.named_modules() if is_wanted(part)})
 
 
-class _quiet(warnings.catch_warnings):  # noqa: N801 (a context manager, named as one)
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Hide peft's warnings about what is intended here: ``rope_parameters``, the base's name, and renamed functions."""
-
-    def __enter__(self) -> Any:
-        entered = super().__enter__()
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Unexpected keyword arguments|The PEFT config's")
         warnings.filterwarnings("ignore", category=FutureWarning)
-        return entered
+        yield

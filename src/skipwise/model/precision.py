@@ -22,10 +22,7 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
     """Return the precision to compute in on ``device``; weights stay float32 under bf16 and fp16 autocast.
 
     ``auto`` chooses bf16 if the hardware multiplies it: a GPU with bf16, or a CPU with AVX512-BF16 or AMX-BF16.
-    On other hardware bf16 is emulated and slower than float32.
-
-    Raises:
-        RecipeError: an unknown name, or fp16 on a CPU, which has no loss scaling.
+    On other hardware bf16 is emulated and slower than float32. fp16 needs a GPU: a CPU has no loss scaling.
     """
     one_of("precision", requested, ("auto", *AUTOCAST))
     device = default_device() if device is None else torch.device(device)
@@ -41,11 +38,7 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
 
 
 def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[object]:
-    """Return the context in which a forward pass computes in ``precision``; float32 needs none.
-
-    Raises:
-        RecipeError: an unknown name.
-    """
+    """Return the context in which a forward pass computes in ``precision``; float32 needs none."""
     dtype = AUTOCAST[one_of("precision", precision, AUTOCAST)]
     return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
 
@@ -53,8 +46,7 @@ def autocast(device: torch.device | str, precision: str) -> AbstractContextManag
 def weights_precision(model: torch.nn.Module) -> Precision:
     """Return the precision of the weights as they are held; with LoRA, of the frozen ones."""
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
-    frozen = [weight for weight in weights if not weight.requires_grad]
-    dtype = (frozen or weights)[0].dtype
+    dtype = min(weights, key=lambda weight: weight.requires_grad).dtype  # of a frozen one, if there is any
     return cast(Precision, next((name for name, low in AUTOCAST.items() if low == dtype), "float32"))
 
 

@@ -21,19 +21,12 @@ _CHUNKS = 3  # with two chunks, a kernel that cuts at all jumps but one could pa
 
 @dataclass(frozen=True)
 class Probe:
-    """What the probe measured.
-
-    Attributes:
-        attention: the attention implementation of the model.
-        precision: the precision of the forward pass.
-        forward: the smallest change of a later chunk's logits over all pairs of chunks; above 0.
-        backward: the largest change of an earlier chunk's logits; 0 for a causal model.
-    """
+    """What the probe measured, over all pairs of chunks."""
 
     attention: str
     precision: str
-    forward: float
-    backward: float
+    forward: float  # smallest change of a later chunk's logits; above 0
+    backward: float  # largest change of an earlier chunk's logits; 0 for a causal model
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields for ``run.json``."""

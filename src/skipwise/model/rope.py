@@ -29,17 +29,11 @@ SCALED = {"linear", "yarn", "llama3", "longrope"}
 
 @dataclass(frozen=True)
 class Extension:
-    """The extension of a model: its original RoPE, the length to reach, and the interpolation.
+    """The extension of a model: its original RoPE, the length to reach, and the interpolation."""
 
-    Attributes:
-        rope: the model's unscaled RoPE, original length included.
-        target_length: L_t in tokens.
-        interpolation: a name of ``skipwise.method.interpolation.NAMES``.
-    """
-
-    rope: Rope
-    target_length: int
-    interpolation: str
+    rope: Rope  # unscaled, with the original length
+    target_length: int  # L_t in tokens
+    interpolation: str  # a name of ``skipwise.method.interpolation.NAMES``
 
     @property
     def factor(self) -> float:
@@ -70,11 +64,8 @@ def plan_extension(
     """
     current = rope_of(config)
     _check_numbers(config, current)
-    scaled = _check_scaling(config, current, existing_rope)
-    if original_length:
-        original = parse_length(original_length)
-    else:
-        original = _original_length(config, current if scaled else {})
+    _check_scaling(config, current, existing_rope)
+    original = parse_length(original_length) if original_length else _original_length(config, current)
     target = parse_length(target_length) if target_length else 8 * original
     if target <= original:
         raise ModelError(
@@ -82,16 +73,12 @@ def plan_extension(
             "give a larger --target, or original_length if the config does not give the true window"
         )
     _check_sliding_window(config, target)
-    rope = Rope(float(current["rope_theta"]), _rotated_dims(config, current), original)
+    rope = Rope(float(current["rope_theta"]), rotated_dims(config, current), original)
     return Extension(rope, target, interpolation)
 
 
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
-    """Return the extension that a recipe asks for.
-
-    Raises:
-        ModelError: ``plan_extension`` or the model's class refuses it.
-    """
+    """Return the extension that a recipe asks for, unless ``plan_extension`` or the model's class refuses it."""
     extension = plan_extension(
         config,
         target_length=recipe.target,
@@ -104,17 +91,13 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
 
 
 def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
-    """Write the extended config, read it again and build its model without weights.
-
-    An error of the model's class then comes before training, not after it.
-    """
+    """Write, read and build the extended model without weights, so that its class fails before training, not after it."""
     extended = copy.deepcopy(config)
     set_interpolation(extended, extension)
     try:
         with TemporaryDirectory() as folder, torch.device("meta"):
             extended.save_pretrained(folder)
-            read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            AutoModelForCausalLM.from_config(read)
+            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
@@ -146,11 +129,10 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
     """Require every rotary buffer to be float32 and within 1e-6 of the formula.
 
     A model cast with ``.to(bfloat16)`` fails: its rounded frequencies are off by 2.5 rad at position 2,047.
-
-    Raises:
-        ModelError: a buffer has another dtype or value, or the model has none.
     """
-    expected, attention_factor = frequencies(extension.interpolation, extension.rope, extension.factor)
+    name, factor = extension.interpolation, extension.factor
+    expected, attention_factor = frequencies(name, extension.rope, factor)
+    ignored = "a code path of this model ignores its rope_parameters"
     buffers = list(_rotary_buffers(model))
     if not buffers:
         raise ModelError("the model has no rotary frequencies (inv_freq); PoSE needs rotary positions")
@@ -162,15 +144,10 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
             )
         actual = inv_freq.detach().cpu().numpy().astype(np.float64)
         if actual.shape != expected.shape or not np.allclose(actual, expected, rtol=1e-6, atol=0):
-            raise ModelError(
-                f"the model computes other rotary frequencies than {extension.interpolation} x{extension.factor:g} "
-                "asks for; a code path of this model ignores its rope_parameters"
-            )
+            raise ModelError(f"the model computes other rotary frequencies than {name} x{factor:g} asks for; {ignored}")
         if abs(scaling - attention_factor) > 1e-6:
-            raise ModelError(
-                f"the model scales attention by {scaling}, {extension.interpolation} asks for "
-                f"{attention_factor:.6f}; a code path of this model ignores its rope_parameters"
-            )
+            asked = f"{name} asks for {attention_factor:.6f}"
+            raise ModelError(f"the model scales attention by {scaling}, {asked}; {ignored}")
 
 
 def _rotary_buffers(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, float]]:
@@ -183,11 +160,7 @@ def _rotary_buffers(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, floa
 
 
 def rope_of(config: PretrainedConfig) -> dict[str, Any]:
-    """Return the ``rope_parameters`` to extend: the model's one set, or that of its full-attention layers.
-
-    Raises:
-        ModelError: there are none, or none of full attention.
-    """
+    """Return the ``rope_parameters`` to extend: the model's one set, or that of its full-attention layers."""
     kind = config.model_type
     current = getattr(config, "rope_parameters", None)
     if kind in CONVERTED:
@@ -230,7 +203,7 @@ def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
     _require_number("rope_theta", current["rope_theta"], "above 1")
     if current.get("factor") is not None:  # longrope has a list instead
         _require_number("rope factor", current["factor"], "at least 1")
-    if _rotated_dims(config, current) < 2:
+    if rotated_dims(config, current) < 2:
         raise ModelError("config has no dims to rotate; mend head_dim, hidden_size or num_attention_heads in it")
 
 
@@ -240,14 +213,11 @@ def _require_number(name: str, value: Any, rule: str) -> None:
         raise ModelError(f"config has {name} {value!r}, which must be a number {rule}; mend config.json")
 
 
-def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_rope: str) -> bool:
-    """Return whether an existing scaling is to be replaced; refuse a scaling that must not be trained on."""
+def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_rope: str) -> None:
+    """Refuse an existing scaling, unless it can be replaced and is to be."""
     kind, factor = current.get("rope_type", "default"), current.get("factor")
-    if kind == "default":
-        return False
-    original = _original_length(config, current)
-    if existing_rope == "replace" and kind in SCALED | {"dynamic"}:
-        return True
+    if kind == "default" or (existing_rope == "replace" and kind in SCALED | {"dynamic"}):
+        return
     one_list = kind == "longrope" and current.get("short_factor") == current.get("long_factor")
     if kind in ("dynamic", "longrope") and not one_list:
         raise ModelError(
@@ -264,6 +234,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
         raise ModelError(
             f"config is already {kind}{times}, an unknown scaling that cannot be replaced; start from the base model"
         )
+    original = _original_length(config, current)
     guessed = kind == "linear" and "original_max_position_embeddings" not in current
     unless = f" (with original_length, if its true window is not {original:,})" if guessed else ""
     raise ModelError(
@@ -274,9 +245,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
 
 def _check_sliding_window(config: PretrainedConfig, target: int) -> None:
     """Refuse a model in which every layer slides: it counts tokens, so skipped positions never reach the target."""
-    if not _slides(config) or config.sliding_window >= target:
-        return
-    if _FULL not in (getattr(config, "layer_types", None) or []):
+    if _slides(config) and not sliding_layers(config) and config.sliding_window < target:
         raise ModelError(
             f"config has sliding_window {config.sliding_window:,}, below the target {target:,}: no token would attend "
             "that far in training; set sliding_window to null in config.json if the model tolerates full "
@@ -296,21 +265,22 @@ def original_length(config: PretrainedConfig) -> int:
         current = rope_of(config)
     except ModelError:  # not rotary
         current = {}
-    scaled = current.get("rope_type", "default") != "default"
-    return _original_length(config.get_text_config(), current if scaled else {})
+    return _original_length(config.get_text_config(), current)
 
 
-def _original_length(config: PretrainedConfig, scaling: dict[str, Any]) -> int:
-    """Return L_c: what the scaling gives, else the window divided by a linear factor, else the window.
+def _original_length(config: PretrainedConfig, current: dict[str, Any]) -> int:
+    """Return L_c: what a scaling gives, else the window divided by a linear factor, else the window.
 
     A linear scaling may leave ``max_position_embeddings`` at the base's value, which cannot be told from a raised one.
     """
-    given = scaling.get("original_max_position_embeddings")
-    if given is None and scaling and scaling.get("rope_type") == "linear":
-        return int(config.max_position_embeddings / scaling["factor"])
+    kind = current.get("rope_type", "default")
+    given = None if kind == "default" else current.get("original_max_position_embeddings")
+    if given is None and kind == "linear":
+        return int(config.max_position_embeddings / current["factor"])
     return int(given or config.max_position_embeddings)
 
 
-def _rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:
+def rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:
+    """Return how many dimensions of each head a model rotates by its ``rope_parameters``."""
     head = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
     return int(head * current.get("partial_rotary_factor", 1.0))

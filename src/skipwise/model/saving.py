@@ -25,19 +25,9 @@ def save_extended(
     *,
     adapter_of: str | None = None,
 ) -> None:
-    """Write safetensors, config and tokenizer, check them by a stock reload, then move them to ``folder``.
+    """Write model and tokenizer, check them by a stock reload, then move them to ``folder``, which is always complete.
 
-    Files are written to a temporary folder first, so a folder of that name is always complete.
-
-    Args:
-        model: the extended model.
-        tokenizer: its tokenizer.
-        extension: the model's extension.
-        folder: the folder to write.
-        adapter_of: the base, if only the adapter is to be written.
-
-    Raises:
-        ModelError: the reloaded model gives other logits at positions beyond the original length.
+    If ``adapter_of`` names a base, only the adapter is written.
     """
     temporary = folder.with_name(folder.name + ".partial")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -57,11 +47,7 @@ def save_extended(
 
 
 def require_whole(folder: Path) -> None:
-    """Require a saved model to have every file that its config and index name.
-
-    Raises:
-        RunError: a file is missing.
-    """
+    """Require a saved model to have every file that its config and index name."""
     index = folder / "model.safetensors.index.json"
     names = {"config.json", "tokenizer.json" if (folder / "tokenizer.json").exists() else "tokenizer_config.json"}
     if lora.base_of(str(folder)):

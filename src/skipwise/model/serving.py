@@ -14,10 +14,6 @@ def vllm(config: dict[str, Any], path: str) -> str:
     """Return the command that serves the checkpoint at ``path``, or why vLLM cannot serve it.
 
     The command always gives the length: for ``linear``, vLLM would derive ``max_position_embeddings`` times the factor.
-
-    Args:
-        config: the checkpoint's ``config.json``.
-        path: the checkpoint's path in the command.
     """
     rope = _extended_rope(config)
     if rope["rope_type"] == "longrope" and rope.get("partial_rotary_factor", 1.0) != 1.0:

@@ -21,7 +21,9 @@ def mask_by_position(model: PreTrainedModel) -> None:
     under peft, DDP and torch.compile. Nothing changes in eval mode, with a cache, or in a model without sliding layers.
     """
     decoder: Any = lora.stock_model(model).base_model
-    if _slides(decoder.config.get_text_config()) and _set_masks not in decoder._forward_pre_hooks.values():
+    config = decoder.config.get_text_config()
+    two_kinds = sliding_layers(config) and set(config.layer_types) == {"full_attention", "sliding_attention"}
+    if two_kinds and _set_masks not in decoder._forward_pre_hooks.values():
         decoder.register_forward_pre_hook(_set_masks, with_kwargs=True)
 
 
@@ -31,13 +33,8 @@ def attention_masks(
     """Return a mask for each kind of layer of a model with full-attention and sliding-window layers.
 
     In a sliding layer, the token at position p attends to the tokens before it at positions p - w + 1 .. p. If
-    positions do not skip, that is the stock mask.
-
-    Args:
-        config: the text config of the model.
-        attention_mask: ones, int64 [batch, tokens].
-        position_ids: int64 [batch, tokens].
-        dtype: dtype of an additive mask, as eager attention takes it.
+    positions do not skip, that is the stock mask. ``attention_mask`` (ones) and ``position_ids`` are int64 [batch,
+    tokens]. Eager attention takes an additive mask, which has ``dtype``.
     """
     settings: dict[str, Any] = {
         "config": config,
@@ -71,9 +68,3 @@ def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         return None
     masks = attention_masks(config, mask, positions.expand_as(mask), decoder.dtype)
     return args, kwargs | {"attention_mask": masks}
-
-
-def _slides(config: Any) -> bool:
-    """Return whether the model has layers of full attention, sliding layers, and no others."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    return sliding_layers(config) is not None and kinds <= {"full_attention", "sliding_attention"}

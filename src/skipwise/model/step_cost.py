@@ -36,50 +36,29 @@ _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all p
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How the step is run.
+    """How the step is run."""
 
-    Attributes:
-        window: tokens of one example.
-        micro_batch: examples in one forward pass.
-        precision: bf16 or fp16 autocast; float32 computes in the dtype of the weights.
-        weights: dtype of the parameters; with LoRA, of the frozen ones.
-        checkpointing: compute activations of a layer again in backward instead of keeping them.
-        lora: the recipe's LoRA section; None trains all weights.
-        sliced_loss: compute large logits in slices (``chunked_loss``), as on one GPU.
-    """
-
-    window: int
-    micro_batch: int = 1
-    precision: str = "bf16"
-    weights: torch.dtype = torch.float32
-    checkpointing: bool = False
-    lora: Lora | None = None
-    sliced_loss: bool = True
+    window: int  # tokens of one example
+    micro_batch: int = 1  # examples in one forward pass
+    precision: str = "bf16"  # of autocast; float32 computes in the dtype of the weights
+    weights: torch.dtype = torch.float32  # of the parameters; with LoRA, of the frozen ones
+    checkpointing: bool = False  # compute activations of a layer again in backward instead of keeping them
+    lora: Lora | None = None  # None trains all weights
+    sliced_loss: bool = True  # compute large logits in slices (``chunked_loss``), as on one GPU
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Bytes and operations of one forward and backward pass of a micro-batch.
+    """Parameters, bytes and operations of one forward and backward pass of a micro-batch."""
 
-    Attributes:
-        parameters: number of parameters of the model.
-        trained: number of parameters with gradients.
-        quantizable: number of frozen parameters of linear layers without the output layer, which 4 bits can hold.
-        weights: bytes of all parameters.
-        block: bytes of the largest layer's parameters, which a sharded run gathers.
-        output: bytes of the output layer, which a sharded run gathers too.
-        activations: peak bytes beyond weights and gradients.
-        operations: multiplications and additions, including those of recomputed activations.
-    """
-
-    parameters: int
-    trained: int
-    quantizable: int
-    weights: int
-    block: int
-    output: int
-    activations: int
-    operations: float
+    parameters: int  # number in the model
+    trained: int  # number with gradients
+    quantizable: int  # number in frozen linear layers without the output layer, which 4 bits can hold
+    weights: int  # bytes of all parameters
+    block: int  # bytes of the largest layer's parameters, which a sharded run gathers
+    output: int  # bytes of the output layer, which a sharded run gathers too
+    activations: int  # peak bytes beyond weights and gradients
+    operations: float  # multiplications and additions, including those of recomputed activations
 
 
 def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
@@ -95,13 +74,18 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
                 parameter.grad = torch.empty_like(parameter)
                 held.hold(parameter.grad)
         constant = held.now
-        step = _step(model, settings)
+        ids = torch.zeros(settings.micro_batch, settings.window, dtype=torch.long)
+
+        def step() -> None:
+            with autocast("cpu", settings.precision):
+                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+
         with held:
             step()
-        counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION_OPERATIONS)
-        with counter:
+        with FlopCounterMode(display=False, custom_mapping=_ATTENTION_OPERATIONS) as counter:
             step()
-        return _cost(model, settings, held.most - constant, float(sum(counter.get_flop_counts()["Global"].values())))
+        return _cost(model, settings, held.most - constant, float(counter.get_total_flops()))
 
 
 def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, operations: float) -> StepCost:
@@ -171,17 +155,6 @@ def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTr
 def _fused_attention(*args: Any, softcap: float | None = None, **kwargs: Any) -> Any:
     """Run SDPA without Gemma 2's cap on scores: SDPA lacks it, and FlashAttention applies it at no cost."""
     return sdpa_attention_forward(*args, **kwargs)
-
-
-def _step(model: PreTrainedModel, settings: StepSettings) -> Callable[[], None]:
-    ids = torch.zeros(settings.micro_batch, settings.window, dtype=torch.long)
-
-    def step() -> None:
-        with autocast("cpu", settings.precision):
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-
-    return step
 
 
 def _attention(query: Any, key: Any, *_: Any, **__: Any) -> float:

@@ -19,11 +19,7 @@ _SPACE = "\u2581"  # the lower block that SentencePiece writes for a space
 
 
 def require_readable(folder: Path) -> None:
-    """Require the packages that read ``folder/tokenizer.model``.
-
-    Raises:
-        ModelError: one is not installed; the message names the extra.
-    """
+    """Require the packages that read ``folder/tokenizer.model``."""
     if any(find_spec(package) is None for package in ("sentencepiece", "google.protobuf")):
         raise ModelError(
             f"{folder / 'tokenizer.model'} is a SentencePiece model, and reading it needs the packages sentencepiece and "
@@ -32,15 +28,12 @@ def require_readable(folder: Path) -> None:
 
 
 def write_stock_tokenizer(folder: Path) -> None:
-    """Write ``tokenizer.json`` from a folder's ``tokenizer.model``, and name a stock class in ``tokenizer_config.json``.
-
-    Raises:
-        ModelError: the SentencePiece model cannot be read, or is not a byte-pair model.
-    """
+    """Write ``tokenizer.json`` from a folder's ``tokenizer.model``, and name a stock class in ``tokenizer_config.json``."""
     schema: Any = import_module("sentencepiece.sentencepiece_model_pb2")
     model = schema.ModelProto()
     path, settings = folder / "tokenizer.model", folder / "tokenizer_config.json"
     about = json.loads(settings.read_text(encoding="utf-8"))
+    about.pop("auto_map", None)  # names remote code
     try:
         model.ParseFromString(path.read_bytes())
         # transformers reads the vocabulary and the merges as Llama's.
@@ -63,7 +56,5 @@ def write_stock_tokenizer(folder: Path) -> None:
     undone = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*undone, *[decoders.Strip(" ", 1, 0)] * rule.add_dummy_prefix])
     backend.save(str(folder / "tokenizer.json"))
-    settings.write_text(
-        json.dumps(about | {"tokenizer_class": "PreTrainedTokenizerFast"}, indent=2, ensure_ascii=False) + "\n",
-        encoding="utf-8",
-    )
+    about["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

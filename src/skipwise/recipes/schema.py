@@ -4,7 +4,9 @@ A recipe is YAML with the fields below. An unknown key is an error that names th
 from another one, named by ``like``, and give only the differences.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -19,6 +21,7 @@ from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, L
 
 Arm = Literal["original", "pi-only", "trained"]
 
+_SHIPPED = resources.files("skipwise") / "recipes"
 _MOST = 2**31 - 1  # steps or examples
 _LAST_SEED = 2**32 - 1  # the largest that numpy accepts
 _LORA_RATE = 2e-4  # ten times the rate for training all weights
@@ -51,6 +54,7 @@ def _listed(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 Real = Annotated[float, BeforeValidator(_no_truth)]
 Length = Annotated[int, BeforeValidator(_reported(parse_length)), Field(gt=0)]
+Lengths = Annotated[list[Length], Field(min_length=1)]
 Interpolation = Annotated[
     str, AfterValidator(_reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
 ]
@@ -90,16 +94,8 @@ class Data(Section):
     min_tokens: Length | None = Field(None, description="shortest document used; default: the train length")
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
-    train_jumps: bool = Field(
-        False,
-        description="train the first label of a chunk too, although its text does not continue the chunk before it",
-    )
-    min_context: Whole = Field(
-        0,
-        ge=0,
-        description="train a label only if the example has at least this many tokens of the text directly before it; "
-        "leaves out the first labels of each chunk",
-    )
+    train_jumps: bool = Field(False, description="train the first label of a chunk too, which begins another text")
+    min_context: Whole = Field(0, ge=0, description="tokens of its text that a trained label needs directly before it")
     cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: Whole | None = Field(None, ge=1, description="tokenisation threads; default: all cores")
 
@@ -155,12 +151,8 @@ class Lora(Section):
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
     also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
-    base: Literal["auto", "float32", "4bit"] = Field(
-        "auto", description="data type of the frozen weights; auto: as training.precision"
-    )
-    saved: Literal["merged", "adapter"] = Field(
-        "merged", description="what is saved: merged, a stock checkpoint; or the adapter alone"
-    )
+    base: Literal["auto", "float32", "4bit"] = Field("auto", description="frozen weights; auto: as training.precision")
+    saved: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint, or the adapter alone")
 
 
 class Evaluation(Section):
@@ -170,17 +162,15 @@ class Evaluation(Section):
     source: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = Field(
         None, description="one text or several; default: the held-out documents of data"
     )
-    windows: list[Length] | None = Field(
-        None, min_length=1, description="default: the original length, doubled up to the target"
-    )
+    windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
     stride: Length | None = Field(
         None, description="at most half the window; default: half the original length, or target / 16 if larger"
     )
     documents: Whole = Field(8, gt=0, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
-    passkey_lengths: list[Length] | None = Field(None, min_length=1, description="default: the windows")
+    passkey_lengths: Lengths | None = Field(None, description="default: the windows")
     passkey_trials: Whole = Field(50, ge=0, description="prompts per length; 0 leaves passkey out")
-    segment_lengths: list[Length] | None = Field(None, min_length=1, description="for loss by position")
+    segment_lengths: Lengths | None = Field(None, description="for loss by position")
     segments: Whole = Field(32, gt=0, description="largest number of segments of each length")
     steps: list[Annotated[Whole, Field(gt=0)]] | None = Field(
         None, description="training steps after which perplexity at the largest window is also measured"
@@ -228,13 +218,17 @@ class Recipe(Section):
         return self
 
 
+def default_cache() -> Path:
+    """Return ``$SKIPWISE_CACHE``, or ``skipwise`` in the user's cache folder (``$XDG_CACHE_HOME`` or ~/.cache)."""
+    if own := os.environ.get("SKIPWISE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipwise"
+
+
 def shipped_recipes() -> list[str]:
     """Return the names of the recipes in the package, for ``--recipe NAME``."""
-    return sorted(
-        entry.name.removesuffix(".yaml")
-        for entry in resources.files("skipwise").joinpath("recipes").iterdir()
-        if entry.name.endswith(".yaml")
-    )
+    names = (entry.name for entry in _SHIPPED.iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
 def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -260,11 +254,7 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
 
 
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
-    """Return the changes in ``key=value`` words; the value is YAML, such as ``1e-5``, ``true`` or ``[1k, 2k]``.
-
-    Raises:
-        RecipeError: a word has no ``=`` or its value is not YAML.
-    """
+    """Return the changes in ``key=value`` words; the value is YAML, such as ``1e-5``, ``true`` or ``[1k, 2k]``."""
     changes = {}
     for word in assignments:
         key, equals, text = word.partition("=")
@@ -279,19 +269,18 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:
     """Write every setting, with the defaults, as YAML that ``load_recipe`` reads back as an equal recipe."""
-    path.write_text(
-        yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True), encoding="utf-8"
-    )
+    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the keys of a recipe, with those of the recipe named by ``like``; ``behind`` led here by ``like``."""
     path = Path(source)
     name = str(source).removeprefix("recipes/").removesuffix(".yaml")
-    if not path.is_file() and name in shipped_recipes():
-        path = Path(str(resources.files("skipwise").joinpath("recipes", f"{name}.yaml")))
+    shipped = shipped_recipes()
+    if not path.is_file() and name in shipped:
+        path = Path(str(_SHIPPED / f"{name}.yaml"))
     if not path.is_file():
-        shipped = shipped_recipes()
         raise RecipeError(
             f"recipe {str(source)!r} is neither a file nor shipped{nearest(path.stem, shipped)}; "
             f"give a file or one of {', '.join(shipped)}"
@@ -315,11 +304,8 @@ def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, A
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``changes``, section by section."""
-    merged = dict(base)
-    for key, value in changes.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        merged[key] = _merged(base[key], value) if both else value
-    return merged
+    sections = {key for key, value in changes.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
+    return base | changes | {key: _merged(base[key], changes[key]) for key in sections}
 
 
 def _number(value: Any) -> Any:
@@ -329,10 +315,8 @@ def _number(value: Any) -> Any:
     if isinstance(value, list):
         return [_number(item) for item in value]
     if isinstance(value, str) and "e" in value.lower():
-        try:
+        with suppress(ValueError):
             return float(value)
-        except ValueError:
-            return value
     return value
 
 

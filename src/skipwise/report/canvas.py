@@ -78,12 +78,7 @@ def write(plot: Plot, folder: Path) -> Figure:
 
 
 def write_one(plot: Plot, path: Path) -> None:
-    """Draw a plot into one file, ``.svg`` or ``.png``.
-
-    Raises:
-        RecipeError: the path has another ending.
-        RunError: it cannot be written.
-    """
+    """Draw a plot into one file, ``.svg`` or ``.png``."""
     require_figure_ending(path)
     drawn = _png(plot) if path.suffix == ".png" else standalone(_svg(plot)).encode()
     try:
@@ -94,11 +89,7 @@ def write_one(plot: Plot, path: Path) -> None:
 
 
 def require_figure_ending(path: Path) -> None:
-    """Require a path whose ending says how to draw.
-
-    Raises:
-        RecipeError: it is neither .svg nor .png.
-    """
+    """Require a path whose ending says how to draw."""
     if path.suffix not in (".svg", ".png"):
         raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
 
@@ -152,7 +143,8 @@ def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> by
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    style: Any = {**_STYLE, **_inks(ink, faint), "svg.hashsalt": plot.name}
+    inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    style: Any = {**_STYLE, **dict.fromkeys(inked, ink), "grid.color": faint, "svg.hashsalt": plot.name}
     with matplotlib.rc_context(style):
         figure = Canvas(figsize=(4.8, 3.35), layout="constrained")
         FigureCanvasAgg(figure)
@@ -168,15 +160,3 @@ def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> by
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         figure.savefig(buffer, format=kind, dpi=200, transparent=kind == "svg", metadata=metadata)
     return buffer.getvalue()
-
-
-def _inks(ink: str, faint: str) -> dict[str, Any]:
-    names = (
-        "text.color",
-        "axes.labelcolor",
-        "axes.titlecolor",
-        "xtick.color",
-        "ytick.color",
-        "axes.edgecolor",
-    )
-    return {**dict.fromkeys(names, ink), "grid.color": faint}

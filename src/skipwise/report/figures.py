@@ -4,6 +4,7 @@ A figure is a function from ``Shown`` to the plots that the records allow. To ad
 into ``FIGURES``.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
 from skipwise.report.canvas import Figure, Plot, length_axis, log_axis, mark_original, named, write, write_one
 from skipwise.report.summary import BASELINES, Folder, Judgement, Row, arm_name, judgements, rows_of
@@ -38,9 +40,7 @@ ARM_COLOURS = {
 OTHER_COLOUR = "#c9508f"
 _MARKERS = dict(zip(ARM_COLOURS, "osD^vXP", strict=True))
 # Looks of labels that are no arm: blue first, and the original's grey last.
-_FREE = [
-    (ARM_COLOURS[arm], _MARKERS[arm]) for arm in ("pose", "pi-only", "full", "randpos", "cream", "short")
-]
+_FREE = [(ARM_COLOURS[arm], _MARKERS[arm]) for arm in ("pose", "pi-only", "full", "randpos", "cream", "short")]
 _FREE += [(OTHER_COLOUR, "*"), (ARM_COLOURS["original"], _MARKERS["original"])]
 _DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 _COVERAGE_COLOURS = {
@@ -99,7 +99,7 @@ def perplexity_plots(shown: Shown) -> Iterator[Plot]:
     log = max(values) / min(values) > 3
 
     def draw(axes: "Axes", ink: str) -> None:
-        for row, style in zip(rows, _styles(rows), strict=True):
+        for row, style in zip(rows, _styles_of([row.arm for row in rows]), strict=True):
             curve = {w: p.mean for w, p in row.perplexity.items() if math.isfinite(p.mean)}
             axes.plot(list(curve), list(curve.values()), label=named(row.label), **style)
         length_axis(axes, sorted({w for _, w, _ in points}), "window (tokens)")
@@ -149,7 +149,7 @@ def _found_plot(task: str, rows: list[Row], few: list[Row]) -> Plot:
     width = 0.84 / len(rows)
 
     def draw(axes: "Axes", ink: str) -> None:
-        for i, (row, style) in enumerate(zip(rows, _styles(rows), strict=True)):
+        for i, (row, style) in enumerate(zip(rows, _styles_of([row.arm for row in rows]), strict=True)):
             bars = [values[1:] for values in data if values[0] == row.label]
             places = [lengths.index(bar[0]) + (i - (len(rows) - 1) / 2) * width for bar in bars]
             share, low, high = (np.array([100 * bar[k] for bar in bars]) for k in (3, 4, 5))
@@ -175,9 +175,13 @@ def _found_plot(task: str, rows: list[Row], few: list[Row]) -> Plot:
         "Thin lines are 95% intervals."
     )
     columns = ["model", "length", "trials", "hits", "share", "low_95", "high_95"]
-    return Plot(
-        task, f"{task_title(task).capitalize()} found, by prompt length", columns, data, draw, caption
-    )
+    title = f"{task_title(task).capitalize()} found, by prompt length"
+    return Plot(_file_name(task), title, columns, data, draw, caption)
+
+
+def _file_name(task: str) -> str:
+    """The task's name; for an unknown one, which may hold anything, a name that leads into no other folder."""
+    return task if task in TASKS else f"task-{hashlib.sha256(task.encode()).hexdigest()[:8]}"
 
 
 def depth_plots(shown: Shown) -> Iterator[Plot]:
@@ -188,7 +192,7 @@ def depth_plots(shown: Shown) -> Iterator[Plot]:
             few = max(len(trials) for trials in lengths.values()) < _FEW_TRIALS
             cells = {n: hits_by_depth(t.values(), 5 if few else 10) for n, t in lengths.items()}
             of = f", {shorten(row.label, 24, placeholder='…')}" if len(rows) > 1 else ""
-            name = f"{task}-depth" + (f"-{number}" if len(rows) > 1 else "")
+            name = f"{_file_name(task)}-depth" + (f"-{number}" if len(rows) > 1 else "")
             yield _heat_map(name, f"{task_title(task).capitalize()} found{of}, by depth", row, cells)
 
 
@@ -238,10 +242,7 @@ def position_plots(shown: Shown) -> Iterator[Plot]:
     judged, positions = shown.judged, "position (tokens)"
     gain = {j.row.label: {b.end: b.gain for b in j.buckets if b.gain} for j in judged}
     excess = {j.row.label: {b.end: b.excess for b in j.buckets if b.excess} for j in judged}
-    first = {
-        j.row.label: {n: Interval(p, math.nan, math.nan) for n, p in j.row.truncated().items()}
-        for j in judged
-    }
+    first = {j.row.label: {n: Interval(p, math.nan, math.nan) for n, p in j.row.truncated().items()} for j in judged}
     for name, title, axis, curves, caption in (
         (
             "gain",
@@ -356,12 +357,7 @@ FIGURES: list[Callable[[Shown], Iterator[Plot]]] = [
 
 
 def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
-    """Draw coverage curves into one file, ``.svg`` or ``.png``.
-
-    Raises:
-        RecipeError: the path has another ending.
-        RunError: it cannot be written.
-    """
+    """Draw coverage curves into one file, ``.svg`` or ``.png``."""
     [plot] = coverage_plots(Shown([Folder("", list(records))]))
     write_one(plot, path)
 
@@ -376,36 +372,22 @@ def curve_plot(
 ) -> Plot:
     """A line for each label over lengths or steps, logarithmic where values lie far apart.
 
-    Args:
-        name: of the files.
-        title: above the figure.
-        axis: title of the x axis.
-        curves: label -> x -> value; a label that is an arm has the arm's colour. Finite intervals are drawn as a band.
-        original: length marked by a dashed line, in tokens.
-        caption: below the figure.
+    ``curves`` maps label -> x -> value; a label that is an arm has the arm's colour, and finite intervals are drawn as a
+    band. A dashed line marks the ``original`` length in tokens.
     """
-    looks = _looks(curves)
     places = sorted({x for curve in curves.values() for x in curve})
     values = [v.mean for curve in curves.values() for v in curve.values() if math.isfinite(v.mean)]
     low, high = min(values), max(values)
 
     def draw(axes: "Axes", ink: str) -> None:
         spanned = False
-        for label, curve in curves.items():
-            colour, marker = looks[label]
+        for (label, curve), style in zip(curves.items(), _styles_of(list(curves)), strict=True):
             points = {x: v for x, v in sorted(curve.items()) if math.isfinite(v.mean)}
-            axes.plot(
-                list(points),
-                [v.mean for v in points.values()],
-                label=named(arm_name(label)),
-                color=colour,
-                marker=marker,
-                lw=1.5 if label in BASELINES else 2.2,
-            )
+            axes.plot(list(points), [v.mean for v in points.values()], label=named(arm_name(label)), **style)
             if band := {x: v for x, v in points.items() if math.isfinite(v.low) and math.isfinite(v.high)}:
                 spanned = True
                 ends = [v.low for v in band.values()], [v.high for v in band.values()]
-                axes.fill_between(list(band), *ends, color=colour, alpha=0.15, lw=0)
+                axes.fill_between(list(band), *ends, color=style["color"], alpha=0.15, lw=0)
         length_axis(axes, places, axis)
         if low > 0 and high / low > 3:
             log_axis(axes, low, high)
@@ -414,35 +396,29 @@ def curve_plot(
         mark_original(axes, original, ink)
 
     columns = ["label", axis, title, "low_95", "high_95"]
-    data = [
-        [label, x, v.mean, v.low, v.high] for label, curve in curves.items() for x, v in sorted(curve.items())
-    ]
+    data = [[label, x, v.mean, v.low, v.high] for label, curve in curves.items() for x, v in sorted(curve.items())]
     return Plot(name, title, columns, data, draw, caption)
 
 
-def _looks(labels: Iterable[str]) -> dict[str, tuple[str, str]]:
+def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     """A colour and a marker for each label: an arm's own, and for another label what no arm beside it has."""
     looks = {label: (ARM_COLOURS[label], _MARKERS[label]) for label in labels if label in ARM_COLOURS}
     free = [look for look in _FREE if look not in looks.values()]
-    others = [label for label in labels if label not in looks]
+    others = dict.fromkeys(label for label in labels if label not in looks)
     return looks | {label: free[turn % len(free)] for turn, label in enumerate(others)}
 
 
-def _styles(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    return _styles_of([row.arm for row in rows])
-
-
-def _styles_of(arms: Sequence[str]) -> list[dict[str, Any]]:
-    """A colour and marker by arm, and a dash for each further line of the same arm."""
-    looks = _looks(list(dict.fromkeys(arms)))
+def _styles_of(labels: Sequence[str]) -> list[dict[str, Any]]:
+    """A colour and a marker by label, and a dash for each further line of the same label."""
+    looks = _looks(labels)
     return [
         {
-            "color": looks[arm][0],
-            "marker": looks[arm][1],
-            "linestyle": _DASHES[list(arms[:i]).count(arm) % len(_DASHES)],
-            "lw": 1.5 if arm in BASELINES else 2.2,
+            "color": looks[label][0],
+            "marker": looks[label][1],
+            "linestyle": _DASHES[list(labels[:i]).count(label) % len(_DASHES)],
+            "lw": 1.5 if label in BASELINES else 2.2,
         }
-        for i, arm in enumerate(arms)
+        for i, label in enumerate(labels)
     ]
 
 

@@ -18,16 +18,7 @@ _SHORT_OF_MEMORY = (
 def write_card(
     folder: Path, *, title: str, headline: str, facts: Mapping[str, str], table: str, figure: Path | None
 ) -> None:
-    """Write the model card into ``folder``, with the results' table and a copy of their figure.
-
-    Args:
-        folder: of the model.
-        title: of the card.
-        headline: how far the model reads, in one sentence.
-        facts: what it was made of and how.
-        table: of results, in Markdown.
-        figure: PNG of the perplexity, if there is one.
-    """
+    """Write the card into the model's ``folder``: its headline, facts, table (Markdown), and a copy of the figure (PNG)."""
     lines = ["---", "library_name: transformers", "tags: [long-context, pose, rope]", "---", ""]
     lines += [f"# {html.escape(title, quote=False)}", "", f"{headline}.", ""]
     lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
@@ -51,8 +42,7 @@ def _ways_to_load(folder: Path) -> list[str]:
             serving.peft(resolve(base), path),
             "```",
             "",
-            "peft warns that it does not know `rope_parameters`: they stand there as a reminder. "
-            + _SHORT_OF_MEMORY,
+            "peft warns that it does not know `rope_parameters`: they stand there as a reminder. " + _SHORT_OF_MEMORY,
             "",
             'Engines that serve it need it merged: `model.merge_and_unload().save_pretrained("merged")`, which is '
             "what `lora.saved: merged` would have saved.",

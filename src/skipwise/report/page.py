@@ -11,8 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from skipwise.errors import RunError
+from skipwise.report.canvas import Figure
 from skipwise.report.figures import ARM_COLOURS, OTHER_COLOUR, draw_figures
-from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, read_folder, rows_of
+from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, mapping, read_folder, rows_of
 from skipwise.report.tables import tables_of
 from skipwise.results.records import ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, wilson_interval
@@ -23,19 +24,10 @@ _SECTIONS = ("model", "training", "data", "probe", "machine", "versions")
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of a run or an evaluation, or of several runs side by side.
+    """Write the page of a run or an evaluation, or of several runs side by side, and return its path.
 
-    Args:
-        folders: each holds ``results.jsonl``; ``run.json`` and ``recipe.yaml`` are read where present.
-        out: the page, or a folder for it; default: ``report.html`` in the folder. ``figures/`` and ``numbers.csv`` go
-            beside the page.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        RunError: a folder holds no results, a file cannot be read, several runs have no ``out``, or ``out`` cannot be
-            written or is a file of another kind.
+    ``out`` is the page, or a folder for it; by default it is ``report.html`` in the only folder. ``figures/`` and
+    ``numbers.csv`` go beside the page.
     """
     paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
     page = _page_path(paths, out)
@@ -53,6 +45,15 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
         figures = draw_figures(read, page.parent / "figures")
         with open(page.parent / "numbers.csv", "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows(_numbers(rows, judged))
+    text = _html(read, rows, judged, figures)
+    with _writing(page):
+        page.write_text(text, encoding="utf-8")
+    return page
+
+
+def _html(
+    folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Judgement], figures: Sequence[Figure]
+) -> str:
     environment = Environment(
         loader=PackageLoader("skipwise", "assets"),
         autoescape=True,  # everything but our own SVG
@@ -60,29 +61,20 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    colours = {
-        row.label: ARM_COLOURS.get(row.arm, OTHER_COLOUR)
-        for row in rows
-        if row.base or row.arm in ARM_COLOURS
-    }
-    text = environment.get_template("report.html.j2").render(
-        folders=read,
-        title=_title(read, judged),
-        unfinished=[folder.unfinished for folder in read if folder.unfinished],
+    colours = {row.label: ARM_COLOURS.get(row.arm, OTHER_COLOUR) for row in rows if row.base or row.arm in ARM_COLOURS}
+    return environment.get_template("report.html.j2").render(
+        folders=folders,
+        title=_title(folders, judged),
+        unfinished=[folder.unfinished for folder in folders if folder.unfinished],
         judged=judged,
         rules=list(dict.fromkeys(one.effective.rule for one in judged)),
-        tables=tables_of(read),
-        colours=colours if not read[0].models else {},
-        conditions=_conditions(read),
+        tables=tables_of(folders),
+        colours=colours if not folders[0].models else {},
+        conditions=_conditions(folders),
         figures=[(figure, Markup(figure.svg)) for figure in figures],
-        facts=_facts(read),
-        commands=[
-            (folder.name, _command(folder.info["command"])) for folder in read if folder.info.get("command")
-        ],
+        facts=_facts(folders),
+        commands=[(folder.name, _command(folder.info["command"])) for folder in folders if folder.info.get("command")],
     )
-    with _writing(page):
-        page.write_text(text, encoding="utf-8")
-    return page
 
 
 def _title(folders: Sequence[Folder], judged: Sequence[Judgement]) -> str:
@@ -101,9 +93,7 @@ def _page_path(folders: list[Path], out: Path | None) -> Path:
     if not folders:
         raise RunError("no run folder was given; name at least one, as runs/NAME")
     if out is None and len(folders) > 1:
-        raise RunError(
-            f"comparing {len(folders)} runs needs a place of its own; give --out FOLDER or FILE.html"
-        )
+        raise RunError(f"comparing {len(folders)} runs needs a place of its own; give --out FOLDER or FILE.html")
     out = folders[0] if out is None else Path(out)
     return out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
 
@@ -186,12 +176,11 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
     sections: list[tuple[str, list[dict[str, Any]]]] = [("run", general)]
     if len(folders) == 1 and (models := folders[0].models):
         sections.append(("models", [{str(m.get("label")): _lengths(m) for m in models}]))
-    sections += [(name, [_mapping(folder.info.get(name)) for folder in folders]) for name in _SECTIONS]
+    sections += [(name, [mapping(folder.info.get(name)) for folder in folders]) for name in _SECTIONS]
     facts = []
     for title, columns in sections:
         keys = dict.fromkeys(key for column in columns for key in column)
-        rows = [(key.replace("_", " "), [_value(column.get(key)) for column in columns]) for key in keys]
-        if rows:
+        if rows := [(key.replace("_", " "), [_value(column.get(key)) for column in columns]) for key in keys]:
             facts.append((title, rows))
     return facts
 
@@ -223,10 +212,6 @@ def _command(command: Any) -> str:
     return shlex.join(map(str, command)) if isinstance(command, list) else str(command)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
 def _numbers(rows: Sequence[Row], judged: Sequence[Judgement]) -> Iterator[list[object]]:
     """Every number of the page: model, text, measure, length, value and the ends of its interval."""
     yield ["model", "text", "measure", "length", "value", "low_95", "high_95"]
@@ -254,9 +239,6 @@ def _of_judgement(one: Judgement) -> Iterator[tuple[str, int | str, Interval]]:
         yield "cost, nats inside the original window", "", one.cost.loss
         if one.cost.accuracy:
             yield "cost, next-token accuracy", "", one.cost.accuracy
-    for bucket in one.buckets:
-        yield "loss by position, nats", bucket.end, bucket.loss
-        if bucket.gain:
-            yield "gain by far text, nats", bucket.end, bucket.gain
-        if bucket.excess:
-            yield "loss over the base, nats", bucket.end, bucket.excess
+    for b in one.buckets:
+        named = {"loss by position": b.loss, "gain by far text": b.gain, "loss over the base": b.excess}
+        yield from ((f"{measure}, nats", b.end, value) for measure, value in named.items() if value)

@@ -15,14 +15,7 @@ from typing import Any
 
 from skipwise.errors import RunError
 from skipwise.results.effective_length import EffectiveLength, effective_length
-from skipwise.results.records import (
-    BenchmarkRecord,
-    Measured,
-    ReadingRecord,
-    Record,
-    TrialRecord,
-    read_records,
-)
+from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, TrialRecord, read_records
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
@@ -40,32 +33,27 @@ ARM_NAMES = {
 
 @dataclass(frozen=True)
 class Folder:
-    """What a folder of ``extend`` or ``evaluate`` holds.
+    """What a folder of ``extend`` or ``evaluate`` holds."""
 
-    Attributes:
-        name: shown where several folders are compared.
-        records: of ``results.jsonl``.
-        info: ``run.json``; every key may be missing.
-        recipe: ``recipe.yaml`` as text; empty for an evaluation.
-    """
-
-    name: str
+    name: str  # shown where several folders are compared
     records: Sequence[Record]
-    info: Mapping[str, Any] = field(default_factory=dict)
-    recipe: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)  # ``run.json``; every key may be missing
+    recipe: str = ""  # ``recipe.yaml``; empty for an evaluation
 
     @property
     def models(self) -> list[Mapping[str, Any]]:
         """The models of an evaluation, bases included; empty for a run."""
-        asked = self.info.get("evaluation")
-        models = asked.get("models") if isinstance(asked, dict) else None
+        models = mapping(self.info.get("evaluation")).get("models")
         return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+
+    def model(self, arm: str) -> Mapping[str, Any] | None:
+        """What an evaluation says of the model with this label; None for a run."""
+        return next((model for model in self.models if model.get("label") == arm), None)
 
     def length(self, key: str, arm: str) -> int | None:
         """A length of an arm's model in tokens; None where ``run.json`` does not hold a whole number."""
-        named = next((model for model in self.models if model.get("label") == arm), None)
-        about = named or self.info.get("model")
-        value = about.get(key, about.get(f"{key}_length")) if isinstance(about, dict) else None
+        about = self.model(arm) or mapping(self.info.get("model"))
+        value = about.get(key, about.get(f"{key}_length"))
         return value if isinstance(value, int) and value > 0 else None
 
     @property
@@ -83,33 +71,19 @@ class Folder:
 
 @dataclass
 class Row:
-    """What one model scored on one text; ``run`` is empty where only one folder is shown.
+    """What one model scored on one text; lengths are in tokens."""
 
-    Attributes:
-        run: name of the folder.
-        arm: label of the model in the records.
-        data: name of the text.
-        label: as tables show it.
-        base: arm that it is compared with; empty for none.
-        judged: whether it was extended, and its effective length is asked for.
-        original: length in tokens.
-        target: length in tokens.
-        sliding: readings under sliding windows, by window and document.
-        trials: answered prompts, by task, length and number.
-        runs: names of all folders with the same baseline, for which this row stands.
-    """
-
-    run: str
-    arm: str
-    data: str
-    label: str
-    base: str
-    judged: bool
+    run: str  # name of the folder; empty where only one is shown
+    arm: str  # label of the model in the records
+    data: str  # name of the text
+    label: str  # as tables show it
+    base: str  # arm that it is compared with; empty for none
+    judged: bool  # whether it was extended, and its effective length is asked for
     original: int | None
     target: int | None
-    sliding: dict[int, dict[str, ReadingRecord]] = field(default_factory=dict)
-    trials: dict[str, dict[int, dict[int, TrialRecord]]] = field(default_factory=dict)
-    runs: set[str] = field(default_factory=set)
+    sliding: dict[int, dict[str, ReadingRecord]] = field(default_factory=dict)  # by window and document
+    trials: dict[str, dict[int, dict[int, TrialRecord]]] = field(default_factory=dict)  # by task, length and number
+    runs: set[str] = field(default_factory=set)  # names of all folders with the same baseline, for which it stands
 
     def readings(self, window: int) -> list[ReadingRecord]:
         """Readings at a window by document name, so that the order of measuring changes no figure."""
@@ -147,34 +121,22 @@ class Row:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tokens at positions ``begin .. end - 1``.
-
-    Attributes:
-        loss: nats a token, each read with all of its document before it.
-        gain: the loss of the same tokens read in windows of the original length, less ``loss``: what far text is worth.
-        excess: ``loss`` less the base's in windows of the original length.
-    """
+    """Tokens at positions ``begin .. end - 1``; losses are in nats a token."""
 
     begin: int
     end: int
-    loss: Interval
-    gain: Interval | None
-    excess: Interval | None
+    loss: Interval  # of each token read with all of its document before it
+    gain: Interval | None  # loss in windows of the original length, less ``loss``: what far text is worth
+    excess: Interval | None  # ``loss`` less the base's in windows of the original length
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What the extension cost inside the original window, on the same tokens: the model less its base.
+    """What the extension cost inside the original window, on the same tokens: the model less its base."""
 
-    Attributes:
-        loss: nats a token.
-        accuracy: of the next token, a share; None where it was not kept.
-        tokens: compared.
-    """
-
-    loss: Interval
-    accuracy: Interval | None
-    tokens: int
+    loss: Interval  # nats a token
+    accuracy: Interval | None  # of the next token, a share; None where it was not kept
+    tokens: int  # compared
 
     def sentence(self, base: str) -> str:
         """The cost in one sentence."""
@@ -224,12 +186,7 @@ class Judgement:
 
 
 def read_folder(folder: Path, name: str | None = None) -> Folder:
-    """Read what ``skipwise extend`` or ``skipwise evaluate`` wrote.
-
-    Raises:
-        RunError: it holds no results, or they cannot be read.
-    """
-    name = name or folder.name
+    """Read what ``skipwise extend`` or ``skipwise evaluate`` wrote."""
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the folder of a run or evaluation, as runs/NAME")
     records = read_records(folder / "results.jsonl")
@@ -242,15 +199,18 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         info = json.loads(info_file.read_text(encoding="utf-8")) if info_file.exists() else {}
         recipe = recipe_file.read_text(encoding="utf-8") if recipe_file.exists() else ""
     except (ValueError, OSError, RecursionError) as error:
-        raise RunError(
-            f"{folder}: run.json or recipe.yaml cannot be read ({error}); mend or delete it"
-        ) from None
+        raise RunError(f"{folder}: run.json or recipe.yaml cannot be read ({error}); mend or delete it") from None
     if not info and not recipe and all(isinstance(record, Measured) for record in records):
         raise RunError(
             f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands print "
             "their tables again, and skipwise evaluate makes a page"
         )
-    return Folder(name, records, info if isinstance(info, dict) else {}, recipe)
+    return Folder(name or folder.name, records, mapping(info), recipe)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A value of ``run.json`` that should hold facts by name; empty where it does not."""
+    return value if isinstance(value, dict) else {}
 
 
 def rows_of(folders: Sequence[Folder]) -> list[Row]:
@@ -274,32 +234,29 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
     for row in rows.values():
         row.trials = {task: dict(sorted(row.trials[task].items())) for task in row.trials}
     order = {folder.name: i for i, folder in enumerate(folders)}
-    ordered = sorted(
-        rows.items(),
-        key=lambda item: (item[1].arm not in BASELINES, order[item[0][0]], arm_rank(item[1].arm)),
-    )
-    return _merged_baselines([row for _, row in ordered])
+    rank = {arm: i for i, arm in enumerate(ARM_NAMES)}
+
+    def place(row: Row) -> tuple[bool, int, int]:
+        return row.arm not in BASELINES, order.get(row.run, 0), rank.get(row.arm, len(rank))
+
+    return _merged_baselines(sorted(rows.values(), key=place))
 
 
 def _shown(folder: Folder, reading: ReadingRecord) -> bool:
     """Whether a reading belongs into the tables: sliding, of a finished model, of a document that was asked for last."""
     if reading.mode != "sliding" or reading.step is not None:
         return False
-    asked = folder.info.get("evaluation")
-    documents = asked.get("documents") if isinstance(asked, dict) else None
-    names = documents.get(reading.data) if isinstance(documents, dict) else None
+    names = mapping(mapping(folder.info.get("evaluation")).get("documents")).get(reading.data)
     return not names or reading.document in names or not reading.digest
 
 
 def _row(folder: Folder, run: str, arm: str, data: str, named: bool) -> Row:
-    about = next((model for model in folder.models if model.get("label") == arm), None)
+    about = folder.model(arm)
     base = str(about.get("base", "")) if about else "" if arm == "original" else "original"
     judged = not about.get("control", False) if about else arm not in BASELINES
     label = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
     label = f"{label} ({data})" if named else label
-    return Row(
-        run, arm, data, label, base, judged, folder.length("original", arm), folder.length("target", arm)
-    )
+    return Row(run, arm, data, label, base, judged, folder.length("original", arm), folder.length("target", arm))
 
 
 def _merged_baselines(rows: list[Row]) -> list[Row]:
@@ -361,7 +318,7 @@ def _control_window(row: Row, control: Row) -> int:
 def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
     """Loss by position: a quarter of the original length, then twice as long each."""
     edges = row.edges()
-    if not edges or not row.original:
+    if len(edges) < 2 or not row.original:
         return []
     whole, short = row.whole, row.readings(row.original)
     doubled = {row.original} | {max(2, row.original // 4) * 2**k for k in range(32)}
@@ -396,8 +353,3 @@ def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:
 def arm_name(arm: str) -> str:
     """The arm as the paper writes it."""
     return ARM_NAMES.get(arm, arm)
-
-
-def arm_rank(arm: str) -> int:
-    """The arm's place in every table and legend: baselines first."""
-    return list(ARM_NAMES).index(arm) if arm in ARM_NAMES else len(ARM_NAMES)

@@ -7,9 +7,7 @@ import re
 INK, FAINT = "#010203", "#040506"
 
 # A mid-tone, 4:1 against white and against near-black: a file cannot know the page that will show it.
-_STANDALONE = (
-    "<style>svg{color:#757e89;font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}</style>"
-)
+_STANDALONE = "<style>svg{color:#757e89;font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}</style>"
 
 
 def for_any_page(svg: str, title: str) -> str:

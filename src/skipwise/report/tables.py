@@ -1,5 +1,6 @@
 """Rows -> tables of text, and how a terminal and Markdown show them."""
 
+import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,21 +21,13 @@ _SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
-
-    Attributes:
-        title: above it.
-        group: what its numbers are, where tables stand side by side.
-        head: of each column; the first is of the rows' labels.
-        rows: cells, the label first.
-        strong: numbers of the rows that stand out.
-    """
+    """A table of text."""
 
     title: str
-    group: str
-    head: list[str]
-    rows: list[list[str]]
-    strong: frozenset[int] = frozenset()
+    group: str  # what its numbers are, where tables stand side by side
+    head: list[str]  # of each column; the first is of the rows' labels
+    rows: list[list[str]]  # cells, the label first
+    strong: frozenset[int] = frozenset()  # numbers of the rows that stand out
 
 
 def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
@@ -81,8 +74,7 @@ def _benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
     labels = list(dict.fromkeys(r.arm for r in records))
     values = {(_task(r), r.arm): r for r in records}
     rows = [
-        [task, *(_score(values.get((task, label))) for label in labels)]
-        for task in dict.fromkeys(map(_task, records))
+        [task, *(_score(values.get((task, label))) for label in labels)] for task in dict.fromkeys(map(_task, records))
     ]
     return Table("Benchmarks (standard error)", "benchmarks", ["task", *labels], rows)
 
@@ -104,21 +96,13 @@ def _position_table(judgement: Judgement) -> Table:
 def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequence[int]) -> Table:
     """What ``skipwise perplexity`` shows of one model.
 
-    Args:
-        mode: sliding, truncated or by-position.
-        readings: of the windows that the mode reads.
-        ends: the windows asked for; in the other modes the ends of the parts that are shown.
+    ``ends`` are the windows asked for, and in the modes truncated and by-position the ends of the parts that are shown.
     """
     windows = sorted({r.window for r in readings})
     of = {window: [r for r in readings if r.window == window] for window in windows}
     if mode == "sliding":
         rows = [
-            [
-                format_length(w),
-                *_with_span(perplexity(of[w])),
-                f"{len(of[w])}",
-                f"{sum(r.tokens for r in of[w]):,}",
-            ]
+            [format_length(w), *_with_span(perplexity(of[w])), f"{len(of[w])}", f"{sum(r.tokens for r in of[w]):,}"]
             for w in windows
         ]
         head = ["window", "perplexity", "95% interval", "documents", "tokens"]
@@ -126,9 +110,7 @@ def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequenc
     whole = of[windows[-1]]
     if mode == "truncated":
         rows = [[format_length(end), *_with_span(perplexity(whole, end))] for end in ends]
-        return Table(
-            "perplexity of the first tokens", "perplexity", ["tokens", "perplexity", "95% interval"], rows
-        )
+        return Table("perplexity of the first tokens", "perplexity", ["tokens", "perplexity", "95% interval"], rows)
     rows = [
         [
             f"{begin:,} .. {end - 1:,}",
@@ -210,14 +192,7 @@ def _beside(tables: Sequence[Table], separator: str) -> tuple[list[str], list[li
     labels = list(dict.fromkeys(row[0] for table in tables for row in table.rows))
     cells = [{row[0]: row[1:] for row in table.rows} for table in tables]
     rows = [
-        [
-            label,
-            *(
-                c
-                for t, of in zip(tables, cells, strict=True)
-                for c in of.get(label, ["–"] * (len(t.head) - 1))
-            ),
-        ]
+        [label, *(c for t, of in zip(tables, cells, strict=True) for c in of.get(label, ["–"] * (len(t.head) - 1)))]
         for label in labels
     ]
     strong = {table.rows[i][0] for table in tables for i in table.strong}
@@ -295,6 +270,4 @@ def _score(record: BenchmarkRecord | None) -> str:
 
 def _plain(text: str) -> str:
     """Text that Markdown and the HTML inside it read as text."""
-    for mark, harmless in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "\\|"), ("\n", " ")):
-        text = text.replace(mark, harmless)
-    return text
+    return html.escape(text, quote=False).replace("|", "\\|").replace("\n", " ")

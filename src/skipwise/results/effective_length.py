@@ -17,19 +17,12 @@ EXCESS = math.log(1.05)  # nats a token: 5% in perplexity
 
 @dataclass(frozen=True)
 class EffectiveLength:
-    """The answer, and what was seen at the first length that did not pass.
+    """The answer, and what was seen at the first length that did not pass."""
 
-    Attributes:
-        tokens: the longest length at which this and every shorter tested length passes; 0 where none does.
-        rule: in words, with its numbers.
-        next: what was seen at the next length; empty where all tested lengths passed.
-        unknown: whether too little was measured to say that the next length fails.
-    """
-
-    tokens: int
-    rule: str
-    next: str = ""
-    unknown: bool = False
+    tokens: int  # the longest length at which this and every shorter tested length passes; 0 where none does
+    rule: str  # in words, with its numbers
+    next: str = ""  # what was seen at the next length; empty where all tested lengths passed
+    unknown: bool = False  # whether too little was measured to say that the next length fails
 
     def headline(self, original: int | None, target: int | None = None) -> str:
         """How far the model reads, in one sentence; ``original`` and ``target`` are lengths in tokens."""
@@ -52,19 +45,16 @@ def effective_length(
 ) -> EffectiveLength:
     """Go up through the tested lengths and stop at the first that does not pass.
 
-    Args:
-        found: passkeys (found, asked for) by prompt length.
-        excess: by length n, the loss in nats at the positions up to n that the next shorter length does not have, each
-            token read with all of its document before it, less the loss of the same tokens under the control.
-        control: the control in words.
+    ``found`` are passkeys (found, asked for) by prompt length. ``excess`` is by length n the loss in nats a token at the
+    positions up to n that the next shorter length does not have, each token read with all of its document before it, less
+    the loss of the same tokens under ``control``, which is named in words.
     """
     rule = (
         f"The longest length such that, at it and at every shorter tested one, at least {FOUND:.0%} of the passkeys are "
         f"found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above that of "
         f"{control} on the same tokens; both by the far end of the 95% interval."
     )
-    missing = [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]
-    if missing:
+    if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:
         return EffectiveLength(0, rule, f"Not measured: {' and '.join(missing)}.", unknown=True)
     reached, lengths = 0, sorted({*found, *excess})
     for length in lengths:
@@ -88,10 +78,8 @@ def _judge_passkeys(hits: int, asked: int) -> tuple[bool | None, str]:
     """Whether enough passkeys are found, None where too few were asked for, and the figures."""
     low, high = wilson_interval(hits, asked)
     passes = True if low >= FOUND else False if high < FOUND else None
-    return passes, (
-        f"{hits} of {asked} passkeys found, 95% interval {low:.0%} to {high:.0%}, {FOUND:.0%} needed"
-        + ("; ask for more prompts" * (passes is None))
-    )
+    advice = "; ask for more prompts" if passes is None else ""
+    return passes, f"{hits} of {asked} passkeys found, 95% interval {low:.0%} to {high:.0%}, {FOUND:.0%} needed{advice}"
 
 
 def _judge_loss(excess: Interval) -> tuple[bool | None, str]:
@@ -99,6 +87,5 @@ def _judge_loss(excess: Interval) -> tuple[bool | None, str]:
     passes = True if excess.high <= EXCESS else None
     if excess.low > EXCESS or math.isnan(excess.mean):
         passes = False
-    return passes, f"loss {excess} nats above the control, {EXCESS:.3f} allowed" + (
-        "; read more documents" * (passes is None)
-    )
+    advice = "; read more documents" if passes is None else ""
+    return passes, f"loss {excess} nats above the control, {EXCESS:.3f} allowed{advice}"

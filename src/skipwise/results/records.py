@@ -28,7 +28,6 @@ SCHEMA = 2
 
 Natural = Annotated[int, Field(ge=0, lt=2**63), Strict()]
 Count = Annotated[int, Field(ge=1, lt=2**63), Strict()]
-Integer = Annotated[int, Field(gt=-(2**63), lt=2**63), Strict()]
 Real = Annotated[float, Strict()]
 Amount = Annotated[float, Field(ge=0), Strict()]
 Share = Annotated[float, Field(ge=0, le=1), Strict()]
@@ -181,12 +180,10 @@ class CoverageRecord:
         last = len(curve.distances)
         bends = np.array([curve.train_length, last + 2 - curve.train_length])
         even = np.linspace(1, last, min(points, last)).astype(np.int64)
-        kept = np.unique(np.concatenate([even, bends - 1, bends]))
-        kept = kept[(kept >= 1) & (kept <= last)] - 1
+        distances = np.unique(np.concatenate([even, bends - 1, bends]))
+        kept = distances[(distances >= 1) & (distances <= last)] - 1
         columns = (curve.distances, curve.probability, curve.standard_error)
-        return cls(
-            label, curve.train_length, curve.target_length, *(column[kept].tolist() for column in columns)
-        )
+        return cls(label, curve.train_length, curve.target_length, *(column[kept].tolist() for column in columns))
 
     def problem(self) -> str:
         """What contradicts itself in the record; empty if nothing does."""
@@ -253,17 +250,12 @@ class CostRecord:
 
 
 Record = TrainingRecord | ReadingRecord | TrialRecord | CoverageRecord | BenchmarkRecord | CostRecord
-_KINDS: dict[str, Any] = {kind.kind: kind for kind in get_args(Record)}
-_ADAPTERS = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
+_ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for kind in get_args(Record)}
 _BEGINNING = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
 
 
 def append_record(path: Path, *records: Any) -> None:
-    """Append a record, or several that belong together, to the JSON Lines file ``path``, and flush it to the disk.
-
-    Raises:
-        RunError: the file holds something else, or cannot be written.
-    """
+    """Append a record, or several that belong together, to the JSON Lines file ``path``, and flush it to the disk."""
     drop_cut_off_record(path)
     try:
         with open(path, "a", encoding="utf-8") as file:
@@ -283,9 +275,6 @@ def read_records(path: Path) -> list[Record]:
     """Read every record of ``path``, in order; a missing file gives no records.
 
     Records of skipwise 0.1 (schema 1) are read too. What they have only as a sum over documents becomes one record.
-
-    Raises:
-        RunError: it is no file, or a line is not a record of this schema.
     """
     *lines, cut_off = _read(path).decode(errors="replace").split("\n")
     if cut_off:
@@ -294,11 +283,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def require_results(path: Path) -> None:
-    """Require, before any work, that records can be appended to ``path``; make its folder if it is missing.
-
-    Raises:
-        RunError: it holds something else than records of this schema, or cannot be written.
-    """
+    """Require, before any work, that records can be appended to ``path``; make its folder if it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -314,8 +299,7 @@ def require_results(path: Path) -> None:
 def drop_cut_off_record(path: Path) -> bool:
     """Cut off an unfinished last line, so that the next record starts a line of its own; say whether there was one.
 
-    Raises:
-        RunError: the file does not end in a record of this schema; it is left as it is.
+    A file that does not end in a record of this schema is refused and left as it is.
     """
     data = _read(path)
     whole = data.rfind(b"\n") + 1
@@ -376,8 +360,7 @@ def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
                 f"{path}, line {number}: schema {schema!r}, and this skipwise reads schemas 1 and {SCHEMA}; "
                 "read it with the version that run.json names"
             )
-        for values in found:
-            yield _validated(values)
+        yield from map(_validated, found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         told = error.errors()[0] if isinstance(error, ValidationError) else None
         why = f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else repr(error)
@@ -387,14 +370,13 @@ def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
 
 
 def _validated(raw: dict[str, Any]) -> Record:
-    """Build a record from JSON.
+    """Build a record from JSON, without fields that it does not know.
 
     Raises:
         ValueError: a field is of another type or range, or the stored key is another record's.
     """
     kind, key = raw.pop("kind"), raw.get("key")
-    known = {f.name for f in fields(_KINDS[kind])}
-    record: Record = _ADAPTERS[kind].validate_python({name: v for name, v in raw.items() if name in known})
+    record = _ADAPTERS[kind].validate_python(raw)
     if problem := getattr(record, "problem", str)():
         raise ValueError(problem)
     if key is not None and isinstance(record, Measured) and key != record.key:

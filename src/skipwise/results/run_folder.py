@@ -38,31 +38,19 @@ class RunFolder:
         self._lock = FileLock(path / ".lock")
 
     def begin(self, **facts: Any) -> None:
-        """Lock the folder for this process; in a new one record versions, machine, command and ``facts``.
-
-        Raises:
-            RunError: another process runs in it, or it cannot be written.
-        """
+        """Lock the folder for this process; in a new one record versions, machine, command and ``facts``."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
             if not self.facts.exists():
                 self.record(**_provenance(), **facts)
         except Timeout:
-            raise RunError(
-                f"another process is running {self.path}; wait for it, or give another --out"
-            ) from None
+            raise RunError(f"another process is running {self.path}; wait for it, or give another --out") from None
         except (OSError, UnicodeError) as error:
-            raise RunError(
-                f"run folder {str(self.path)!r} cannot be written: {error}; give another --out"
-            ) from None
+            raise RunError(f"run folder {str(self.path)!r} cannot be written: {error}; give another --out") from None
 
     def require_same(self, **fingerprints: str) -> None:
-        """Require the text of a resumed run to be what it began with.
-
-        Raises:
-            RunError: it changed; numbers of two texts would stand in one table.
-        """
+        """Require the text of a resumed run to be what it began with: else numbers of two texts would stand in one table."""
         known = self.read().get("fingerprints", {})
         for name, value in fingerprints.items():
             if known.get(name, value) != value:
@@ -73,27 +61,19 @@ class RunFolder:
 
     def record(self, **facts: Any) -> None:
         """Add facts to ``run.json``; written whole and renamed, so a kill never leaves half of it."""
-        known = self.read()
-        known.update(facts)
         temporary = self.facts.with_suffix(".partial")
-        temporary.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(self.read() | facts, indent=2) + "\n", encoding="utf-8")
         os.replace(temporary, self.facts)
 
     def read(self) -> dict[str, Any]:
-        """The facts recorded so far.
-
-        Raises:
-            RunError: ``run.json`` is damaged.
-        """
+        """The facts recorded so far."""
         try:
             facts = json.loads(self.facts.read_text(encoding="utf-8")) if self.facts.exists() else {}
             if not isinstance(facts, dict):
                 raise ValueError(f"it holds a {type(facts).__name__}, not facts by name")
             return facts
         except (ValueError, RecursionError) as error:
-            raise RunError(
-                f"{self.facts} is damaged ({error}); delete it to go on without what it recorded"
-            ) from None
+            raise RunError(f"{self.facts} is damaged ({error}); delete it to go on without what it recorded") from None
 
 
 def _provenance() -> dict[str, Any]:

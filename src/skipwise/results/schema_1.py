@@ -11,11 +11,7 @@ SCHEMA = 1
 
 
 def upgraded(raw: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the fields of today's records that say what a record of schema 1 said.
-
-    Raises:
-        KeyError: a field is missing.
-    """
+    """Yield the fields of today's records that say what a record of schema 1 said; a missing one is a KeyError."""
     match raw.pop("kind"):
         case "perplexity":
             yield _pooled(raw)

@@ -50,9 +50,7 @@ def perplexity_of(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def loss(
-    readings: Sequence[ReadingRecord], begin: int = 0, end: int | None = None, sums: Sums = "nll"
-) -> Interval:
+def loss(readings: Sequence[ReadingRecord], begin: int = 0, end: int | None = None, sums: Sums = "nll") -> Interval:
     """Mean loss at positions ``begin .. end - 1`` over all readings, or with ``sums="hits"`` the share of hits.
 
     Only buckets that lie inside count. Without ``end`` all positions from ``begin`` on count.
@@ -103,15 +101,9 @@ def mean_interval(totals: Sequence[float], counts: Sequence[float], clusters: Se
 
     The percentile bootstrap over clusters (documents), not over what is inside them: tokens of one document are alike
     (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8). With one cluster the interval
-    is infinite: nothing is known of other documents.
-
-    Args:
-        totals: of each segment.
-        counts: of tokens in each segment.
-        clusters: the document of each segment.
+    is infinite: nothing is known of other documents. ``clusters`` names the document of each total and count.
     """
-    names = sorted(set(clusters))
-    member = np.array([names.index(name) for name in clusters])
+    names, member = np.unique(clusters, return_inverse=True)
     sums = np.bincount(member, np.asarray(totals, dtype=float))
     sizes = np.bincount(member, np.asarray(counts, dtype=float))
     mean = float(sums.sum() / sizes.sum())

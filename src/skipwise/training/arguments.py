@@ -53,10 +53,6 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
     """Return the ``TrainingArguments`` of the recipe's training section, checked.
 
     ``gradient_accumulation_steps`` follows from the global batch, the micro-batch and the number of processes.
-
-    Raises:
-        RecipeError: an unknown field, an invalid value, a package that is not installed, or settings that contradict
-            each other.
     """
     given = known_fields(settings)
     use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
@@ -66,15 +62,14 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
     on_gpu = device.type == "cuda"
     if on_gpu and given["optim"] == "adamw_torch":  # the same results, without a copy of all weights
         given["optim"] = "adamw_torch_fused"
-    defaults = {
+    values = {
         "report_to": "none",
         "disable_tqdm": True,
         "dataloader_num_workers": min(4, os.cpu_count() or 1) if on_gpu else 0,
         "dataloader_pin_memory": on_gpu,
         "ddp_find_unused_parameters": False,
         **processes.engine_settings(),
-    }
-    fixed = {
+        **given,
         "output_dir": str(folder),
         "seed": seed,
         "data_seed": seed,
@@ -87,7 +82,7 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
         "train_sampling_strategy": "sequential",
     }
     with settings_errors():
-        args = TrainingArguments(**{**defaults, **given, **fixed})
+        args = TrainingArguments(**values)
         _check_arguments(args)
     args._n_gpu = min(args.n_gpu, 1)  # each process trains on one GPU
     if args.world_size != processes.launched():
@@ -101,11 +96,7 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
 
 
 def known_fields(settings: Training) -> dict[str, Any]:
-    """Return the section's fields of TrainingArguments, converted to their types.
-
-    Raises:
-        RecipeError: a field is unknown, decided by another setting, or has the wrong type.
-    """
+    """Return the section's fields of TrainingArguments, converted to their types."""
     hints = _argument_types()
     for name in settings.model_extra or {}:
         if name in _DECIDED:
@@ -191,11 +182,7 @@ def _check_optimizer(args: TrainingArguments) -> None:
 
 
 def accumulation(settings: Training, workers: int) -> int:
-    """Return the forward passes per optimizer step with which ``workers`` processes train on the global batch.
-
-    Raises:
-        RecipeError: the global batch is not a multiple of the micro-batches of all processes.
-    """
+    """Return the forward passes per optimizer step with which ``workers`` processes train on the global batch."""
     batch, micro = settings.batch_size, settings.per_device_train_batch_size
     together = micro * workers
     if batch % together:

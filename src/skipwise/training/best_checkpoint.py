@@ -26,11 +26,7 @@ def best_step(losses: dict[int, float]) -> int:
 
 
 def save(model: torch.nn.Module, checkpoints: Path, step: int) -> None:
-    """Write the trained weights of ``model``; with LoRA those are the additions alone.
-
-    Raises:
-        TrainingError: the disk has too little room.
-    """
+    """Write the trained weights of ``model``; with LoRA those are the additions alone."""
     folder = _folder(checkpoints, step)
     discard(folder)  # an incomplete checkpoint left by an interrupted save
     checkpoints.mkdir(exist_ok=True)
@@ -50,11 +46,7 @@ def drop_others(checkpoints: Path, step: int) -> None:
 
 
 def require(checkpoints: Path, step: int) -> None:
-    """Require the best checkpoint of ``step`` to exist with the bytes that were written.
-
-    Raises:
-        RunError: a file is missing or changed.
-    """
+    """Require the best checkpoint of ``step`` to exist with the bytes that were written."""
     folder = _folder(checkpoints, step)
     way_out = "restore it, or begin a run with another --out"
     if not (folder / MARKER).is_file():
@@ -64,11 +56,7 @@ def require(checkpoints: Path, step: int) -> None:
 
 @torch.no_grad()
 def restore(model: torch.nn.Module, checkpoints: Path, step: int) -> None:
-    """Load the best checkpoint of ``step`` into ``model`` in place.
-
-    Raises:
-        RunError: a file is missing or changed.
-    """
+    """Load the best checkpoint of ``step`` into ``model`` in place."""
     require(checkpoints, step)
     with safe_open(_folder(checkpoints, step) / _WEIGHTS, "pt") as file:
         for name, weight in _trained(model):

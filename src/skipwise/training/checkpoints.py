@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from rich.filesize import decimal
 
 from skipwise.errors import RunError, TrainingError
 
@@ -34,17 +35,12 @@ _PARTS = {
 
 
 def mark_complete(checkpoint: Path) -> None:
-    """Seal ``checkpoint`` if it has all files that a resume needs.
-
-    Raises:
-        TrainingError: a file is missing.
-    """
+    """Seal ``checkpoint``, which must have all files that a resume needs."""
     if missing := _missing_parts(_names(checkpoint)):
         raise TrainingError(
-            f"{checkpoint} was written without {missing[0]}, so training cannot be resumed from it or finished; "
-            "let Trainer save it (no training.save_only_model; for a sharded model: fsdp_state_dict_type "
-            "FULL_STATE_DICT, or ZeRO-3's stage3_gather_16bit_weights_on_model_save); "
-            f"{intact(checkpoint.parent)}"
+            f"{checkpoint} was written without {missing[0]}, so training cannot be resumed from it or finished; let "
+            "Trainer save it (no training.save_only_model; for a sharded model: fsdp_state_dict_type FULL_STATE_DICT, "
+            f"or ZeRO-3's stage3_gather_16bit_weights_on_model_save); {intact(checkpoint.parent)}"
         )
     seal(checkpoint)
 
@@ -67,11 +63,7 @@ def seal(folder: Path) -> None:
 def verify(checkpoint: Path) -> None:
     """Require every file that the marker of ``checkpoint`` lists, with the bytes that training wrote.
 
-    Transformers then reads them as safetensors, as JSON, or by ``torch.load(weights_only=True)``, none of
-    which runs code from the file.
-
-    Raises:
-        RunError: a file is missing or changed, or the marker is damaged.
+    Transformers then reads them as safetensors, as JSON or by ``torch.load(weights_only=True)``: none runs code.
     """
     way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
     if missing := _missing_parts(_read_marker(checkpoint)):
@@ -80,11 +72,7 @@ def verify(checkpoint: Path) -> None:
 
 
 def require_sealed(folder: Path, way_out: str) -> None:
-    """Require every file that the marker of ``folder`` lists, with the bytes that training wrote.
-
-    Raises:
-        RunError: a file is missing or changed; the message ends in ``way_out``.
-    """
+    """Require every file that the marker of ``folder`` lists, unchanged; an error message ends in ``way_out``."""
     entries = _read_marker(folder)
     for name in entries:
         if not (folder / name).is_file():
@@ -97,11 +85,7 @@ def require_sealed(folder: Path, way_out: str) -> None:
 
 
 def latest_complete(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint of ``folder``, verified, or None if there is none.
-
-    Raises:
-        RunError: the newest one has lost or changed a file; an older one is not taken silently.
-    """
+    """Return the newest complete checkpoint, verified, or None; a damaged one is refused, not replaced by an older."""
     checkpoints = complete_checkpoints(folder)
     if not checkpoints:
         return None
@@ -110,18 +94,10 @@ def latest_complete(folder: Path) -> Path | None:
 
 
 def require_engine(checkpoint: Path, engine: str) -> None:
-    """Require the checkpoint to be written by ``engine``; for another one Trainer would start a new optimizer.
-
-    Raises:
-        RunError: another engine wrote it.
-    """
+    """Require the checkpoint to be written by ``engine``; for another one Trainer would start a new optimizer."""
     names = [path.name for path in checkpoint.iterdir()]
-
-    def has(*patterns: str) -> bool:
-        return any(fnmatch(name, pattern) for name in names for pattern in patterns)
-
-    fsdp = has("optimizer.bin", "optimizer_*", "pytorch_model_fsdp*")
-    written = "zero3" if has("global_step*") else "fsdp" if fsdp else "ddp"
+    fsdp = _any_matches(names, ("optimizer.bin", "optimizer_*", "pytorch_model_fsdp*"))
+    written = "zero3" if _any_matches(names, ("global_step*",)) else "fsdp" if fsdp else "ddp"
     if written != engine:
         raise RunError(
             f"{checkpoint} was written under {written} and cannot be resumed exactly under {engine}: launch it as before"
@@ -129,11 +105,7 @@ def require_engine(checkpoint: Path, engine: str) -> None:
 
 
 def require_processes(checkpoint: Path, processes: int) -> None:
-    """Require the random state of each of ``processes``; Trainer would continue without it.
-
-    Raises:
-        RunError: another number of processes wrote the checkpoint.
-    """
+    """Require the random state of each of ``processes``; Trainer would continue without it."""
     written = len(list(checkpoint.glob("rng_state*.pth")))
     if written != processes:
         raise RunError(
@@ -182,30 +154,23 @@ def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer | 
 def disk_space(
     folder: Path, needed: int, what: str = "the checkpoint", checkpoints: Path | None = None
 ) -> Iterator[None]:
-    """Check that the disk has room for ``folder``, which is written inside this context.
+    """Check that the disk has room for ``folder``, of about ``needed`` bytes, which is written inside this context.
 
-    Args:
-        folder: the folder to write.
-        needed: its size in bytes, about.
-        what: its name in a message.
-        checkpoints: the folder of complete checkpoints; default: the parent of ``folder``.
-
-    Raises:
-        TrainingError: the disk has too little room, or runs full while writing; ``folder`` is then removed.
+    If the disk runs full all the same, ``folder`` is removed. A message calls it ``what``, and names the newest of the
+    ``checkpoints`` (default: in the parent of ``folder``).
     """
     free = shutil.disk_usage(folder.parent).free
     way_out = f"free some space, then --resume; {intact(checkpoints or folder.parent)}"
     if free < needed:
-        raise TrainingError(f"{what} needs {_size(needed)}, {_size(free)} free; {way_out}")
+        raise TrainingError(f"{what} needs {decimal(needed)}, {decimal(free)} free; {way_out}")
     try:
         yield
     except Exception as error:
         # torch.save and safetensors wrap the system's error in types of their own.
-        full = shutil.disk_usage(folder.parent).free < 2**20 or os.strerror(errno.ENOSPC) in str(error)
-        if not full:
+        if shutil.disk_usage(folder.parent).free >= 2**20 and os.strerror(errno.ENOSPC) not in str(error):
             raise
         shutil.rmtree(folder, ignore_errors=True)
-        raise TrainingError(f"the disk ran full while writing {what} of {_size(needed)}; {way_out}") from error
+        raise TrainingError(f"the disk ran full while writing {what} of {decimal(needed)}; {way_out}") from error
 
 
 def step_of(checkpoint: Path) -> int:
@@ -232,21 +197,19 @@ def _names(folder: Path) -> list[str]:
 
 def _missing_parts(names: Iterable[str]) -> list[str]:
     names = list(names)
-    return [
-        part
-        for part, patterns in _PARTS.items()
-        if not any(fnmatch(name, pattern) for name in names for pattern in patterns)
-    ]
+    return [part for part, patterns in _PARTS.items() if not _any_matches(names, patterns)]
+
+
+def _any_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for name in names for pattern in patterns)
 
 
 def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
     path = checkpoint / MARKER
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
-        inside = all(
-            isinstance(entry, dict) and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
-            for name, entry in entries.items()
-        )
+        inside = all(isinstance(entry, dict) for entry in entries.values())
+        inside &= not any(path.is_absolute() or ".." in path.parts for path in map(PurePosixPath, entries))
     except (OSError, ValueError, AttributeError) as error:
         raise RunError(f"{path} is not a list of files ({error}); delete {checkpoint}") from error
     if not inside:
@@ -274,11 +237,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _size(count: int) -> str:
-    """Format bytes in the largest decimal unit: ``13.5 GB``."""
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= scale:
-            return f"{count / scale:.1f} {unit}"
-    return f"{count} bytes"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers import PretrainedConfig
 
 from skipwise.errors import ModelError, RecipeError
@@ -23,59 +23,35 @@ from skipwise.training.arguments import accumulation, known_fields
 
 @dataclass(frozen=True)
 class Hardware:
-    """The GPUs that a run is planned for.
-
-    Attributes:
-        gpus: number of GPUs; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP).
-        memory: bytes of each GPU.
-        peak: bf16 operations a second of each GPU, as its maker states.
-        utilisation: the fraction of ``peak`` that training reaches.
-    """
+    """The GPUs that a run is planned for; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP)."""
 
     gpus: int = 1
-    memory: float = 80e9
-    peak: float = 312e12
-    utilisation: float = 0.4
+    memory: float = 80e9  # bytes of each GPU
+    peak: float = 312e12  # bf16 operations a second of each GPU, as its maker states
+    utilisation: float = 0.4  # the fraction of the peak that training reaches
 
     def __post_init__(self) -> None:
-        for name, value, unit in (
-            ("gpus", self.gpus, 1),
-            ("gpu-memory", self.memory, 1e9),
-            ("tflops", self.peak, 1e12),
-        ):
+        for name, value in {"gpus": self.gpus, "gpu-memory": self.memory / 1e9, "tflops": self.peak / 1e12}.items():
             if not 0 < value < math.inf:
-                raise RecipeError(f"--{name} {value / unit:g} must be a number above 0")
+                raise RecipeError(f"--{name} {value:g} must be a number above 0")
         if not 0 < self.utilisation <= 1:
             raise RecipeError(f"--utilisation {self.utilisation:g} must be above 0 and at most 1")
 
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """Memory of one GPU in bytes, and time of the whole run.
+    """Memory of one GPU in bytes, and time of the whole run."""
 
-    Attributes:
-        window: tokens of one example.
-        batch: examples a step, over all GPUs.
-        cost: the cost of one micro-batch.
-        operations: operations of one step, over all GPUs.
-        weights: parameters; in a sharded run also the two layers that are gathered at a time.
-        gradients: gradients, as they accumulate.
-        optimizer: Adam's two moments; in a sharded run also the float32 weights.
-        activations: peak of what backward needs and the current operation holds.
-        loading: before training, when each process holds the whole model.
-        hours: time of the whole run.
-    """
-
-    window: int
-    batch: int
-    cost: StepCost
-    operations: float
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    loading: float
-    hours: float
+    window: int  # tokens of one example
+    batch: int  # examples a step, over all GPUs
+    cost: StepCost  # of one micro-batch
+    operations: float  # of one step, over all GPUs
+    weights: float  # in a sharded run also the two layers that are gathered at a time
+    gradients: float  # as they accumulate
+    optimizer: float  # Adam's two moments; in a sharded run also the float32 weights
+    activations: float  # peak of what backward needs and the current operation holds
+    loading: float  # before training, when each process holds the whole model
+    hours: float  # of the whole run
 
     @property
     def memory(self) -> float:
@@ -96,10 +72,6 @@ def estimate_cost(
     On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
     holds float32 weights and moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
-
-    Raises:
-        RecipeError: a field of the training section is unknown or wrong.
-        ModelError: the model is a mixture of experts.
     """
     settings, rules = recipe.training, recipe.lora
     known_fields(settings)
@@ -139,11 +111,7 @@ def estimate_cost(
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
-    """Print PoSE beside full-length training of as many tokens, and the settings that reduce memory if one does not fit.
-
-    Raises:
-        SkipwiseError: the model cannot be extended, or the batch does not divide over the GPUs.
-    """
+    """Print PoSE beside full-length training of as many tokens, and the settings that reduce memory if one does not fit."""
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     train = recipe.train_length or extension.rope.original_length
@@ -176,10 +144,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
 
 def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Table:
     costs = list(rows.values())
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for name in rows:
-        table.add_column(name, justify="right")
+    table = Table("", *(Column(name, justify="right") for name in rows), box=None, pad_edge=False)
     lines = {
         "windows a step": [f"{c.batch:,} of {format_length(c.window)}" for c in costs],
         "tokens in all": [f"{c.batch * c.window * steps / 1e6:,.1f} M" for c in costs],

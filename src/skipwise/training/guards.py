@@ -18,9 +18,9 @@ from skipwise.training.checkpoints import intact
 class NonFiniteGuard(TrainerCallback):
     """Stops the run before an optimizer step that would write NaN or infinity into the weights.
 
-    The trainer passes in every micro-batch's loss and the gradient norm as tensors on the device. They are read once a
-    step, so that gradient accumulation needs no extra synchronisation. Under fp16 an infinite gradient is normal: the
-    loss scaler skips the step and lowers its scale. So with fp16 only the loss is checked.
+    Losses and gradient norm stay on the device and are read once a step, so that gradient accumulation needs no extra
+    synchronisation. Under fp16 an infinite gradient is normal: the loss scaler skips the step and lowers its scale. So
+    with fp16 only the loss is checked.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,19 +30,14 @@ class NonFiniteGuard(TrainerCallback):
 
     def see_loss(self, loss: torch.Tensor) -> None:
         """Add the detached loss of one micro-batch; the sum is non-finite if one of its terms is."""
-        loss = loss.sum()
-        self._loss = loss if self._loss is None else self._loss + loss
+        self._loss = loss.sum() if self._loss is None else self._loss + loss.sum()
 
     def see_grad_norm(self, norm: torch.Tensor | float) -> None:
         """Take the norm of the gradients that the next update applies."""
         self._grad_norm = norm
 
     def check(self, args: TrainingArguments, step: int) -> None:
-        """Check the losses and the gradient norm since the last check.
-
-        Raises:
-            NonFiniteLossError: the loss or the gradient norm of ``step`` is NaN or infinite.
-        """
+        """Check the losses and the gradient norm since the last check."""
         loss, norm = self._loss, 0.0 if args.fp16 else self._grad_norm
         self._loss, self._grad_norm = None, 0.0
         assert loss is not None, "the guard got no loss since the last optimizer step"
@@ -59,31 +54,22 @@ class NonFiniteGuard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check between the backward passes and the update."""
         self.check(args, state.global_step + 1)
 
 
 @contextmanager
 def memory_errors(trainer: Any) -> Iterator[None]:
-    """Explain an out-of-memory error inside this context.
-
-    Args:
-        trainer: the running Trainer, with the shape of its ``micro_batch``.
-
-    Raises:
-        TrainingError: memory ran out; the message says what was held and which settings reduce it.
-    """
+    """Explain an out-of-memory error inside this context by the shape of the running Trainer's ``micro_batch``."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         phrases = ("out of memory", "can't allocate memory", os.strerror(errno.ENOMEM).lower())
-        out = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not out and not any(phrase in str(error).lower() for phrase in phrases):
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not known and not any(phrase in str(error).lower() for phrase in phrases):
             raise
         examples, tokens = trainer.micro_batch
         smaller = f"training.per_device_train_batch_size={examples // 2} or " if examples > 1 else ""
         raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in one "
-            f"forward pass; set {smaller}training.gradient_checkpointing=true; "
-            f"{intact(Path(str(trainer.args.output_dir)))}"
+            f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in one forward "
+            f"pass; set {smaller}training.gradient_checkpointing=true; {intact(Path(str(trainer.args.output_dir)))}"
         ) from error

@@ -18,11 +18,7 @@ ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 
 
 def processes_of(engine: str, processes: int | None) -> int:
-    """Return how many processes to start: ``processes``, or one for each GPU.
-
-    Raises:
-        RecipeError: an unknown engine, one that is not installed, or fewer than two processes.
-    """
+    """Return how many processes to start: ``processes``, or one for each GPU."""
     one_of("--launch", engine, ENGINES)
     processes = max(torch.cuda.device_count(), 1) if processes is None else processes
     if processes < 2:
@@ -35,11 +31,7 @@ def processes_of(engine: str, processes: int | None) -> int:
 
 
 def launch(engine: str, processes: int, words: Sequence[str]) -> None:
-    """Run ``skipwise`` with ``words`` in each process, by torch's own launcher (torchrun).
-
-    Raises:
-        SystemExit: a process failed; it has printed why.
-    """
+    """Run ``skipwise`` with ``words`` in each process, by torch's own launcher (torchrun)."""
     os.environ[ENGINE] = engine
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
     for name in ("torch.distributed.elastic", "torch.distributed.run"):

@@ -24,30 +24,17 @@ from skipwise.training.arguments import training_arguments
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A recipe with everything that is known before training.
-
-    Attributes:
-        recipe: the recipe as given.
-        extension: the model's RoPE, the target length and the interpolation.
-        train_length: tokens of one training window.
-        tokenizer: the model's tokenizer.
-        store: the tokens of the training text.
-        train: indices in the store of the documents to train on.
-        held_out: indices of the documents held out by name, of any length.
-        shortest: the fewest tokens of a training document.
-        dropped: number of documents that were shorter.
-        device: where training and evaluation run.
-    """
+    """A recipe with everything that is known before training."""
 
     recipe: Recipe
     extension: Extension
-    train_length: int
+    train_length: int  # tokens of one training window
     tokenizer: PreTrainedTokenizerBase
-    store: TokenStore
-    train: np.ndarray
-    held_out: np.ndarray
-    shortest: int
-    dropped: int
+    store: TokenStore  # the tokens of the training text
+    train: np.ndarray  # indices in the store of the documents to train on
+    held_out: np.ndarray  # indices of the documents held out by name, of any length
+    shortest: int  # the fewest tokens of a training document
+    dropped: int  # number of documents that were shorter
     device: torch.device
 
     @property
@@ -60,15 +47,14 @@ class PreparedRun:
 
     @property
     def precision(self) -> Precision:
-        """The precision of training and evaluation."""
         return choose_precision(self.recipe.training.precision, self.device)
 
     @property
     def base_dtype(self) -> torch.dtype:
         """The dtype to load the model in: float32, or a lower one for weights that LoRA freezes."""
-        rules = self.recipe.lora
-        low = None if rules is None or rules.base == "float32" else AUTOCAST[self.precision]
-        return low or torch.float32
+        if self.recipe.lora is None or self.recipe.lora.base == "float32":
+            return torch.float32
+        return AUTOCAST[self.precision] or torch.float32
 
     def dataset(self) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch."""
@@ -89,11 +75,7 @@ class PreparedRun:
 
 
 def prepare(recipe: Recipe, console: Console) -> PreparedRun:
-    """Read the model's config, tokenise the text (cached) and split it; no weights are loaded yet.
-
-    Raises:
-        SkipwiseError: the model, the text and the recipe do not fit together.
-    """
+    """Read the model's config, tokenise the text (cached) and split it; no weights are loaded yet."""
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     train_length = recipe.train_length or extension.rope.original_length
@@ -118,17 +100,9 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     _check_sharding(recipe)
     if recipe.lora:
         _check_lora(recipe.model, recipe.lora)
+    dropped = len(train) - len(long)
     run = PreparedRun(
-        recipe,
-        extension,
-        train_length,
-        tokenizer,
-        store,
-        long,
-        held_out,
-        shortest,
-        dropped=len(train) - len(long),
-        device=default_device(),
+        recipe, extension, train_length, tokenizer, store, long, held_out, shortest, dropped, default_device()
     )
     run.dataset()  # refuses a position plan that does not fit the lengths
     return run

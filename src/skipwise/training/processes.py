@@ -57,14 +57,14 @@ def first_ahead() -> Iterator[None]:
     if launched() == 1:
         yield
         return
-    if not is_first():
+    first = is_first()
+    if not first:
         _state().wait_for_everyone()
-        yield
-        return
     try:
         yield
     finally:
-        _state().wait_for_everyone()
+        if first:
+            _state().wait_for_everyone()
 
 
 def told_by_first(value: Any) -> Any:
@@ -81,11 +81,7 @@ def told_by_first(value: Any) -> Any:
 
 
 def require_engine(wrapped: torch.nn.Module) -> None:
-    """Require the wrapped model to be of the requested engine.
-
-    Raises:
-        TrainingError: it is not; on a CPU, accelerate silently replaces FSDP by DDP.
-    """
+    """Require the wrapped model to be of the requested engine; on a CPU, accelerate silently replaces FSDP by DDP."""
     if launched() == 1:
         return
     kinds = {kind.__name__ for kind in type(wrapped).__mro__}

@@ -1,10 +1,11 @@
 """Show the progress of training."""
 
 import time
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 
@@ -23,18 +24,10 @@ class TrainingProgress(TrainerCallback):
         self._first_step = self._printed_step = state.global_step
         self._first_tokens = state.num_input_tokens_seen
         if self._shown and self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("loss {task.fields[loss]}  {task.fields[speed]} tokens/s"),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                console=self._console,
-                refresh_per_second=2,
-                speed_estimate_period=600,
-            )
+            speed = "loss {task.fields[loss]}  {task.fields[speed]} tokens/s"
+            times = TimeElapsedColumn(), "left", TimeRemainingColumn()
+            columns = "training", BarColumn(), MofNCompleteColumn(), speed, *times
+            self._bar = Progress(*columns, console=self._console, refresh_per_second=2, speed_estimate_period=600)
             self._task = self._bar.add_task("", total=state.max_steps, completed=state.global_step, loss="-", speed="-")
             self._bar.start()
 
@@ -60,7 +53,7 @@ class TrainingProgress(TrainerCallback):
             left = elapsed / max(step - self._first_step, 1) * (state.max_steps - step)
             self._console.print(
                 f"step {step:,}/{state.max_steps:,}  loss {self._loss}  {speed} tokens/s  "
-                f"{_clock(elapsed)} elapsed  {_clock(left)} left",
+                f"{timedelta(seconds=round(elapsed))} elapsed  {timedelta(seconds=round(left))} left",
                 highlight=False,
             )
 
@@ -68,9 +61,3 @@ class TrainingProgress(TrainerCallback):
         """Remove the bar, also after an error."""
         if self._bar:
             self._bar.stop()
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}"

@@ -1,5 +1,6 @@
 """Choose the folder of a run: a new run never takes an existing one, and a resumed run has the same recipe."""
 
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,17 @@ from skipwise.results.run_folder import RunFolder
 def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: bool) -> RunFolder:
     """Return the folder of a new run, or of the one to resume; nothing is written before ``begin_run``.
 
-    Args:
-        recipe: the resolved recipe.
-        out: the folder; default: ``runs/<default_name>``, with a number if it exists.
-        default_name: a name for the run, free of separators.
-        resume: continue a run of this recipe.
-
-    Raises:
-        RunError: the folder holds another run or other files, or there is nothing to resume.
+    Without ``out`` it is ``runs/<default_name>``, with a number if that exists.
     """
     folder = RunFolder(out or _default_folder(recipe, default_name, resume))
     if folder.recipe.exists():
         if not resume:
             raise RunError(f"{folder.path} holds another run: pass --resume to continue it, or give another --out")
-        _same_recipe(load_recipe(folder.recipe), recipe, folder.path)
+        for key, old, new in _changed(load_recipe(folder.recipe), recipe):
+            raise RunError(
+                f"{folder.path} was begun with {key} = {old!r}, now it is {new!r}: "
+                "resume with the recipe it began with, or give another --out"
+            )
         return folder
     if folder.facts.exists():
         raise RunError(f"{folder.path} is a run that lost its recipe.yaml; restore it, or give another --out")
@@ -37,15 +35,10 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
 
 def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
     """Return the first free folder of runs/name, runs/name-2, ..., or to resume, the newest run of this recipe."""
-    number, free = 1, Path("runs") / name
-    candidates = []
-    while free.exists():
-        candidates.append(free)
-        number += 1
-        free = Path("runs") / f"{name}-{number}"
+    numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
     if not resume:
-        return free
-    for folder in reversed(candidates):
+        return next(folder for folder in numbered if not folder.exists())
+    for folder in reversed(list(takewhile(Path.exists, numbered))):
         saved = folder / "recipe.yaml"
         if saved.exists() and not _changed(load_recipe(saved), recipe):
             return folder
@@ -74,14 +67,6 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     return settings
 
 
-def _same_recipe(saved: Recipe, wanted: Recipe, folder: Path) -> None:
-    for key, old, new in _changed(saved, wanted):
-        raise RunError(
-            f"{folder} was begun with {key} = {old!r}, now it is {new!r}: "
-            "resume with the recipe it began with, or give another --out"
-        )
-
-
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
@@ -93,21 +78,13 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def begin_run(run: RunFolder, recipe: Recipe) -> None:
-    """Lock the run's folder and write its recipe, whose evaluation a resumed run may change.
-
-    Raises:
-        RunError: another process runs in the folder, or it cannot be written.
-    """
+    """Lock the run's folder and write its recipe, whose evaluation a resumed run may change."""
     run.begin(seed=recipe.seed)
     dump_recipe(recipe, run.recipe)
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Return the recipe of a run.
-
-    Raises:
-        RunError: the folder holds no readable run.
-    """
+    """Return the recipe of a run."""
     try:
         return load_recipe(RunFolder(folder).recipe)
     except RecipeError as error:

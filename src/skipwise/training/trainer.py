@@ -5,7 +5,7 @@ negative log-likelihood in nats over all labels of the global batch, with any gr
 """
 
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,16 +28,12 @@ from skipwise.training.progress import TrainingProgress
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The result of a run.
-
-    ``steps`` and ``tokens`` (input tokens seen) count the whole run, including the part before a resume. ``seconds``
-    and ``tokens_per_second`` count this session. ``loss`` in nats is the mean since the last log but one.
-    """
+    """The result of a run. Steps and tokens count the whole run, with the part before a resume; time, this session."""
 
     steps: int
-    tokens: int
+    tokens: int  # input tokens seen
     seconds: float
-    loss: float
+    loss: float  # nats, the mean since the last log but one
     tokens_per_second: float
 
 
@@ -56,22 +52,18 @@ def train(
 ) -> TrainingSummary:
     """Train ``model`` in place on the first ``max_steps * batch_size`` examples of ``dataset``, in order.
 
-    Checkpoints go to ``folder``. The last step has one too, so that a later kill costs no training.
+    Its trained weights are float32. Checkpoints go to ``folder``; the last step has one too, so that a later kill costs
+    no training. With ``resume`` training goes on from the newest complete one, or starts if there is none.
 
     Args:
-        model: a causal language model whose trained weights are float32.
-        dataset: a data set with a length; example i is the i-th of the run.
         collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length].
-        settings: the recipe's training section.
-        folder: the folder for ``checkpoint-N``.
-        seed: seed of dropout and everything else that the model draws.
-        resume: continue from the newest complete checkpoint of ``folder``, or start if there is none.
+        seed: of dropout and everything else that the model draws.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
         on_step: gets the number of each step after it; the model has the weights of that step.
         progress: show a progress bar in a terminal, or lines elsewhere.
 
     Raises:
-        RecipeError: a setting is unknown, wrong or contradicts another; the dataset is too short.
+        RecipeError: a setting is wrong or contradicts another, the dataset is too short, or collate drops positions.
         RunError: ``folder`` holds checkpoints, or its newest checkpoint has lost or changed a file.
         TrainingError: too little memory or disk space, or (NonFiniteLossError) a loss that is not finite.
     """
@@ -83,13 +75,13 @@ def train(
     examples = _first_examples(dataset, settings)
     with settings_errors():
         trainer = _Trainer(
-            model=model,
-            args=args,
-            train_dataset=examples,
-            data_collator=collate,
+            model,
+            args,
+            collate,
+            examples,
             callbacks=[guard, meter, display],
             guard=guard,
-            save_total_limit=settings.save_total_limit,
+            keep=settings.save_total_limit,
         )
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
@@ -112,9 +104,9 @@ def train(
 class _Trainer(Trainer):
     """The stock Trainer, with guards before each update and around each save."""
 
-    def __init__(self, *, guard: NonFiniteGuard, save_total_limit: int, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.guard, self.save_total_limit = guard, save_total_limit
+    def __init__(self, *args: Any, guard: NonFiniteGuard, keep: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.guard, self.keep = guard, keep
         self.micro_batch: tuple[int, ...] = (0, 0)  # examples, tokens
         self._sliced: bool | None = None
 
@@ -127,10 +119,7 @@ class _Trainer(Trainer):
             return super().create_scheduler(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Restore the stock forward: Accelerate's would copy all logits to float32 in every step, needlessly.
-
-        The loss is computed under the same autocast instead.
-        """
+        """Restore the stock forward: Accelerate's copies all logits to float32. The loss has the same autocast instead."""
         prepared = super()._prepare_for_training(*args, **kwargs)
         processes.require_engine(prepared[0])
         assert isinstance(self.model, torch.nn.Module)
@@ -145,7 +134,8 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids = inputs["input_ids"]
-        if self._sliced is None:
+        if self._sliced is None:  # the first batch
+            self._require_positions(inputs)
             self._sliced = self._needs_slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
@@ -156,6 +146,17 @@ class _Trainer(Trainer):
             self.guard.check(self.args, self.state.global_step + 1)
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
+
+    def _require_positions(self, batch: dict[str, Any]) -> None:
+        """Refuse a batch without the positions of its examples; the model would count 0, 1, 2, ... in silence."""
+        if batch.get("position_ids") is not None:
+            return
+        example = cast(Dataset, self.train_dataset)[0]
+        if isinstance(example, Mapping) and example.get("position_ids") is not None:
+            raise RecipeError(
+                f"a batch has the fields {', '.join(batch)}: collate dropped the position_ids of the examples, and without "
+                "them no position would skip; give skipwise.collate, or a function that keeps every field"
+            )
 
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: the full logits take too much memory and nothing else needs them.
@@ -186,7 +187,7 @@ class _Trainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             checkpoints.mark_complete(checkpoint)
-            checkpoints.rotate(folder, self.save_total_limit)
+            checkpoints.rotate(folder, self.keep)
 
 
 class _Meter(TrainerCallback):
@@ -219,15 +220,13 @@ class _Meter(TrainerCallback):
 
 def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
     """Return the checkpoint to resume from, or None for a start; refuse to overwrite checkpoints."""
-    if resume:
-        checkpoint = checkpoints.latest_complete(folder)
-        if checkpoint:
-            checkpoints.require_processes(checkpoint, world_size)
-            checkpoints.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
-        return checkpoint
-    if existing := checkpoints.complete_checkpoints(folder):
+    if not resume and (existing := checkpoints.complete_checkpoints(folder)):
         raise RunError(f"{folder} holds {existing[-1].name} already; pass --resume, or another folder with --out")
-    return None
+    checkpoint = checkpoints.latest_complete(folder)
+    if checkpoint:
+        checkpoints.require_processes(checkpoint, world_size)
+        checkpoints.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
+    return checkpoint
 
 
 def _first_examples(dataset: Dataset, settings: Training) -> Dataset:

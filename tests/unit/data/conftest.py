@@ -18,14 +18,10 @@ def make_tokenizer(vocabulary: int = 300, bos: bool = True) -> PreTrainedTokeniz
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(
-        ["the sky is blue, the grass is green, here we go there and back"] * 4, trainer
-    )
+    backend.train_from_iterator(["the sky is blue, the grass is green, here we go there and back"] * 4, trainer)
     if bos:
         backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", pad_token="<s>", model_max_length=16
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", pad_token="<s>", model_max_length=16)
 
 
 @pytest.fixture(scope="session", name="make_tokenizer")

@@ -38,14 +38,7 @@ any_documents = st.lists(st.integers(TRAIN, 3 * TARGET), min_size=1, max_size=6)
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    any_documents,
-    st.integers(1, 8),
-    st.booleans(),
-    st.integers(0, 3),
-    st.integers(0, 2**32),
-    st.integers(0, 99),
-)
+@given(any_documents, st.integers(1, 8), st.booleans(), st.integers(0, 3), st.integers(0, 2**32), st.integers(0, 99))
 def test_every_batch_keeps_the_laws(lengths, chunks, train_jumps, min_context, seed, epoch) -> None:
     positions = Positions(chunks=chunks)
     options = {"positions": positions, "train_jumps": train_jumps, "min_context": min_context, "seed": seed}
@@ -109,8 +102,7 @@ def test_labels_are_taken_from_the_same_places_as_the_tokens() -> None:
 def test_lists_arrays_and_tensors_give_the_same_batch(kind: Any) -> None:
     items = documents(100, 300)
     same = [
-        {"input_ids": kind(item["input_ids"]), "attention_mask": kind([1] * len(item["input_ids"]))}
-        for item in items
+        {"input_ids": kind(item["input_ids"]), "attention_mask": kind([1] * len(item["input_ids"]))} for item in items
     ]
     assert equal(collator()(same), collator()(items))
 
@@ -144,9 +136,7 @@ def test_workers_that_outlive_an_epoch_see_the_next_one(workers: int) -> None:
     for epoch in range(2):
         made.set_epoch(epoch)
         batches = list(loader)
-        again = [
-            collator(epoch)([Documents()[i] for i in range(first, first + 3)]) for first in range(0, 12, 3)
-        ]
+        again = [collator(epoch)([Documents()[i] for i in range(first, first + 3)]) for first in range(0, 12, 3)]
         assert all(equal(a, b) for a, b in zip(batches, again, strict=True))
 
 

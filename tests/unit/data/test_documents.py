@@ -175,8 +175,7 @@ class TestHuggingFace:
     def test_unknown_split(self, saved):
         message = error_of(saved / "many", split="trian")
         assert (
-            "no split 'trian' (did you mean train?); choose one of train, validation: data.split of a recipe"
-            in message
+            "no split 'trian' (did you mean train?); choose one of train, validation: data.split of a recipe" in message
         )
 
     def test_missing_field(self, saved):

@@ -62,9 +62,7 @@ def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: Toke
 
 
 @pytest.mark.parametrize("train_jumps", [False, True])
-def test_labels_with_little_of_their_text_before_them_are_left_out(
-    store: TokenStore, train_jumps: bool
-) -> None:
+def test_labels_with_little_of_their_text_before_them_are_left_out(store: TokenStore, train_jumps: bool) -> None:
     data = dataset(store, min_context=5, train_jumps=train_jumps)
     plans, origins, _ = data._drawn(np.arange(60))
     rows = origins[:, None] + plans.content_indices()
@@ -93,17 +91,14 @@ def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) 
     store = stored(tmp_path, words=400)
     settings = {"train_length": 400, "target_length": 1280, "passkey": 1.0, "tokenizer": tokenizer}
     data = dataset(store, positions=Positions(scheme="full"), **settings)
-    longest = max(
-        1280 - int(np.argmax(example["labels"] == IGNORED)) for example in data.__getitems__(range(30))
-    )
+    longest = max(1280 - int(np.argmax(example["labels"] == IGNORED)) for example in data.__getitems__(range(30)))
     assert longest > 800
 
 
 def test_a_context_that_may_leave_no_label_is_refused(store: TokenStore) -> None:
     dataset(store, min_context=31)
     with pytest.raises(
-        DataError,
-        match=r"min_context 32 may leave no label of 64 tokens in 2 chunks; choose a value below 32",
+        DataError, match=r"min_context 32 may leave no label of 64 tokens in 2 chunks; choose a value below 32"
     ):
         dataset(store, min_context=32)
 
@@ -126,9 +121,7 @@ def test_an_example_is_a_function_of_seed_epoch_and_index(store: TokenStore) -> 
 
 def test_workers_see_the_epoch_and_give_the_same_examples(store: TokenStore) -> None:
     data = dataset(store, examples=8)
-    loader = torch.utils.data.DataLoader(
-        data, batch_size=4, num_workers=1, persistent_workers=True, collate_fn=collate
-    )
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True, collate_fn=collate)
     for epoch in range(2):
         data.set_epoch(epoch)
         batches = list(loader)

@@ -40,10 +40,7 @@ def trained(pieces, vocabulary, **special):
 def build(kind):
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     lines = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split("\n", "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     if kind == "bytes":
         tokenizer, special = trained(words, 258)
@@ -108,9 +105,7 @@ def test_a_filler_line_without_sentences_is_left_out():
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    kind=any_kind, extra=st.integers(0, 700), seed=st.integers(0, 2**32), depth=st.none() | st.floats(0, 1)
-)
+@given(kind=any_kind, extra=st.integers(0, 700), seed=st.integers(0, 2**32), depth=st.none() | st.floats(0, 1))
 def test_one_more_sentence_would_not_fit(kind, extra, seed, depth):
     tokenizer = TOKENIZERS[kind]
     shortest = len(ids_of(tokenizer, passkey_text("10000", 0, 0))) + 8
@@ -161,9 +156,7 @@ def test_a_given_depth_is_met(depth):
 
 
 def test_the_same_generator_state_gives_the_same_prompt():
-    one, same, other = (
-        passkey_prompt(TOKENIZERS["words"], 300, np.random.default_rng([7, 300, i])) for i in (0, 0, 1)
-    )
+    one, same, other = (passkey_prompt(TOKENIZERS["words"], 300, np.random.default_rng([7, 300, i])) for i in (0, 0, 1))
     assert one == same
     assert one.ids != other.ids
 
@@ -200,9 +193,7 @@ def test_a_training_example_fits_and_ends_with_its_answer(kind, extra, seed):
 
 def test_training_examples_have_every_amount_of_filler_at_every_place():
     tokenizer = TOKENIZERS["words"]
-    texts = [
-        text_of(tokenizer, training_passkey(tokenizer, 120, np.random.default_rng(i))) for i in range(600)
-    ]
+    texts = [text_of(tokenizer, training_passkey(tokenizer, 120, np.random.default_rng(i))) for i in range(600)]
     counts = [sentences_in(text) for text in texts]
     totals, most = [b + a for b, a in counts], max(b + a for b, a in counts)
     assert set(totals) == set(range(most + 1))
@@ -226,9 +217,7 @@ def test_a_tokenizer_without_digits_is_refused():
     letters = {token: i for i, token in enumerate(["<unk>", *"abcdefghijklmnopqrstuvwxyz"])}
     backend = Tokenizer(models.BPE(vocab=letters, merges=[], unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
-    with pytest.raises(
-        DataError, match=r"turns the digit 0 into .*use a tokenizer whose vocabulary has all ten"
-    ):
+    with pytest.raises(DataError, match=r"turns the digit 0 into .*use a tokenizer whose vocabulary has all ten"):
         passkey_prompt(tokenizer, 5000, np.random.default_rng(0))
 
 

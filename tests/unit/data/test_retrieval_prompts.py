@@ -62,9 +62,7 @@ def test_the_same_generator_state_draws_the_same_prompt(prompt) -> None:
 
 @pytest.mark.parametrize("prompt", [keys_prompt, lines_prompt])
 def test_a_length_too_short_is_refused(prompt) -> None:
-    with pytest.raises(
-        DataError, match=r"length 40 is too short for a retrieval prompt: the shortest has \d+ tokens"
-    ):
+    with pytest.raises(DataError, match=r"length 40 is too short for a retrieval prompt: the shortest has \d+ tokens"):
         prompt(BYTES, 40, np.random.default_rng(0))
 
 

@@ -21,14 +21,7 @@ from skipwise.data import tokenising as tokens_module
 from skipwise.data.documents import is_held_out, open_corpus
 from skipwise.data.tokenising import build_token_store as build
 from skipwise.data.tokenising import tokenizer_fingerprint
-from skipwise.data.tokens import (
-    TokenStore,
-    check_vocabulary,
-    default_cache,
-    dropped_message,
-    keep_long,
-    split_by_name,
-)
+from skipwise.data.tokens import TokenStore, check_vocabulary, default_cache, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from tests.tiny import byte_tokenizer
@@ -96,9 +89,7 @@ class TestContents:
         monkeypatch.setattr(type(large), "__len__", lambda self: 2**16 + 1)
         assert build_token_store(corpus, large, cache=cache).tokens.dtype == np.uint32
 
-    def test_truncation_and_padding_left_in_the_tokenizer_are_not_applied(
-        self, corpus, cache, make_tokenizer
-    ):
+    def test_truncation_and_padding_left_in_the_tokenizer_are_not_applied(self, corpus, cache, make_tokenizer):
         fresh, used = make_tokenizer(), make_tokenizer()
         used(["the sky", "is"], truncation=True, max_length=2, padding="max_length")
         assert tokenizer_fingerprint(used) == tokenizer_fingerprint(fresh)
@@ -130,9 +121,7 @@ class TestContents:
         assert slow.fingerprint != fast.fingerprint
         assert np.array_equal(slow.tokens, fast.tokens)
 
-    def test_small_batches_change_nothing_and_report_progress(
-        self, corpus, cache, tokenizer, monkeypatch, store
-    ):
+    def test_small_batches_change_nothing_and_report_progress(self, corpus, cache, tokenizer, monkeypatch, store):
         monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
         seen = []
         again = build_token_store(
@@ -171,9 +160,7 @@ class TestCache:
         refuse_to_build(monkeypatch)
         moved = corpus.rename(corpus.with_name("moved"))
         seen = []
-        again = build_token_store(
-            moved, tokenizer, cache=cache, on_progress=lambda *counts: seen.append(counts)
-        )
+        again = build_token_store(moved, tokenizer, cache=cache, on_progress=lambda *counts: seen.append(counts))
         assert again.path == store.path == cache / "tokens" / store.fingerprint
         assert seen == [(4, len(store.tokens))]
 
@@ -196,9 +183,7 @@ class TestCache:
             path.unlink()
         else:
             path.write_bytes(whole[name][:-5] if damage == "cut" else b"")
-        with pytest.raises(
-            DataError, match=r"not a complete token store .* remove it, and it is built again"
-        ):
+        with pytest.raises(DataError, match=r"not a complete token store .* remove it, and it is built again"):
             TokenStore(store.path)
         again = build_token_store(corpus, tokenizer, cache=cache)
         assert {path.name: path.read_bytes() for path in again.path.iterdir()} == whole
@@ -257,9 +242,7 @@ class TestCache:
 
     def test_a_cache_that_cannot_be_written(self, corpus, tmp_path, tokenizer):
         (tmp_path / "file").write_text("")
-        with pytest.raises(
-            DataError, match=r"cannot be written \(Not a directory\); set data\.cache or \$SKIPWISE"
-        ):
+        with pytest.raises(DataError, match=r"cannot be written \(Not a directory\); set data\.cache or \$SKIPWISE"):
             build_token_store(corpus, tokenizer, cache=tmp_path / "file")
 
     def test_disk_full(self, corpus, cache, tokenizer, monkeypatch):
@@ -397,8 +380,7 @@ class TestContinuing:
         last = files[3].read_bytes()
         files[3].write_bytes(b"no Parquet")
         with pytest.raises(
-            DataError,
-            match=r"owner/set: the stream broke off after row 9 \(.*run again to continue from there",
+            DataError, match=r"owner/set: the stream broke off after row 9 \(.*run again to continue from there"
         ):
             build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
         first = files[0].read_bytes()
@@ -458,9 +440,7 @@ class TestChoosing:
             "kept 812 of 1,000 documents; 188 have fewer than 2,048 tokens. "
             "To keep more, lower `train_length` or join documents"
         )
-        assert dropped_message(1000, 1000, 2048) == (
-            "kept all 1,000 documents; none has fewer than 2,048 tokens"
-        )
+        assert dropped_message(1000, 1000, 2048) == ("kept all 1,000 documents; none has fewer than 2,048 tokens")
 
     @given(names=st.lists(st.text(), max_size=50), share=st.floats(0, 0.99))
     def test_split_is_a_partition_by_name(self, names, share):

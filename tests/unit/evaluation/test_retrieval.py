@@ -13,14 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import retrieval
-from skipwise.evaluation.retrieval import (
-    _CachedModel,
-    draw_prompt,
-    is_hit,
-    retrieval_accuracy,
-    retrieve,
-    tenth_of,
-)
+from skipwise.evaluation.retrieval import _CachedModel, draw_prompt, is_hit, retrieval_accuracy, retrieve, tenth_of
 
 LENGTH = 420
 

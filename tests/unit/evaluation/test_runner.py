@@ -15,15 +15,7 @@ from skipwise.errors import EvaluationError, TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.retrieval import tenth_of
-from skipwise.evaluation.runner import (
-    Readings,
-    answered,
-    bucket_edges,
-    measure,
-    missing,
-    plan_prompts,
-    plan_readings,
-)
+from skipwise.evaluation.runner import Readings, answered, bucket_edges, measure, missing, plan_prompts, plan_readings
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.recipes.schema import Data

@@ -7,12 +7,7 @@ from rich.console import Console
 
 from skipwise.errors import RecipeError
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.specification import (
-    Specification,
-    doubled_windows,
-    specification_for,
-    specification_of,
-)
+from skipwise.evaluation.specification import Specification, doubled_windows, specification_for, specification_of
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.schema import Data, load_recipe
 

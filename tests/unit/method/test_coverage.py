@@ -58,9 +58,7 @@ def test_randpos_covers_nearly_every_distance_but_the_last():
 
 
 def test_short_is_one_chunk_and_full_covers_all():
-    np.testing.assert_array_equal(
-        coverage(16, 64, scheme="short").probability, closed_form(16, 64, ONE).probability
-    )
+    np.testing.assert_array_equal(coverage(16, 64, scheme="short").probability, closed_form(16, 64, ONE).probability)
     assert (coverage(16, 64, scheme="full").probability == 1).all()
 
 
@@ -113,9 +111,7 @@ def test_bad_methods_are_explained():
 
 
 def test_unknown_schemes_and_length_rules_name_the_valid_ones():
-    with pytest.raises(
-        RecipeError, match="scheme 'foo' is unknown; choose one of pose, randpos, cream, full, short"
-    ):
+    with pytest.raises(RecipeError, match="scheme 'foo' is unknown; choose one of pose, randpos, cream, full, short"):
         coverage(16, 64, scheme="foo")
     with pytest.raises(RecipeError, match="lengths 'foo' is unknown; choose one of paper, released"):
         ChunkRules(lengths="foo")

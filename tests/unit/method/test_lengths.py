@@ -25,9 +25,7 @@ def test_reads_what_people_write(written: int | str, tokens: int) -> None:
     assert parse_length(written) == tokens
 
 
-@pytest.mark.parametrize(
-    "wrong", [0, -1, "-2k", "1.5", "1.1k", "2x", "k", "", "nan", "inf", "two thousand", 2**40]
-)
+@pytest.mark.parametrize("wrong", [0, -1, "-2k", "1.5", "1.1k", "2x", "k", "", "nan", "inf", "two thousand", 2**40])
 def test_message_has_value_rule_and_way_out(wrong: int | str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_length(wrong)

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-)
+from transformers import AutoConfig, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from skipwise.errors import ModelError
 from skipwise.model import rope

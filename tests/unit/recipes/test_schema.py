@@ -7,15 +7,7 @@ import yaml
 import skipwise
 from skipwise.errors import RecipeError
 from skipwise.method.positions import SCHEMES, randpos
-from skipwise.recipes.schema import (
-    Positions,
-    Recipe,
-    dump_recipe,
-    load_recipe,
-    nearest,
-    parse_changes,
-    shipped_recipes,
-)
+from skipwise.recipes.schema import Positions, Recipe, dump_recipe, load_recipe, nearest, parse_changes, shipped_recipes
 
 TARGETS = {"16k": 16384, "32k": 32768, "96k": 98304, "128k": 131072}
 PAPER_RUNS = {
@@ -57,11 +49,7 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
     training, evaluation = recipe.training, recipe.evaluation
     assert (recipe.target, recipe.interpolation) == PAPER_RUNS[name]
     assert (training.max_steps, training.batch_size, training.learning_rate) == (1000, 64, 2e-5)
-    assert (training.lr_scheduler_type, training.warmup_steps, training.optim) == (
-        "linear",
-        10,
-        "adamw_torch",
-    )
+    assert (training.lr_scheduler_type, training.warmup_steps, training.optim) == ("linear", 10, "adamw_torch")
     assert recipe.positions.model_dump() == {
         "scheme": "pose",
         "chunks": 2,
@@ -92,9 +80,7 @@ def test_a_recipe_says_what_differs_from_another(tmp_path: Path) -> None:
     (tmp_path / "near.yaml").write_text("like: mine.yaml\n")  # beside it, wherever the command is given
     assert load_recipe(tmp_path / "near.yaml") == mine
     (tmp_path / "odd.yaml").write_text("like: nanoo\n")
-    assert "recipe 'nanoo' is neither a file nor shipped (did you mean nano?)" in message(
-        tmp_path / "odd.yaml"
-    )
+    assert "recipe 'nanoo' is neither a file nor shipped (did you mean nano?)" in message(tmp_path / "odd.yaml")
     (tmp_path / "loop.yaml").write_text("like: 3\n")
     assert "like = 3 must name another recipe" in message(tmp_path / "loop.yaml")
     (tmp_path / "loop.yaml").write_text(f"like: {tmp_path / 'loop.yaml'}\n")
@@ -148,9 +134,7 @@ def test_an_empty_file_and_an_empty_section_mean_the_defaults(tmp_path: Path) ->
     assert load_recipe(path) == Recipe()
 
 
-def test_a_file_wins_over_a_shipped_name_and_a_folder_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_wins_over_a_shipped_name_and_a_folder_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nano").mkdir()
     assert load_recipe("nano").target == 2048
@@ -202,10 +186,7 @@ def test_set_that_is_not_yaml() -> None:
         ({"train_length": -256}, ["train_length = -256", "positive"]),
         ({"evaluation.windows": ["1k", 0]}, ["evaluation.windows.1 = 0", "positive"]),
         ({"evaluation.keep": "first"}, ["evaluation.keep = 'first'", "'last'", "'best'"]),
-        (
-            {"evaluation.keep": "best"},
-            ["evaluation.steps None has none", "add steps below 1,000", "keep=last"],
-        ),
+        ({"evaluation.keep": "best"}, ["evaluation.steps None has none", "add steps below 1,000", "keep=last"]),
         (
             {"evaluation.keep": "best", "evaluation.steps": [9, 10], "training.max_steps": 9},
             ["the last step, 9", "evaluation.steps [9, 10] has none"],
@@ -213,15 +194,9 @@ def test_set_that_is_not_yaml() -> None:
         ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'", "valid number"]),
         ({"training.max_steps": 0}, ["training.max_steps = 0", "greater than 0"]),
         ({"interpolation": "yarm"}, ["interpolation = 'yarm'", "did you mean yarn?", "yarn, yarn-revised"]),
-        (
-            {"positions.scheme": "posse"},
-            ["positions.scheme = 'posse'", "did you mean pose?", "pose, randpos"],
-        ),
+        ({"positions.scheme": "posse"}, ["positions.scheme = 'posse'", "did you mean pose?", "pose, randpos"]),
         ({"positions.chunks": 0}, ["positions.chunks = 0", "greater than or equal to 1"]),
-        (
-            {"positions.chunks": 300, "train_length": 256},
-            ["chunks 300", "train_length 256", "at least one token"],
-        ),
+        ({"positions.chunks": 300, "train_length": 256}, ["chunks 300", "train_length 256", "at least one token"]),
         ({"data.held_out": 1}, ["data.held_out = 1", "less than 1"]),
         ({"seed": 2**32}, ["seed = 4294967296", "less than or equal to 4294967295"]),
         ({"training.batch_size": 1e20}, ["training.batch_size = 1e+20"]),
@@ -240,9 +215,7 @@ def test_message_has_key_value_rule_and_nearest_name(changes: dict[str, Any], pa
 
 
 def test_bounds_are_taken_and_whole_numbers_in_any_notation() -> None:
-    recipe = load_recipe(
-        None, {"seed": 2**32 - 1, "training.max_steps": 1e3, "training.batch_size": 2**31 - 1}
-    )
+    recipe = load_recipe(None, {"seed": 2**32 - 1, "training.max_steps": 1e3, "training.batch_size": 2**31 - 1})
     assert (recipe.seed, recipe.training.max_steps) == (2**32 - 1, 1000)
 
 

@@ -10,18 +10,7 @@ import pytest
 from skipwise.errors import RunError
 from skipwise.report.summary import COST_LIMIT, Folder, benchmarks_of, judgements, read_folder, rows_of
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, append_record
-from tests.measured import (
-    INFO,
-    ORIGINAL,
-    PI_ONLY,
-    POSE,
-    WINDOWS,
-    arm,
-    evaluation_folder,
-    readings,
-    run_folder,
-    trials,
-)
+from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
 
 EDGES = [1, 64, 128, *WINDOWS]
 
@@ -34,26 +23,16 @@ def judged(*records, info=INFO):
 def random_readings(seed: int, name: str, window: int) -> list[ReadingRecord]:
     rng = np.random.default_rng(seed)
     return [
-        replace(
-            r, nll=list(rng.uniform(1, 2, 6) * np.diff(EDGES)), hits=list(map(int, rng.integers(0, 50, 6)))
-        )
+        replace(r, nll=list(rng.uniform(1, 2, 6) * np.diff(EDGES)), hits=list(map(int, rng.integers(0, 50, 6))))
         for r in readings(name, window, 1.0)
     ]
 
 
 def test_every_number_is_its_own_formula(tmp_path) -> None:
     whole, short, base = (
-        random_readings(seed, name, window)
-        for seed, name, window in ((0, "m", 2048), (1, "m", 256), (2, "base", 256))
+        random_readings(seed, name, window) for seed, name, window in ((0, "m", 2048), (1, "m", 256), (2, "base", 256))
     )
-    records = [
-        *whole,
-        *reversed(short),
-        *base[3:],
-        *base[:3],
-        *trials("m", 256, 40, 40),
-        *trials("m", 2048, 39, 40),
-    ]
+    records = [*whole, *reversed(short), *base[3:], *base[:3], *trials("m", 256, 40, 40), *trials("m", 2048, 39, 40)]
     [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
     row, every = one.row, slice(None)
 
@@ -73,9 +52,7 @@ def test_every_number_is_its_own_formula(tmp_path) -> None:
     assert last.loss.mean == pytest.approx(total(whole, 5) / (6 * 1024))
     assert last.gain.mean == pytest.approx((total(short, 5) - total(whole, 5)) / (6 * 1024))
     assert last.excess.mean == pytest.approx((total(whole, 5) - total(base, 5)) / (6 * 1024))
-    assert [b.gain is None for b in one.buckets] == [True] * 3 + [
-        False
-    ] * 3  # nothing is far inside the original
+    assert [b.gain is None for b in one.buckets] == [True] * 3 + [False] * 3  # nothing is far inside the original
     assert one.cost.loss.mean == pytest.approx((total(short) - total(base)) / (6 * 2047))
     hits = total(short, what="hits") - total(base, what="hits")
     assert one.cost.accuracy.mean == pytest.approx(hits / (6 * 2047))
@@ -165,9 +142,7 @@ def test_what_was_not_measured_is_said() -> None:
     assert no_text.effective.next == "Not measured: loss by position."
     assert "original 256 tokens" in no_text.effective.rule
     assert no_text.cost_sentence == ""
-    assert {one.headline for one in (no_passkeys, no_text)} == {
-        "Too little was measured to say how far it reads"
-    }
+    assert {one.headline for one in (no_passkeys, no_text)} == {"Too little was measured to say how far it reads"}
     assert judgements(rows_of([Folder("run", ORIGINAL, INFO)])) == []
 
 
@@ -211,11 +186,7 @@ def labels(*runs: tuple[str, list]) -> list[str]:
 
 def test_baselines_come_first_and_equal_ones_are_one_row() -> None:
     assert labels(("a", [*POSE, *PI_ONLY, *ORIGINAL])) == ["original", "PI-only", "PoSE"]
-    assert labels(("a", [*ORIGINAL, *POSE]), ("b", [*ORIGINAL, *POSE])) == [
-        "original",
-        "a · PoSE",
-        "b · PoSE",
-    ]
+    assert labels(("a", [*ORIGINAL, *POSE]), ("b", [*ORIGINAL, *POSE])) == ["original", "a · PoSE", "b · PoSE"]
     other = arm("original", [16, 80, 110, 135], [100, 0, 0, 0])
     assert labels(("a", [*ORIGINAL, *POSE]), ("b", [*other, *POSE])) == [
         "a · original", "b · original", "a · PoSE", "b · PoSE"
@@ -251,9 +222,7 @@ def test_texts_are_kept_apart_and_the_first_is_judged() -> None:
 
 def test_a_number_measured_again_replaces_the_older_one() -> None:
     records = [*readings("pose", 256, 9), *readings("pose", 256, 8, digest="e"), *trials("pose", 256, 10, 10)]
-    [row] = rows_of(
-        [Folder("a", [*records, *(replace(t, digest="e", hit=False) for t in records[-10:])], INFO)]
-    )
+    [row] = rows_of([Folder("a", [*records, *(replace(t, digest="e", hit=False) for t in records[-10:])], INFO)])
     assert row.perplexity[256].mean == pytest.approx(8)
     assert row.found["passkey"][256] == (0, 10)
 
@@ -279,9 +248,7 @@ def test_how_much_of_an_evaluation_is_measured_is_told(tmp_path) -> None:
 
 def test_a_benchmark_that_was_run_again_counts_last() -> None:
     record = BenchmarkRecord("m", "boolq", "acc", 0, 256, None, "float32", "0.4", "d", 4, 0.5)
-    assert benchmarks_of([Folder("a", [record, replace(record, value=0.75)])]) == [
-        replace(record, value=0.75)
-    ]
+    assert benchmarks_of([Folder("a", [record, replace(record, value=0.75)])]) == [replace(record, value=0.75)]
 
 
 @pytest.mark.parametrize(

@@ -24,14 +24,10 @@ def record(arm: str, target: int, seconds: float, peak: int) -> CostRecord:
 
 @pytest.fixture
 def recipe(tmp_path):
-    return load_recipe(
-        "nano", {"model": str(checkpoint(tmp_path / "base", 16)), "training.precision": "float32"}
-    )
+    return load_recipe("nano", {"model": str(checkpoint(tmp_path / "base", 16)), "training.precision": "float32"})
 
 
-def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(
-    recipe, tmp_path, monkeypatch
-) -> None:
+def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(recipe, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(costs, "FACTORS", (2, 8))
     monkeypatch.setattr(costs, "_ROUNDS", {"pose": 3, "full": 2})
     monkeypatch.setattr(costs, "_in_own_process", lambda function, *args: function(*args))
@@ -102,8 +98,7 @@ def test_the_table_has_ours_and_the_papers() -> None:
     assert "| PoSE | 612 | 1,124 |" in text
     assert "| full-length | 4 | 7 | 13.7 | 16 | 22 | 31 |" in text
     assert (
-        "PoSE's step time is the same at every target, to 2%: **does not hold** (most 3100.0% above the least)"
-        in text
+        "PoSE's step time is the same at every target, to 2%: **does not hold** (most 3100.0% above the least)" in text
     )
 
 

@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 from reproduction import coverage_check
-from reproduction.coverage_check import (
-    CLOSED,
-    agreements,
-    check_closed_form,
-    coverage_section,
-    evenness,
-)
+from reproduction.coverage_check import CLOSED, agreements, check_closed_form, coverage_section, evenness
 from skipwise.method.coverage import coverage
+from skipwise.method.positions import ChunkRules
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +18,7 @@ def fewer(monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(CLOSED))
 def test_every_closed_form_agrees(name: str) -> None:
-    check = check_closed_form(32, 256, **CLOSED[name])
+    check = check_closed_form(32, 256, CLOSED[name])
     assert check.errors < 4
     assert agreements({name: check})[0].holds is True
 
@@ -37,7 +32,7 @@ def test_a_wrong_closed_form_is_found_out(shift, monkeypatch) -> None:
         return dataclasses.replace(curve, probability=np.clip(curve.probability + shift, 0, 1))
 
     monkeypatch.setattr(coverage_check, "closed_form", wrong)
-    check = check_closed_form(32, 256)
+    check = check_closed_form(32, 256, ChunkRules())
     assert check.errors > 4
     assert agreements({"x": check})[0].holds is False
 
@@ -51,13 +46,13 @@ def test_a_distance_that_cannot_occur_must_not(monkeypatch) -> None:
         return curve
 
     monkeypatch.setattr(coverage_check, "closed_form", never)
-    check = check_closed_form(32, 256)
+    check = check_closed_form(32, 256, ChunkRules())
     assert check.errors == float("inf")
     assert check.distance == 101
 
 
 def test_evenness_is_of_end_anchored_skips_alone() -> None:
-    assert evenness(coverage(32, 256, skips="end_anchored")).holds is True
+    assert evenness(coverage(32, 256, ChunkRules(skips="end_anchored"))).holds is True
     assert evenness(coverage(32, 256)).holds is False
 
 

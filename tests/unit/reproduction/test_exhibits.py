@@ -43,7 +43,5 @@ def test_published_figures_are_as_in_the_paper() -> None:
 
 
 def test_unknown_exhibits_are_named() -> None:
-    with pytest.raises(
-        RecipeError, match=r"exhibit 'mian' is unknown \(did you mean main\?\); there are main, "
-    ):
+    with pytest.raises(RecipeError, match=r"exhibit 'mian' is unknown \(did you mean main\?\); choose one of main, "):
         find_exhibit("mian")

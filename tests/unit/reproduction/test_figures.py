@@ -16,9 +16,7 @@ def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:
         }
         for setting in exhibit.settings
     }
-    drawn = exhibit_figures(
-        exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores, tmp_path
-    )
+    drawn = exhibit_figures(exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores, tmp_path)
     assert set(drawn) == set(scores)
     legend = (tmp_path / "gap-yarn-8x-perplexity.csv").read_text()
     assert "pose" in legend

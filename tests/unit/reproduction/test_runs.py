@@ -59,9 +59,7 @@ def test_a_setting_that_is_null_leaves_the_key_as_it_is(monkeypatch) -> None:
     assert one("main", "linear, 8x", "pose").key != before
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"), [({}, "9cf395ff34b7"), ({"evaluation.steps": [1, 2]}, "f3b23c48e050")]
-)
+@pytest.mark.parametrize(("changes", "key"), [({}, "9cf395ff34b7"), ({"evaluation.steps": [1, 2]}, "f3b23c48e050")])
 def test_the_keys_of_finished_runs_are_what_they_were_before_a_step_could_be_kept(changes, key) -> None:
     def of(**more) -> str:
         return ArmRun("", "", load_recipe("nano", changes | more), 256, (8, 256), base="llama").key
@@ -83,10 +81,7 @@ def test_a_run_that_measures_its_steps_is_its_own() -> None:
 def test_another_base_is_another_run(tmp_path) -> None:
     from tests.tiny import checkpoint
 
-    keys = {
-        one("passkey", "yarn, 8x", "pose", model=str(checkpoint(tmp_path / n, 256, **c))).key
-        for n, c in BASES_
-    }
+    keys = {one("passkey", "yarn, 8x", "pose", model=str(checkpoint(tmp_path / n, 256, **c))).key for n, c in BASES_}
     assert len(keys) == 2
 
 
@@ -96,7 +91,7 @@ BASES_ = [("a", {}), ("b", {"hidden_size": 48})]
 def test_baselines_have_one_seed() -> None:
     seeds = [(r.variant in BASELINES, r.recipe.seed) for r in runs("passkey", seeds=(0, 1, 2))]
     assert sorted(set(seeds)) == [(False, 0), (False, 1), (False, 2), (True, 0)]
-    assert len(seeds) == 2 + 5 * 3
+    assert len(seeds) == 2 * (2 + 5 * 3)
 
 
 def test_an_exhibit_of_the_papers_own_text_leaves_others_out() -> None:
@@ -124,9 +119,7 @@ def test_what_is_measured_follows_the_exhibit() -> None:
 
 
 def test_the_user_wins() -> None:
-    changed = one(
-        "passkey", "yarn, 8x", "pose", **{"evaluation.passkey_trials": 3, "evaluation.source": ["x"]}
-    )
+    changed = one("passkey", "yarn, 8x", "pose", **{"evaluation.passkey_trials": 3, "evaluation.source": ["x"]})
     assert changed.recipe.evaluation.passkey_trials == 3
     assert changed.recipe.evaluation.source == ["x"]
 
@@ -175,9 +168,13 @@ def test_the_papers_scale_has_its_models_and_lengths() -> None:
     full = one("main", "linear, 16x", "full", scale="paper").recipe
     assert (full.target, full.training.batch_size) == (32768, 4)
     assert full.evaluation.source is None
+    assert full.evaluation.windows == [2048, 4096, 8192, 16384, 32768]
+    extreme = one("extreme", "yarn, 64x", "yarn", scale="paper").recipe.evaluation
+    assert (extreme.stride, extreme.documents, extreme.windows[-1]) == (16 * 1024, 20, 128 * 1024)
+    assert one("extreme", "yarn, 64x", "yarn").recipe.evaluation.stride is None
     families = {run.setting: run for run in runs("families", scale="paper")}
     assert families["Baichuan2"].recipe.model == "baichuan-inc/Baichuan2-7B-Base"
-    assert families["Baichuan2"].recipe.target == 8 * 4096
+    assert {run.recipe.target for run in families.values()} == {16 * 1024}
     assert families["GPT-J"].base is None
 
 
@@ -192,12 +189,7 @@ def test_levers_change_what_the_user_set() -> None:
     changes = {"training.max_steps": 50, "training.learning_rate": 1e-3, "training.batch_size": 8}
     plain, twice, half, wide = (
         one("gap", "yarn, 8x", variant, **changes)
-        for variant in (
-            "pose",
-            "pose, twice the steps",
-            "pose, half the rate",
-            "pose, windows 4 times as long",
-        )
+        for variant in ("pose", "pose, twice the steps", "pose, half the rate", "pose, windows 4 times as long")
     )
     assert (plain.recipe.training.max_steps, twice.recipe.training.max_steps) == (50, 100)
     assert half.recipe.training.learning_rate == pytest.approx(5e-4)
@@ -211,8 +203,4 @@ def test_baselines_compute_as_precisely_as_the_trained_arms() -> None:
 
 
 def test_steps_beyond_the_last_are_not_asked_for() -> None:
-    assert one("efficiency", "yarn, 8x", "pose", **{"training.max_steps": 100}).recipe.evaluation.steps == [
-        10,
-        30,
-        100,
-    ]
+    assert one("efficiency", "yarn, 8x", "pose", **{"training.max_steps": 100}).recipe.evaluation.steps == [10, 30, 100]

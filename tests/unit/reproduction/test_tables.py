@@ -1,7 +1,6 @@
 """Tables have mean, spread and the paper's figures at their places."""
 
 import math
-from itertools import pairwise
 
 import pytest
 
@@ -10,7 +9,7 @@ from reproduction.runs import plan_runs
 from reproduction.scales import SCALES
 from reproduction.scores import Scores
 from reproduction.tables import exhibit_markdown, findings
-from skipwise.results.records import PositionRecord
+from tests import reproduced
 
 
 def markdown(name: str, scores) -> str:
@@ -27,21 +26,9 @@ def scored(text: str, *values: float) -> Scores:
     return Scores({(text, 256 * 2**k): [math.log(v)] for k, v in enumerate(values)})
 
 
-def segments(*losses: float, hits: int = 0, length: int = 2048, documents: int = 3) -> Scores:
+def segments(*losses: float, hits: int = 0, length: int = 2048) -> Scores:
     edges = [1, 64, 128, 256, 512, 1024, 2048][: 4 if length == 256 else 7]
-    widths = [b - a for a, b in pairwise(edges)]
-    record = PositionRecord(
-        arm="a",
-        length=length,
-        data="x",
-        edges=edges,
-        documents=[f"d{i}" for i in range(documents)],
-        nll=[[loss * width for loss, width in zip(losses, widths, strict=True)]] * documents,
-        hits=[[hits] * len(widths)] * documents,
-        precision="float32",
-        seconds=1.0,
-    )
-    return Scores(positions={("x", length): [record]})
+    return Scores(segments={("x", length): [reproduced.segments(losses, edges=edges, hits=hits, count=3)]})
 
 
 def test_perplexity_has_mean_spread_and_the_papers_figures() -> None:
@@ -76,50 +63,35 @@ def test_loss_by_position_is_shown_from_the_original_length_on() -> None:
 
 def test_curves_are_of_the_first_tokens() -> None:
     text = markdown("families", {"LLaMA": {"yarn": segments(3, 3, 3, 2, 2, 2)}})
-    assert (
-        "| perplexity of the first tokens, x | 64 | 128 | 256 | 512 | 1k | 2k | paper 1k | paper 16k |"
-        in text
-    )
+    assert "| perplexity of the first tokens, x | 64 | 128 | 256 | 512 | 1k | 2k | paper 1k | paper 16k |" in text
     assert "| yarn | 20.1 | 20.1 | 20.1 | 12.2 | 9.48 | 8.37 | 5.19 | 4.76 |" in text
 
 
 def test_ability_stands_beside_the_papers_benchmarks() -> None:
-    rows = {
-        "original": segments(2, 2, 2, hits=10, length=256),
-        "pose": segments(2.1, 2.1, 2.1, hits=9, length=256),
-    }
+    rows = {"original": segments(2, 2, 2, hits=10, length=256), "pose": segments(2.1, 2.1, 2.1, hits=9, length=256)}
     text = markdown("original-ability", {"linear, 8x": rows})
     assert "| original | x | 7.39 | 11.8% [11.8, 11.8] | – | – |" in text
-    assert (
-        "| PoSE | x | 8.17 | 10.6% [10.6, 10.6] | +0.100 [+0.100, +0.100] | -1.176 [-1.176, -1.176] |" in text
-    )
+    assert "| PoSE | x | 8.17 | 10.6% [10.6, 10.6] | +0.100 [+0.100, +0.100] | -1.176 [-1.176, -1.176] |" in text
     assert "| PoSE | 74.50 | 78.13 | 68.59 | 32.05 | 48.29 | 75.56 | 62.85 |" in text
     assert "| original | 75.11 |" in text
     assert "73.61" not in text  # of 64 times
 
 
 def test_perplexity_by_step_stands_beside_the_papers() -> None:
-    text = markdown(
-        "efficiency", {"yarn, 8x": {"full": Scores({("x", 256): [1.0]}, steps={10: [2.0], 400: [1.0]})}}
-    )
+    text = markdown("efficiency", {"yarn, 8x": {"full": Scores({("x", 256): [1.0]}, steps={10: [2.0], 400: [1.0]})}})
     assert "| perplexity after steps | 10 | 400 | paper 10 | paper 30 |" in text
     assert "| full-length | 7.39 | 2.72 | 5.51 | 4.99 |" in text
 
 
 def test_passkeys_stand_beside_the_papers_at_the_exhibits_lengths() -> None:
-    scores = {
-        "pose": Scores(hits={256: [(50, 50)], 4096: [(1, 50)]}),
-        "short": Scores(hits={256: [(49, 50)]}),
-    }
+    scores = {"pose": Scores(hits={256: [(50, 50)], 4096: [(1, 50)]}), "short": Scores(hits={256: [(49, 50)]})}
     text = markdown("passkey", {"yarn, 8x": scores})
-    assert (
-        "| passkey | 256 | 4k | paper 1x | paper 2x | paper 4x | paper 8x | paper 12x | paper 16x |" in text
-    )
+    assert "| passkeys found | 256 | 4k | paper 1x | paper 2x | paper 4x | paper 8x | paper 12x | paper 16x |" in text
     assert "| PoSE | 100% | 2% | 90-100% | 90-100% | 90-100% | 90-100% | 0% | 0% |" in text
     assert "| short | 98% | – | – | – | – | – | – | – |" in text
     seeds = {"pose": Scores(hits={256: [(50, 50), (44, 50)]})}
     assert "| PoSE | 94% (88% to 100%) |" in markdown("chunks", {"linear, 8x": seeds})
-    assert "the least and the most of one" in markdown("chunks", {"linear, 8x": seeds})
+    assert "the lowest and the highest share of one seed" in markdown("chunks", {"linear, 8x": seeds})
     assert "paper 1x" not in markdown("chunks", {"linear, 8x": {"N = 2": scores["pose"]}})
 
 
@@ -143,7 +115,7 @@ def test_it_is_said_how_windows_were_read_and_what_was_not() -> None:
     scores["pose"].reading.update({("x", 256): (128, 4), ("x", 512): (256, 4), ("x", 1024): (256, 4)})
     runs = plan_runs(EXHIBITS["main"], SCALES["nano"], seeds=[0], changes={"evaluation.source": ["x", "y"]})
     partial = [run for run in runs if run.variant == "full"]
-    text = exhibit_markdown(EXHIBITS["main"], runs, {"linear, 16x": scores}, partial=partial)
+    text = exhibit_markdown(EXHIBITS["main"], runs, {"linear, 16x": scores}, partial={"linear, 16x": partial})
     assert (
         "Sliding windows at stride 128 (windows 256) and 256 (windows 512, 1k), over the first 8,192 tokens of 4 documents "
         "of each text. Not measured: y. Left out, because measured in part: full-length, seed 0." in text
@@ -151,10 +123,57 @@ def test_it_is_said_how_windows_were_read_and_what_was_not() -> None:
     assert "10% of the examples end in a passkey prompt" in text
 
 
-@pytest.mark.parametrize(
-    ("text", "mathematics"), [("math", True), ("my-math", True), ("aftermath-novels", False)]
-)
+@pytest.mark.parametrize(("text", "mathematics"), [("math", True), ("my-math", True), ("aftermath-novels", False)])
 def test_the_papers_mathematics_stands_beside_mathematics(text, mathematics) -> None:
-    assert (
-        "Proof-pile 1x" in markdown("main", {"linear, 8x": {"pose": scored(text, 10.0, 9.0)}})
-    ) is mathematics
+    assert ("Proof-pile 1x" in markdown("main", {"linear, 8x": {"pose": scored(text, 10.0, 9.0)}})) is mathematics
+
+
+def test_rows_without_records_are_shown_as_not_measured() -> None:
+    text = markdown(
+        "extreme", {"yarn, 48x": {"yarn": Scores({("x", 4096): [1.0], ("x", 8192): [1.0]}), "short": Scores()}}
+    )
+    assert "| short | not measured | – | – | – |" in text
+    text = markdown(
+        "passkey", {"linear, 8x": {"pose": Scores(hits={256: [(5, 50)], 512: [(5, 50)]}), "full": Scores()}}
+    )
+    assert "| full-length | not measured | – | 90-100% | 90-100% |" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("gap", "12M on 8M tokens"), ("families", "GPT-J"), ("extreme", "yarn, 64x")]
+)
+def test_short_is_a_row_where_pose_is(name, label) -> None:
+    runs = plan_runs(EXHIBITS[name], SCALES["nano"], seeds=[0], changes={})
+    assert "short" in {run.variant for run in runs if run.setting == label}
+
+
+def test_the_papers_default_interpolation_is_the_first_block_of_the_passkeys() -> None:
+    assert [setting.label for setting in EXHIBITS["passkey"].settings] == ["linear, 8x", "yarn, 8x"]
+
+
+def test_the_gap_is_over_full_length_training_of_as_many_steps() -> None:
+    rows = {
+        "full": scored("x", *[10.0] * 4),
+        "pose": scored("x", *[11.0] * 4),
+        "short": Scores(),
+        "full, twice the steps": scored("x", *[8.0] * 4),
+        "pose, twice the steps": scored("x", *[10.0] * 4),
+    }
+    text = markdown("gap", {"yarn, 8x": rows})
+    assert "| perplexity at 2k over full-length's | x |" in text
+    assert "| PoSE | +10.0% |" in text
+    assert "| pose, twice the steps | +25.0% |" in text
+    assert "| short | not measured |" in text
+
+
+def test_equal_tokens_are_said_beside_the_tables() -> None:
+    rows = {"full": scored("x", 10.0), "pose": scored("x", 11.0)}
+    told = "the paper gives every arm the same number of windows"
+    assert told in markdown("main", {"linear, 8x": rows})
+    assert told not in markdown("content", {"linear, 8x": {"v = 0": scored("x", 10.0), "v = u": scored("x", 10.0)}})
+
+
+def test_passkeys_of_other_seeds_are_said() -> None:
+    pose = scored("x", 10.0)
+    pose.hits, pose.seeds = {256: [(5, 50)]}, {"sliding": [0, 1, 2], "passkeys": [0]}
+    assert "Seeds 0, 1, 2; passkeys: seed 0." in markdown("passkey", {"linear, 8x": {"pose": pose}})

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from reproduction.claims import Finds, FindsMore, Holds, Keeps, Lower, Reads
+from reproduction.claims import Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers
 from reproduction.scores import Scores
-from reproduction.verdicts import Finding, judge, verdict
-from skipwise.results.records import PositionRecord
+from reproduction.verdicts import Finding, judge
+from tests.reproduced import segments
 
 WINDOWS = (256, 512, 1024)
 
@@ -21,18 +21,7 @@ def scored(**perplexities: tuple[float, ...]) -> dict[str, Scores]:
 
 def read(*losses: tuple[float, float], hits: int = 5) -> Scores:
     """Segments of 512 tokens in documents of their own: mean loss up to 256, and from there on."""
-    record = PositionRecord(
-        arm="a",
-        length=512,
-        data="x",
-        edges=[1, 256, 512],
-        documents=[f"d{i}" for i in range(len(losses))],
-        nll=[[near * 255, far * 256] for near, far in losses],
-        hits=[[hits, hits] for _ in losses],
-        precision="float32",
-        seconds=1.0,
-    )
-    return Scores(positions={("x", 512): [record]})
+    return Scores(segments={("x", 512): [segments(*losses, edges=(1, 256, 512), hits=hits)]})
 
 
 @pytest.mark.parametrize(
@@ -71,8 +60,7 @@ def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "holds"),
-    [((50, 50), (39, 50), True), ((50, 50), (49, 50), False), ((39, 50), (50, 50), False)],
+    ("ours", "theirs", "holds"), [((50, 50), (39, 50), True), ((50, 50), (49, 50), False), ((39, 50), (50, 50), False)]
 )
 def test_more_passkeys_need_an_interval_above_zero(ours, theirs, holds) -> None:
     scores = {"a": Scores(hits={512: [ours]}), "b": Scores(hits={512: [theirs]})}
@@ -83,20 +71,13 @@ def test_more_passkeys_need_an_interval_above_zero(ours, theirs, holds) -> None:
 @pytest.mark.parametrize(
     ("ours", "theirs", "holds", "told"),
     [  # the first two of a real run: 95% against 84% of 150 prompts, which are three models
-        (
-            (46, 50, 47),
-            (37, 42, 47),
-            False,
-            "92%, 100%, 94% against 74%, 84%, 94% at 512; difference -13 to +36",
-        ),
+        ((46, 50, 47), (37, 42, 47), False, "92%, 100%, 94% against 74%, 84%, 94% at 512; difference -13 to +36"),
         ((46, 50, 47), (36, 39, 37), True, "difference +18 to +24 points, 95% interval over 3 seeds"),
         ((46, 50), (36, 40), True, "difference +20 to +20 points, 95% interval over 2 seeds"),
     ],
 )
 def test_models_and_not_prompts_are_the_sample_of_several_seeds(ours, theirs, holds, told) -> None:
-    scores = {
-        arm: Scores(hits={512: [(n, 50) for n in found]}) for arm, found in (("a", ours), ("b", theirs))
-    }
+    scores = {arm: Scores(hits={512: [(n, 50) for n in found]}) for arm, found in (("a", ours), ("b", theirs))}
     finding = judge(FindsMore("a", "b"), scores, 256, 512)
     assert finding.holds is holds
     assert told in finding.worst
@@ -105,12 +86,9 @@ def test_models_and_not_prompts_are_the_sample_of_several_seeds(ours, theirs, ho
 def test_every_seed_must_read_better() -> None:
     ours, theirs = read(*[(1.0, 2.0)] * 4), read(*[(1.0, 2.2)] * 4)
     for losses in (2.3, 2.1):  # with the first seed lower on average, the second against it and then for it
-        both = Scores(
-            positions={
-                ("x", 512): [*ours.positions["x", 512], *read(*[(1.0, losses)] * 4).positions["x", 512]]
-            }
-        )
-        other = Scores(positions={("x", 512): [*theirs.positions["x", 512]] * 2})
+        second = read(*[(1.0, losses)] * 4)
+        both = Scores(segments={("x", 512): [*ours.segments["x", 512], *second.segments["x", 512]]})
+        other = Scores(segments={("x", 512): theirs.segments["x", 512] * 2})
         finding = judge(Reads("a", "b"), {"a": both, "b": other}, 256, 512)
         assert finding.holds is (losses < 2.2)
     assert finding.worst == "-0.150 [-0.150, -0.150] nats a token, -0.200 to -0.100 by seed (x)"
@@ -140,21 +118,19 @@ def test_reading_far_text_is_judged_beyond_the_original_length_alone() -> None:
 )
 def test_ability_is_kept_in_loss_and_in_accuracy(claim, holds) -> None:
     scores = {"a": read(*[(2.1, 2.1)] * 3, hits=3), "b": read(*[(2.0, 2.0)] * 3, hits=6)}
-    for score in scores.values():  # segments of the original length
-        score.positions["x", 512][0].__dict__.update(length=512)
     finding = judge(claim, scores, 512, 4096)
     assert finding.holds is holds
 
 
 def test_a_verdict_says_where_it_does_not_hold() -> None:
-    assert verdict(Finding("a below b", False, "1.2 at 256")) == "- a below b: **does not hold** (1.2 at 256)"
-    assert verdict(Finding("a below b", None, "")) == "- a below b: not measured"
+    assert str(Finding("a below b", False, "1.2 at 256")) == "- a below b: **does not hold** (1.2 at 256)"
+    assert str(Finding("a below b")) == "- a below b: not measured"
 
 
 def test_segments_of_other_documents_are_not_compared() -> None:
     ours, theirs = read((1.0, 2.0), (1.0, 2.0)), read((1.0, 3.0), (1.0, 3.0))
     assert judge(Reads("a", "b"), {"a": ours, "b": theirs}, 256, 512).holds is True
-    theirs.positions["x", 512][0].documents[0] = "another"
+    theirs.segments["x", 512][0].reverse()
     assert judge(Reads("a", "b"), {"a": ours, "b": theirs}, 256, 512).holds is None
 
 
@@ -162,3 +138,37 @@ def test_ability_is_judged_by_the_far_end_of_the_interval() -> None:
     ours = read(*[(2.0, 2.0 + i / 10) for i in (-2, 0, 2)])
     theirs = read(*[(2.0, 2.0)] * 3)
     assert judge(Keeps("a", "b", loss=0.03), {"a": ours, "b": theirs}, 512, 4096).holds is False
+
+
+@pytest.mark.parametrize(
+    ("perplexities", "holds", "worst"),
+    [
+        ((10.0, 9.0, 8.0), True, "-10.0%: 10 at 256, 9 at 512 (x)"),
+        ((10.0, 9.0, 9.05), True, "+0.6%: 9 at 512, 9.05 at 1,024 (x)"),
+        ((10.0, 9.0, 9.9), False, "+10.0%: 9 at 512, 9.9 at 1,024 (x)"),
+        ((10.0,), None, "not measured"),
+    ],
+)
+def test_perplexity_falls_from_window_to_window(perplexities, holds, worst) -> None:
+    finding = judge(Falls("a"), scored(a=perplexities), 256, 1024)
+    assert (finding.holds, finding.worst) == (holds, worst)
+
+
+def test_a_rise_beyond_the_target_is_no_matter() -> None:
+    assert judge(Falls("a"), scored(a=(10.0, 9.0, 99.0)), 256, 512).holds is True
+
+
+@pytest.mark.parametrize(("ours", "holds", "share"), [(10.0, True, "100%"), (20.0, False, "50%"), (5.0, True, "150%")])
+def test_the_share_of_full_lengths_gain_is_in_nats(ours, holds, share) -> None:
+    scores = scored(**{"pose": (1.0, ours), "full": (1.0, 10.0), "pi-only": (1.0, 40.0)})
+    finding = judge(Recovers("pose"), scores, 256, 512)
+    assert (finding.holds, finding.worst) == (holds, f"{share} at 512 (x)")
+
+
+def test_the_share_of_each_seed_is_told_and_a_loss_has_none() -> None:
+    scores = scored(**{"pose": (1.0, 20.0), "full": (1.0, 10.0), "pi-only": (1.0, 40.0)})
+    for row, value in (("pose", 40.0), ("full", 10.0)):
+        scores[row].nll["x", 512].append(math.log(value))
+    assert judge(Recovers("pose"), scores, 256, 512).worst == "25% at 512, 0% to 50% by seed (x)"
+    worse = scored(**{"pose": (1.0, 20.0), "full": (1.0, 50.0), "pi-only": (1.0, 40.0)})
+    assert judge(Recovers("pose"), worse, 256, 512).holds is None

@@ -21,9 +21,7 @@ def settings(**changes) -> recipe.Training:
 def test_any_field_of_training_arguments_passes_through(tmp_path, monkeypatch):
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", TrainerCallback)
     args = training_arguments(
-        settings(weight_decay=0.1, adam_beta2=0.95, max_grad_norm="0.5", report_to=["seen"]),
-        tmp_path,
-        7,
+        settings(weight_decay=0.1, adam_beta2=0.95, max_grad_norm="0.5", report_to=["seen"]), tmp_path, 7
     )
     assert (args.weight_decay, args.adam_beta2, args.max_grad_norm) == (0.1, 0.95, 0.5)
     assert (args.seed, args.data_seed, args.max_steps, args.output_dir) == (7, 7, 4, str(tmp_path))
@@ -51,11 +49,7 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("bf16", True, r"training.bf16 cannot be set: set training.precision"),
         ("seed", 3, r"training.seed cannot be set: set seed at the top"),
         ("save_only_model", True, r"training.save_only_model cannot be set: .*resumable"),
-        (
-            "push_to_hub",
-            True,
-            r"training.push_to_hub cannot be set: .*publish the run's model folder afterwards",
-        ),
+        ("push_to_hub", True, r"training.push_to_hub cannot be set: .*publish the run's model folder afterwards"),
         ("max_grad_norm", -1, r"training.max_grad_norm = -1.0 must be above 0, or 0 for no clipping"),
         ("max_grad_norm", math.inf, r"training.max_grad_norm = inf: Input should be a finite number"),
         ("max_grad_norm", True, r"training.max_grad_norm = True: must be a number, not true or false"),
@@ -80,12 +74,7 @@ def test_wrong_settings_are_named(tmp_path, field, value, message):
     [
         ("bitsandbytes", "optim", "adamw_bnb_8bit", r"training: .*bitsandbytes"),
         ("wandb", "report_to", "wandb", r"training: .*wandb"),
-        (
-            "liger_kernel",
-            "use_liger_kernel",
-            True,
-            r"training.use_liger_kernel = True needs the liger-kernel",
-        ),
+        ("liger_kernel", "use_liger_kernel", True, r"training.use_liger_kernel = True needs the liger-kernel"),
     ],
 )
 def test_a_package_that_is_not_there_is_named(tmp_path, package, field, value, message):

@@ -92,8 +92,7 @@ def test_a_full_disk_is_said_and_the_previous_best_checkpoint_stays(tmp_path, mo
 
     monkeypatch.setattr(best_checkpoint, "save_file", full)
     with pytest.raises(
-        TrainingError,
-        match=r"the disk ran full while writing the best checkpoint so far \(step 9\) of .* free some",
+        TrainingError, match=r"the disk ran full while writing the best checkpoint so far \(step 9\) of .* free some"
     ):
         best_checkpoint.save(model, tmp_path, 9)
     assert [path.name for path in tmp_path.iterdir()] == ["best-5"]

@@ -12,14 +12,7 @@ import torch
 from skipwise.errors import RunError, TrainingError
 from skipwise.training import checkpoints
 
-FILES = [
-    "config.json",
-    "model.safetensors",
-    "optimizer.pt",
-    "rng_state.pth",
-    "scheduler.pt",
-    "trainer_state.json",
-]
+FILES = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"]
 
 
 def written(folder: Path, step: int, names=FILES) -> Path:
@@ -82,17 +75,11 @@ def test_other_layouts_are_complete_too(tmp_path, names):
     assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-5"
 
 
-@pytest.mark.parametrize(
-    "shards", ["pytorch_model_fsdp_0/.metadata", "global_step5/mp_rank_00_model_states.pt"]
-)
+@pytest.mark.parametrize("shards", ["pytorch_model_fsdp_0/.metadata", "global_step5/mp_rank_00_model_states.pt"])
 def test_shards_without_whole_weights_are_refused_when_they_are_written(tmp_path, shards):
     """Or the run would train to its end and have no model to show."""
-    with pytest.raises(
-        TrainingError, match=r"without model\.safetensors.*FULL_STATE_DICT.*stage3_gather_16bit"
-    ):
-        complete(
-            tmp_path, 5, [shards, "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json"]
-        )
+    with pytest.raises(TrainingError, match=r"without model\.safetensors.*FULL_STATE_DICT.*stage3_gather_16bit"):
+        complete(tmp_path, 5, [shards, "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json"])
 
 
 @pytest.mark.parametrize(
@@ -107,9 +94,7 @@ def test_shards_without_whole_weights_are_refused_when_they_are_written(tmp_path
 def test_another_engine_may_not_resume(tmp_path, names, engine):
     checkpoint = complete(tmp_path, 5, [*names, *FILES])
     for other in {"ddp", "fsdp", "zero3"} - {engine}:
-        with pytest.raises(
-            RunError, match=f"written under {engine} and cannot be resumed exactly under {other}"
-        ):
+        with pytest.raises(RunError, match=f"written under {engine} and cannot be resumed exactly under {other}"):
             checkpoints.require_engine(checkpoint, other)
     checkpoints.require_engine(checkpoint, engine)
 
@@ -122,9 +107,7 @@ def test_a_lost_file_is_refused_and_named(tmp_path, name):
         checkpoints.latest_complete(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change", [lambda text: text[:-1], lambda text: text[:-1] + "!"], ids=["cut", "changed"]
-)
+@pytest.mark.parametrize("change", [lambda text: text[:-1], lambda text: text[:-1] + "!"], ids=["cut", "changed"])
 def test_a_changed_file_is_refused_and_named(tmp_path, change):
     path = complete(tmp_path, 5) / "optimizer.pt"
     path.write_text(change(path.read_text()))
@@ -211,10 +194,7 @@ def test_a_full_disk_is_said_before_the_save(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        RuntimeError("PytorchStreamWriter: No space left on device"),
-    ],
+    [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter: No space left on device")],
 )
 def test_a_disk_that_runs_full_while_writing_leaves_no_incomplete_checkpoint(tmp_path, error):
     complete(tmp_path, 400)
@@ -229,10 +209,7 @@ def test_a_disk_that_runs_full_while_writing_leaves_no_incomplete_checkpoint(tmp
 
 
 def test_other_errors_of_a_save_pass_through(tmp_path):
-    with (
-        pytest.raises(RuntimeError, match=r"^something else$"),
-        checkpoints.disk_space(written(tmp_path, 5), 30),
-    ):
+    with pytest.raises(RuntimeError, match=r"^something else$"), checkpoints.disk_space(written(tmp_path, 5), 30):
         raise RuntimeError("something else")
 
 

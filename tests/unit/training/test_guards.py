@@ -36,9 +36,7 @@ def test_one_bad_micro_batch_is_enough(losses, bad, place):
 def test_non_finite_message_names_the_checkpoint_and_a_way_out(tmp_path):
     (tmp_path / "checkpoint-400").mkdir()
     (tmp_path / "checkpoint-400" / "complete.json").touch()
-    with pytest.raises(
-        NonFiniteLossError, match=r"try training.precision=bf16 or a lower .*checkpoint 400 is intact"
-    ):
+    with pytest.raises(NonFiniteLossError, match=r"try training.precision=bf16 or a lower .*checkpoint 400 is intact"):
         check(tmp_path, [math.nan], fp16=True)
     with pytest.raises(NonFiniteLossError, match=r"try training.precision=float32 or"):
         check(tmp_path, [math.nan], bf16=True)

@@ -62,9 +62,7 @@ def test_a_scaled_model_is_replaced_from_the_length_given(tmp_path) -> None:
 
 def test_a_sharded_model_cannot_be_measured_during_training(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("skipwise.training.processes.launched", lambda: 3)
-    monkeypatch.setattr(
-        "skipwise.training.prepare.training_arguments", lambda *args: None
-    )  # would see one process
+    monkeypatch.setattr("skipwise.training.prepare.training_arguments", lambda *args: None)  # would see one process
     monkeypatch.setattr("skipwise.training.processes.engine", lambda: "zero3")
     with pytest.raises(RecipeError, match=r"leave it out, with evaluation\.keep, or choose"):
         prepared(tmp_path, **{"evaluation.keep": "best", "evaluation.steps": [1]})

@@ -60,17 +60,11 @@ def collate(examples):
 
 
 def settings(**changes) -> recipe.Training:
-    values = {
-        "max_steps": 4,
-        "batch_size": 4,
-        "precision": "float32",
-        "learning_rate": 1e-2,
-        "warmup_steps": 0,
-    }
+    values = {"max_steps": 4, "batch_size": 4, "precision": "float32", "learning_rate": 1e-2, "warmup_steps": 0}
     return recipe.Training(**{**values, **changes})
 
 
-def run(folder, model=None, dataset=None, *, resume=False, on_log=None, shown=False, **changes):
+def run(folder, model=None, dataset=None, *, collate=collate, resume=False, on_log=None, shown=False, **changes):
     model = model or tiny_model()
     dataset = Keyed() if dataset is None else dataset
     summary = training.train(
@@ -118,6 +112,35 @@ def test_examples_come_in_their_place_in_the_run(tmp_path):
     dataset = Keyed()
     run(tmp_path, dataset=dataset, max_steps=3, per_device_train_batch_size=2)
     assert dataset.asked == list(range(12))
+
+
+def without_positions(examples):
+    """Collate only the fields that a collator of another library knows of."""
+    return {name: values for name, values in collate(examples).items() if name != "position_ids"}
+
+
+class Contiguous(Keyed):
+    """Examples without positions: nothing skips, so a batch needs none."""
+
+    def __getitem__(self, i):
+        example = super().__getitem__(i)
+        del example["position_ids"]
+        return example
+
+
+def test_a_collator_that_drops_the_positions_is_refused(tmp_path):
+    model = tiny_model()
+    before = weights(model)
+    message = "fields input_ids, labels, attention_mask: collate dropped the position_ids.*give skipwise.collate"
+    with pytest.raises(RecipeError, match=message):
+        run(tmp_path, model, collate=without_positions)
+    assert same(weights(model), before)
+    assert not list(tmp_path.iterdir())
+
+
+def test_examples_without_positions_are_trained(tmp_path):
+    _, summary = run(tmp_path, dataset=Contiguous())
+    assert summary.steps == 4
 
 
 def test_records_count_tokens_and_the_last_step_is_logged(tmp_path):
@@ -204,8 +227,7 @@ class PoisonedLoss:
 
 
 @pytest.mark.parametrize(
-    ("micro", "value", "precision"),
-    [(4, math.nan, "float32"), (2, math.inf, "float32"), (1, math.nan, "bf16")],
+    ("micro", "value", "precision"), [(4, math.nan, "float32"), (2, math.inf, "float32"), (1, math.nan, "bf16")]
 )
 def test_non_finite_loss_stops_before_the_update(tmp_path, micro, value, precision):
     model = tiny_model()
@@ -230,9 +252,7 @@ def test_non_finite_gradient_stops_before_the_update(tmp_path, max_grad_norm):
         return gradient * math.nan
 
     model.lm_head.weight.register_hook(poison)
-    with pytest.raises(
-        NonFiniteLossError, match=r"step 1: the gradient norm is not finite.*no checkpoint yet"
-    ):
+    with pytest.raises(NonFiniteLossError, match=r"step 1: the gradient norm is not finite.*no checkpoint yet"):
         run(tmp_path, model, max_grad_norm=max_grad_norm, per_device_train_batch_size=4)
     assert calls == [1]
     assert same(weights(model), before)
@@ -248,11 +268,7 @@ def test_without_the_guard_trainer_goes_on_with_nan_weights(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory."),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-    ],
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
 def test_out_of_memory_says_what_was_held(tmp_path, error):
     model = tiny_model()
@@ -287,9 +303,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
         "disk_usage",
         lambda path: usage(1, 1, 5) if list(tmp_path.glob("*/complete.json")) else real(path),
     )
-    with pytest.raises(
-        TrainingError, match=r"the checkpoint needs [\d.]+ kB, 5 bytes free; .*checkpoint 2 is intact"
-    ):
+    with pytest.raises(TrainingError, match=r"the checkpoint needs [\d.]+ kB, 5 bytes free; .*checkpoint 2 is intact"):
         run(tmp_path, save_steps=2)
     assert checkpoints.latest_complete(tmp_path) == tmp_path / "checkpoint-2"
 
@@ -302,9 +316,7 @@ def test_too_few_examples(tmp_path):
 
 def test_a_used_folder_is_not_written_over(tmp_path):
     run(tmp_path)
-    with pytest.raises(
-        RunError, match=r"holds checkpoint-4 already; pass --resume, or another folder with --out"
-    ):
+    with pytest.raises(RunError, match=r"holds checkpoint-4 already; pass --resume, or another folder with --out"):
         run(tmp_path)
 
 
@@ -313,9 +325,7 @@ def test_a_used_folder_is_not_written_over(tmp_path):
 
 def shown_on(monkeypatch, terminal: bool) -> io.StringIO:
     text = io.StringIO()
-    monkeypatch.setattr(
-        progress, "Console", lambda **options: Console(file=text, force_terminal=terminal, width=120)
-    )
+    monkeypatch.setattr(progress, "Console", lambda **options: Console(file=text, force_terminal=terminal, width=120))
     return text
 
 

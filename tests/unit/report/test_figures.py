@@ -1,0 +1,245 @@
+"""Figures: what is drawn from which records, the files, and their bytes."""
+
+import csv
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from skipwise.errors import RecipeError, RunError
+from skipwise.method.coverage import coverage
+from skipwise.report import figures
+from skipwise.report.figures import Shown, coverage_figure, draw_figures, hits_by_depth
+from skipwise.report.summary import Folder, read_folder
+from skipwise.results.records import CoverageRecord, TrainingRecord
+from tests.measured import INFO, evaluation_folder, readings, trials
+
+CURVE = CoverageRecord.of(coverage(256, 1024), "2 chunks")
+LOG = [TrainingRecord("pose", s, 3 - s / 100, 1e-4, 1.0, s * 512, 1e4) for s in range(1, 40)]
+
+
+def perplexities(arm: str, **values: float) -> list:
+    return [r for window, p in values.items() for r in readings(arm, int(window[1:]), p, documents=2)]
+
+
+def some_records() -> list:
+    return [
+        *LOG,
+        *perplexities("original", w256=15.7, w512=79, w1024=109),
+        *perplexities("pose", w256=15.3, w512=15.0, w1024=15.2),
+        *(t for n, k in [(256, 10), (512, 0)] for t in trials("original", n, k, 10)),
+        *(t for n, k in [(256, 10), (512, 9)] for t in trials("pose", n, k, 10)),
+        CURVE,
+    ]
+
+
+def run(*records, name: str = "run") -> Folder:
+    return Folder(name, list(records), INFO)
+
+
+def plots_of(*folders: Folder) -> dict[str, object]:
+    return {plot.name: plot for figure in figures.FIGURES for plot in figure(Shown(folders))}
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    return folder, draw_figures([run(*some_records())], folder)
+
+
+def test_every_figure_is_written_as_svg_png_and_csv(drawn):
+    folder, made = drawn
+    names = ["perplexity", "passkey", "passkey-depth", "loss", "coverage"]
+    assert [figure.name for figure in made] == names
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        f"{n}.{kind}" for n in names for kind in ("csv", "png", "svg")
+    )
+    for name in names:
+        assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        ElementTree.parse(folder / f"{name}.svg")
+
+
+def test_every_figure_has_a_title_and_a_caption_of_its_own(drawn):
+    made = drawn[1]
+    assert all(figure.title and figure.caption.endswith((".", ")")) for figure in made)
+    captions = {figure.name: figure.caption for figure in made}
+    assert len(set(captions.values())) == len(made)
+    assert "original rises from 15.7 to 109" in captions["perplexity"]
+    assert "PoSE stays level (15.3 and 15.2)" in captions["perplexity"]
+    assert "At 512 tokens: original 0% and PoSE 90%." in captions["passkey"]
+    assert "PoSE 39 steps, 19,968 tokens" in captions["loss"]
+    assert "Training windows of 256 tokens" in captions["coverage"]
+
+
+def test_svg_takes_the_pages_colour_and_has_no_fixed_ink_or_font(drawn):
+    for figure in drawn[1]:
+        assert "currentColor" in figure.svg
+        assert "DejaVu" not in figure.svg
+        assert "#010203" not in figure.svg
+        assert "#040506" not in figure.svg
+        assert "<style>svg{" not in figure.svg
+        assert 'role="img" aria-label=' in figure.svg
+
+
+def test_ids_of_two_figures_never_meet(drawn):
+    ids = [
+        element.get("id")
+        for figure in drawn[1]
+        for element in ElementTree.fromstring(figure.svg).iter()
+        if element.get("id")
+    ]
+    assert ids
+    assert len(ids) == len(set(ids))
+
+
+def test_same_records_give_the_same_svg(drawn, tmp_path):
+    some = [
+        *perplexities("original", w256=15.7, w512=79, w1024=109),
+        *perplexities("pose", w256=15.3, w512=15.0, w1024=15.2),
+    ]
+    again = draw_figures([run(*some)], tmp_path)
+    assert [figure.svg for figure in again] == [drawn[1][0].svg]
+
+
+def test_text_is_text_and_lengths_are_written_short(drawn):
+    svg = drawn[1][0].svg
+    for text in ("256", "512", "1k", "original length 256", "PoSE"):
+        assert f">{text}<" in svg.replace("\u200b", "")
+
+
+def test_arms_have_their_colours_baselines_grey_and_orange(drawn):
+    svg = drawn[1][0].svg
+    assert "#848c96" in svg  # original
+    assert "#2f7de1" in svg  # PoSE
+    colours = {arm: figures.ARM_COLOURS[arm] for arm in ("original", "pi-only", "pose")}
+    assert colours == {"original": "#848c96", "pi-only": "#d9760f", "pose": "#2f7de1"}
+    assert [style["color"] for style in figures._styles_of(["original", "pi-only", "pose"])] == list(colours.values())
+
+
+def test_perplexity_is_logarithmic_only_where_a_model_fails():
+    calm = perplexities("original", w256=15, w512=40)
+    assert plots_of(run(*calm))["perplexity"].title == "Perplexity by window"
+    wild = [*calm, *perplexities("pose", w256=10)]
+    assert plots_of(run(*wild))["perplexity"].title == "Perplexity by window (log scale)"
+
+
+def test_csv_holds_the_figures_numbers(drawn):
+    with open(drawn[0] / "passkey.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["model"], r["length"], r["trials"], r["hits"]) for r in rows][-1] == ("PoSE", "512", "10", "9")
+    assert float(rows[0]["low_95"]) == pytest.approx(0.7225, abs=1e-3)
+    with open(drawn[0] / "perplexity.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    last = rows[-1]
+    assert (last["model"], last["window"], last["documents"], last["tokens_scored"]) == ("PoSE", "1024", "2", "4094")
+    assert float(last["low_95"]) < float(last["perplexity"]) < float(last["high_95"])
+
+
+def test_infinite_perplexity_is_left_out_of_the_drawing_and_kept_in_the_data(tmp_path):
+    broken = [replace(r, nll=[1e6] * 6) for r in readings("original", 512, 1.0)]
+    draw_figures([run(*readings("original", 256, 15), *broken)], tmp_path)
+    assert "inf" in (tmp_path / "perplexity.csv").read_text()
+
+
+def test_figures_without_records_are_not_drawn(tmp_path):
+    assert draw_figures([run()], tmp_path / "new") == []
+    assert draw_figures([run(TrainingRecord("pose", 1, 3.0, 1e-4, None, 0, 0.0))], tmp_path) == []
+
+
+def test_runs_are_told_apart_by_label_and_hostile_names_stay_text(tmp_path):
+    name = "_$x^$<script>&"
+    made = draw_figures([run(*LOG[:5], name=name), run(*LOG[:5], name="other")], tmp_path)
+    [svg] = [figure.svg for figure in made]
+    assert "<script" not in svg
+    assert "_$x^$&lt;script&gt;&amp; · PoSE" in svg
+    assert "other · PoSE" in svg
+
+
+@pytest.mark.parametrize("task", ["../../evil", "/evil", "a/b", "..", "loss", "a\\0b"])
+def test_a_task_that_a_file_names_writes_into_no_other_folder(tmp_path, task):
+    folder = tmp_path / "inner" / "figures"
+    made = draw_figures([run(*trials("pose", 256, 5, 10, task=task), *LOG)], folder)
+    assert len({figure.name for figure in made}) == len(made) == 3
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert {p.parent for p in files} == {folder}
+    assert len(files) == 9
+
+
+def test_depths_are_sorted_into_equal_parts_with_the_last_end_included():
+    made = [
+        replace(t, depth=depth, hit=depth != 0.19)
+        for t, depth in zip(trials("m", 256, 0, 4), (0.0, 0.19, 0.2, 1.0), strict=True)
+    ]
+    assert hits_by_depth(made, 5) == [[True, False], [True], [], [], [True]]
+
+
+@pytest.mark.parametrize(("asked", "parts"), [(50, 5), (100, 10)])
+def test_a_heat_map_has_ten_parts_where_there_are_prompts_enough(asked, parts):
+    found = plots_of(
+        run(*trials("pose", 256, 20, asked), *trials("pose", 512, asked, asked), *trials("original", 256, 1))
+    )
+    plot = found["passkey-depth"]
+    assert len(plot.data) == 2 * parts
+    assert sum(row[4] for row in plot.data) == 2 * asked
+    assert [row[5] for row in plot.data if row[1] == 512] == [asked // parts] * parts
+
+
+def test_every_extended_model_has_a_heat_map_of_its_own():
+    found = plots_of(run(*trials("pose", 256, 9), name="a"), run(*trials("short", 256, 9), name="b"))
+    assert set(found) == {"passkey", "passkey-depth-1", "passkey-depth-2"}
+    assert found["passkey-depth-2"].title == "Passkey found, b · short, by depth"
+
+
+def test_an_evaluation_has_figures_by_position(tmp_path):
+    levels = {"m": [9, 8, 7, 6, 5, 4.0], "base": [8, 7, 6, 8, 9, 9.0]}
+    records = [
+        *readings("m", 2048, levels["m"]), *readings("m", 256, [9, 8, 7, 8, 8, 8.0]), *readings("base", 256, levels["base"])
+    ]  # fmt: skip
+    folder = read_folder(evaluation_folder(tmp_path / "e", records))
+    found = plots_of(folder)
+    assert list(found) == ["perplexity", "gain", "excess", "first-tokens"]
+    gain = {row[1]: row[2:] for row in found["gain"].data}
+    assert list(gain) == [512, 1024, 2048]
+    assert gain[2048] == pytest.approx([np.log(2)] * 3, abs=1e-6)  # all documents gain the same
+    excess = {row[1]: row[2] for row in found["excess"].data}
+    assert excess[2048] == pytest.approx(np.log(4 / 9))
+    first = {row[1]: row[2] for row in found["first-tokens"].data}
+    assert first[64] == pytest.approx(9)
+    assert list(first) == [64, 128, 256, 512, 1024, 2048]
+    assert "level curve beyond the original length" in found["perplexity"].caption
+
+
+def test_a_step_logged_again_after_a_resume_counts_once():
+    logs = [TrainingRecord("pose", s, loss, 1e-4, 1.0, s * 8, 1.0) for s, loss in [(1, 3), (2, 9), (2, 2)]]
+    data = plots_of(run(*logs))["loss"].data
+    assert [row[:4] for row in data] == [["PoSE", 1, 8, 3], ["PoSE", 2, 16, 2]]
+
+
+def test_drawing_leaves_matplotlibs_settings_and_numpys_generator_alone(tmp_path):
+    import matplotlib
+
+    before, state = dict(matplotlib.rcParams), np.random.get_state()[1].copy()
+    draw_figures([run(CURVE)], tmp_path)
+    assert dict(matplotlib.rcParams) == before
+    assert (np.random.get_state()[1] == state).all()
+
+
+def test_coverage_figure_is_written_by_its_ending(tmp_path):
+    coverage_figure([CURVE], tmp_path / "a" / "c.svg")
+    coverage_figure([CURVE], tmp_path / "c.png")
+    ElementTree.parse(tmp_path / "a" / "c.svg")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(RecipeError, match=r"must end in .svg or .png"):
+        coverage_figure([CURVE], tmp_path / "c.jpg")
+    with pytest.raises(RunError, match=r"cannot be written: .*; give another path"):
+        coverage_figure([CURVE], tmp_path / "c.png" / "c.svg")
+
+
+def test_no_two_lines_of_a_figure_look_alike():
+    labels = ["full", "short", "pose", "pose, twice", "pose, 4 times", "short, twice", "linear", "yarn"]
+    looks = figures._looks(labels)
+    assert len(set(looks.values())) == len(labels)
+    assert looks["short"][0] == figures.ARM_COLOURS["short"]
+    assert figures._looks(["linear"])["linear"][0] == figures.ARM_COLOURS["pose"]
+    assert len(figures._looks([str(i) for i in range(20)])) == 20
