@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.data.documents import open_corpus
 from skipwise.data.examples import PoseDataset, collate
-from skipwise.data.tokens import default_cache
+from skipwise.recipes.schema import default_cache
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data, Positions, Training
 from skipwise.training.trainer import train

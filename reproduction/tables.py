@@ -86,9 +86,9 @@ def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
     """Seeds, and what each trained arm was trained on; arms of one budget together."""
     first = min((run.recipe.seed for run in runs), default=0)
     budgets: dict[str, list[str]] = {}
-    schemes = set()
+    schemes, measured = set(), {variant for variant, row in rows.items() if row.measured}
     for run in runs:
-        if run.trained and run.recipe.seed == first and rows[run.variant].measured:
+        if run.trained and run.recipe.seed == first and run.variant in measured:
             training, tokens = run.recipe.training, tokens_of(run)
             width = tokens // (training.max_steps * training.batch_size)
             told = f"{tokens:,} tokens ({training.max_steps:,} steps of {training.batch_size} x {width:,})"

@@ -8,6 +8,7 @@ Each stage leaves files that the next one reads, and is passed over when a resum
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -49,8 +50,8 @@ from skipwise.training.trainer import train
 def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) -> RunFolder:
     """Run the whole job into a folder of its own and return it.
 
-    Of several processes the first does all but the training, in which the others join it. An error leaves intact what was
-    written.
+    Of several processes the first does all but the training, in which the others join it. An error leaves intact what
+    was written.
     """
     with processes.first_ahead():
         prepared = prepare(recipe, console)
@@ -107,8 +108,8 @@ def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) ->
     """Measure every arm; what the results hold already is not measured again."""
     for arm in evaluation.recipe.evaluation.arms:
         model = evaluation.model(arm, run.model)
-        precision = evaluation.specification.precision
-        answered(lambda: model.load(precision), evaluation.batches(model), run.results, console)  # noqa: B023
+        load = partial(model.load, evaluation.specification.precision)
+        answered(load, evaluation.batches(model), run.results, console)
 
 
 def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
@@ -228,8 +229,8 @@ def _measure_step(evaluation: RunEvaluation, run: RunFolder, model: PreTrainedMo
 
 
 def _require_best(evaluation: RunEvaluation, run: RunFolder) -> None:
-    """Require, before hours of training go on, the records of the steps so far, which a resume does not pass again, and the
-    weights of the best one."""
+    """Require, before hours of training go on, the weights of the best step so far, and the records of all steps so
+    far, which a resume does not pass again."""
     losses = evaluation.far_losses(read_records(run.results))
     passed = max(map(step_of, complete_checkpoints(run.checkpoints)), default=0)
     if lost := [step for step in evaluation.steps if step <= passed and step not in losses]:
@@ -308,8 +309,8 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
     if kept := facts.get("kept"):
         text = (prepared.recipe.evaluation.source or [prepared.recipe.data.source])[0]
         best["step"] = (
-            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {extension.rope.original_length:,} tokens on "
-            f"held-out documents of {text}"
+            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {extension.rope.original_length:,} tokens "
+            f"on held-out documents of {text}"
         )
     write_card(
         run.model,

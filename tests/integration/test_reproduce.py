@@ -1,15 +1,17 @@
-"""``skipwise reproduce`` by the real command: each arm once, tables from the records, going on after a kill."""
+"""``python -m reproduction`` as users run it: each arm is trained once, pages come from records, a killed run goes on."""
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from reproduction.__main__ import main
 from reproduction.exhibits import EXHIBITS
 from skipwise.data.documents import is_held_out
 from skipwise.results.records import read_records
-from tests.integration.test_extend import refused, run
 from tests.tiny import checkpoint, corpus
 
 SMALL = {
@@ -24,6 +26,23 @@ SMALL = {
     "evaluation.segment_lengths": "[512]",
     "evaluation.passkey_trials": 0,
 }
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduction", *map(str, words)])
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+def refused(monkeypatch, capsys, *words: str) -> str:
+    """The message of a refused command; a traceback fails the test."""
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, *words)
+    assert end.value.code == 1
+    return capsys.readouterr().err
 
 
 @pytest.fixture
@@ -41,20 +60,19 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) -> None:
-    run(monkeypatch, "reproduce", "content", "--dry-run", *words)
+    run(monkeypatch, "content", "--dry-run", *words)
     assert capsys.readouterr().out.count("missing, 1 min") == 3
-    run(monkeypatch, "reproduce", "content", *words)
+    run(monkeypatch, "content", *words)
     printed = capsys.readouterr().out
     assert "1 of 3: linear, 8x, v uniform, seed 0" in printed
     assert "🌆" not in printed  # which rich prints for a figure
-    assert "1 min left at the most" in printed
+    assert "1 min left at most" in printed
     table = (tmp_path / "out" / "content.md").read_text()
     assert "| v = 0 |" in table
     assert "| perplexity at positions, " in table
     assert "- v = u at most 1.03 x v uniform, at every length: holds" in table
     page = (tmp_path / "out" / "reproduction.md").read_text()
-    assert table in page
-    assert "| content | linear, 8x | v = u at most 1.03 x v uniform, at every length | holds |" in page
+    assert "| v = u at most 1.03 x v uniform, at every length | linear, 8x | – | [content](content.md) |" in page
     assert "3 models trained in" in page
     arms = sorted((tmp_path / "out" / "arms").iterdir())
     assert len(arms) == 3
@@ -63,32 +81,32 @@ def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) 
     assert measured
     assert all(is_held_out(name, 0.3) for names in measured.values() for name in names)
     before = [(arm / "results.jsonl").read_bytes() for arm in arms]
-    run(monkeypatch, "reproduce", "content", *words)
+    run(monkeypatch, "content", *words)
     assert [(arm / "results.jsonl").read_bytes() for arm in arms] == before
-    run(monkeypatch, "reproduce", "content", "--dry-run", *words)
+    run(monkeypatch, "content", "--dry-run", *words)
     assert capsys.readouterr().out.count("trained  ") == 3
     kinds = {record.kind for record in read_records(arms[0] / "results.jsonl")}
-    assert kinds == {"training", "perplexity", "by-position", "coverage"}
+    assert kinds == {"training", "reading", "coverage"}
 
 
 def test_what_is_measured_needs_its_model_no_more(words, monkeypatch, capsys, tmp_path) -> None:
-    run(monkeypatch, "reproduce", "content", *words)
+    run(monkeypatch, "content", *words)
     arms = sorted((tmp_path / "out" / "arms").iterdir())
     before = [(arm / "results.jsonl").read_bytes() for arm in arms]
     for arm in arms:
         shutil.rmtree(arm / "model")
     table = (tmp_path / "out" / "content.md").read_bytes()
     capsys.readouterr()
-    run(monkeypatch, "reproduce", "content", "--dry-run", *words)
+    run(monkeypatch, "content", "--dry-run", *words)
     assert "missing" not in capsys.readouterr().out
-    run(monkeypatch, "reproduce", "content", *words)
+    run(monkeypatch, "content", *words)
     assert [(arm / "results.jsonl").read_bytes() for arm in arms] == before
     assert not any((arm / "model").exists() for arm in arms)
     assert (tmp_path / "out" / "content.md").read_bytes() == table
 
 
 def test_a_stopped_reproduction_goes_on(words, monkeypatch, capsys, tmp_path) -> None:
-    from reproduction import reproduce, runs
+    from reproduction import measured, reproduce
 
     calls = []
 
@@ -96,16 +114,16 @@ def test_a_stopped_reproduction_goes_on(words, monkeypatch, capsys, tmp_path) ->
         calls.append(made)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return runs.make(made, *rest)
+        return measured.make(made, *rest)
 
     monkeypatch.setattr(reproduce, "make", stop_at_the_second)
     with pytest.raises(SystemExit):
-        run(monkeypatch, "reproduce", "content", *words)
+        run(monkeypatch, "content", *words)
     assert "what is done is not done again" in capsys.readouterr().err
     (first,) = (tmp_path / "out" / "arms").iterdir()
     before = (first / "results.jsonl").read_bytes()
-    monkeypatch.setattr(reproduce, "make", runs.make)
-    run(monkeypatch, "reproduce", "content", *words)
+    monkeypatch.setattr(reproduce, "make", measured.make)
+    run(monkeypatch, "content", *words)
     assert (first / "results.jsonl").read_bytes() == before
     assert len(list((tmp_path / "out" / "arms").iterdir())) == 3
 
@@ -116,16 +134,17 @@ def test_perplexity_by_step_comes_from_training_itself(words, monkeypatch, tmp_p
     monkeypatch.setattr(costs, "FACTORS", (2,))
     monkeypatch.setattr(costs, "_ROUNDS", {"pose": 1, "full": 1})
     monkeypatch.setattr(costs, "_in_own_process", lambda function, *args: function(*args))
-    run(monkeypatch, "reproduce", "efficiency", *words, "--set", "evaluation.steps=[1, 2]")
+    run(monkeypatch, "efficiency", *words, "--set", "evaluation.steps=[1, 2]")
     text = (tmp_path / "out" / "efficiency.md").read_text()
     assert "| perplexity after steps | 1 | 2 | paper 10 |" in text
     assert "| seconds a step, target | 512 |" in text
     for arm in (tmp_path / "out" / "arms").iterdir():
         records = read_records(arm / "results.jsonl")
-        last = [r for r in records if r.kind == "perplexity-by-step" and r.step == 2]
-        (final,) = [r for r in records if r.kind == "perplexity" and r.window == 512]
-        assert last[0].nll == pytest.approx(final.nll, rel=1e-6)
-        assert (last[0].tokens, last[0].window) == (final.tokens, 512)
+        readings = [r for r in records if r.kind == "reading" and r.mode == "sliding" and r.window == 512]
+        (last,) = [r for r in readings if r.step == 2]
+        (final,) = [r for r in readings if r.step is None]
+        assert last.nll == pytest.approx(final.nll, rel=1e-6)
+        assert (last.tokens, last.document) == (final.tokens, final.document)
     assert (tmp_path / "out" / "figures" / "efficiency-time.svg").exists()
 
 
@@ -133,38 +152,36 @@ def test_notes_stand_under_their_exhibit(words, monkeypatch, capsys, tmp_path) -
     notes = tmp_path / "notes.md"
     notes.write_text("Of the whole.\n\n## coverage\n\nOf coverage.\n")
     out = tmp_path / "out"
-    run(monkeypatch, "reproduce", "coverage", "--out", str(out), "--notes", str(notes))
+    run(monkeypatch, "coverage", "--out", str(out), "--notes", str(notes))
     page = (out / "reproduction.md").read_text()
     assert page.startswith("# The paper's tables, run here\n\nOf the whole.\n\n## What holds")
-    assert "example trains\n\nOf coverage.\n\nThe paper's Figure 5." in page
-    assert "| coverage | 256 to 2k | end-anchored: the same chance from 256 to 2,047, to 2% | holds |" in page
+    assert "| [coverage](coverage.md) | Which relative distances one example trains | Figure 5 | 8 of 8 |" in page
+    text = (out / "coverage.md").read_text()
+    assert "example trains\n\nOf coverage.\n\nThe paper's Figure 5." in text
+    assert "- end-anchored: the same chance from 256 to 2,047, to 2%: holds" in text
     notes.write_text("## coverag\n")
-    assert "'coverag' is no exhibit; there are main, " in refused(
-        monkeypatch, capsys, "reproduce", "coverage", "--notes", str(notes)
+    assert "'coverag' is no section; there are main, " in refused(
+        monkeypatch, capsys, "coverage", "--notes", str(notes)
     )
-    assert "notes missing.md cannot be read" in refused(
-        monkeypatch, capsys, "reproduce", "coverage", "--notes", "missing.md"
-    )
+    assert "notes missing.md cannot be read" in refused(monkeypatch, capsys, "coverage", "--notes", "missing.md")
 
 
 def test_what_cannot_be_reproduced_is_explained(words, monkeypatch, capsys) -> None:
-    assert "exhibit 'contnet' is unknown (did you mean content?)" in refused(
-        monkeypatch, capsys, "reproduce", "contnet", *words
-    )
-    assert "scale 'papre' is unknown (did you mean paper?); choose nano or paper" in refused(
-        monkeypatch, capsys, "reproduce", "main", "--scale", "papre"
+    assert "exhibit 'contnet' is unknown (did you mean content?)" in refused(monkeypatch, capsys, "contnet", *words)
+    assert "scale 'papre' is unknown (did you mean paper?); choose one of nano, paper" in refused(
+        monkeypatch, capsys, "main", "--scale", "papre"
     )
 
 
 def test_no_seed_is_refused(words, monkeypatch, capsys) -> None:
     with pytest.raises(SystemExit) as end:
-        run(monkeypatch, "reproduce", "content", "--seeds", "0", *words)
+        run(monkeypatch, "content", "--seeds", "0", *words)
     assert end.value.code == 2
     assert "--seeds" in capsys.readouterr().err
 
 
 def test_the_list_names_every_exhibit_and_its_time(monkeypatch, capsys) -> None:
-    run(monkeypatch, "reproduce")
+    run(monkeypatch)
     printed = capsys.readouterr().out
     for name in EXHIBITS:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
@@ -172,30 +189,17 @@ def test_the_list_names_every_exhibit_and_its_time(monkeypatch, capsys) -> None:
 
 
 def test_the_papers_scale_is_planned_without_its_models(monkeypatch, capsys) -> None:
-    run(monkeypatch, "reproduce", "main", "coverage", "--scale", "paper", "--dry-run")
+    run(monkeypatch, "main", "coverage", "--scale", "paper", "--dry-run")
     printed = capsys.readouterr().out
-    assert (
-        "main: llama-7b; trained on monology/pile-uncopyrighted, documents of 2,048 tokens or more" in printed
-    )
+    assert "main: llama-7b; trained on monology/pile-uncopyrighted, documents of 2,048 tokens or more" in printed
     assert "linear, 8x, pose" in printed
     assert "coverage: nothing is trained" in printed
 
 
 def test_arms_and_settings_are_chosen_by_name(words, monkeypatch, capsys) -> None:
-    run(
-        monkeypatch,
-        "reproduce",
-        "main",
-        "content",
-        "--arm",
-        "pose",
-        "--setting",
-        "linear, 16x",
-        "--dry-run",
-        *words,
-    )
+    run(monkeypatch, "main", "content", "--arm", "pose", "--setting", "linear, 16x", "--dry-run", *words)
     assert "linear, 16x, pose, seed 0" in capsys.readouterr().out
-    asked = ("reproduce", "main", "--dry-run", *words)
+    asked = ("main", "--dry-run", *words)
     assert "arm 'posse' is in none of these exhibits (did you mean pose?); there are 'original'" in refused(
         monkeypatch, capsys, *asked, "--arm", "posse"
     )
@@ -217,63 +221,73 @@ def test_text_too_short_is_said_before_any_training(words, monkeypatch, capsys, 
         "--set",
         "training.batch_size=16",
     ]
-    told = refused(
-        monkeypatch, capsys, "reproduce", "main", "content", *asked, "--set", "data.min_tokens=300"
-    )
-    assert (
-        "main, linear, 16x: kept 0 of 6 documents; all are under 4,096 tokens: the longest, document-" in told
-    )
-    assert told.rstrip().endswith(
-        "This text is long enough for: skipwise reproduce main --setting 'linear, 8x'; skipwise reproduce content"
-    )
+    told = refused(monkeypatch, capsys, "main", "content", *asked, "--set", "data.min_tokens=300")
+    assert "main, linear, 16x: kept 0 of 6 documents; all are under 4,096 tokens: the longest, document-" in told
+    assert told.rstrip().endswith("This text is long enough for: main --setting 'linear, 8x'; content")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_base_of_another_window_is_measured_at_its_own_multiples(
-    words, monkeypatch, capsys, tmp_path
-) -> None:
+def test_a_base_of_another_window_is_measured_at_its_own_multiples(words, monkeypatch, capsys, tmp_path) -> None:
     other = ["--set", f"model={checkpoint(tmp_path / 'other', window=128)}"]
-    run(monkeypatch, "reproduce", "content", "--dry-run", *words)
+    run(monkeypatch, "content", "--dry-run", *words)
     assert "are written for" not in capsys.readouterr().out
-    run(monkeypatch, "reproduce", "content", "--dry-run", *words, *other)
+    run(monkeypatch, "content", "--dry-run", *words, *other)
     said = " ".join(capsys.readouterr().out.split())
     assert "has a window of 128 tokens, and the exhibits are written for 256" in said
     assert "8x is 1,024" in said
 
 
 def test_the_page_is_made_of_what_is_there(words, monkeypatch, capsys, tmp_path) -> None:
-    run(monkeypatch, "reproduce", "content", "--page-only", *words)
+    run(monkeypatch, "content", "--page-only", *words)
     assert (tmp_path / "out" / "reproduction.md").read_text().startswith("# The paper's tables, run here")
     assert not (tmp_path / "out" / "arms").exists()
 
 
 def test_changed_text_is_refused_and_not_mixed(words, monkeypatch, capsys, tmp_path) -> None:
-    run(monkeypatch, "reproduce", "content", *words)
+    run(monkeypatch, "content", *words)
     for file in (tmp_path / "text").iterdir():
         file.write_text(file.read_text().swapcase())
-    assert "has changed since" in refused(monkeypatch, capsys, "reproduce", "content", *words)
+    assert "has changed since" in refused(monkeypatch, capsys, "content", *words)
 
 
-def test_changed_training_text_is_refused_where_the_arm_is_finished(
-    words, monkeypatch, capsys, tmp_path
-) -> None:
+def test_changed_training_text_is_refused_where_the_arm_is_finished(words, monkeypatch, capsys, tmp_path) -> None:
     other = ["--set", f"evaluation.source={corpus(tmp_path / 'other', documents=3, words=500)}"]
-    command = ["reproduce", "content", "--arm", "v = 0", *words, *other]
+    command = ["content", "--arm", "v = 0", *words, *other]
     run(monkeypatch, *command)
     (tmp_path / "text" / "more.txt").write_text("the sky is blue " * 200)
     assert "the training text has changed since" in refused(monkeypatch, capsys, *command)
 
 
-def test_the_page_shows_what_earlier_commands_made_and_leaves_out_what_is_in_part(
-    words, monkeypatch, tmp_path
-) -> None:
-    run(monkeypatch, "reproduce", "content", *words)
-    run(monkeypatch, "reproduce", "coverage", *words)
+def test_the_page_shows_what_earlier_commands_made_and_leaves_out_what_is_in_part(words, monkeypatch, tmp_path) -> None:
+    run(monkeypatch, "content", *words)
+    run(monkeypatch, "coverage", *words)
     page = (tmp_path / "out" / "reproduction.md").read_text()
-    assert "## content: " in page
-    assert "## coverage: " in page
+    assert "[content](content.md)" in page
+    assert "[coverage](coverage.md)" in page
     cut = next((tmp_path / "out" / "arms").iterdir()) / "results.jsonl"
     lines = cut.read_text().splitlines(keepends=True)
-    cut.write_text("".join(line for line in lines if '"kind": "by-position"' not in line))
-    run(monkeypatch, "reproduce", "content", "--page-only", *words)
-    assert "Left out, because measured in part: v " in (tmp_path / "out" / "content.md").read_text()
+    cut.write_text("".join(line for line in lines if '"mode": "segment"' not in line))
+    run(monkeypatch, "content", "--page-only", *words)
+    assert "not measured" in (tmp_path / "out" / "content.md").read_text()
+
+
+def test_the_published_pages_take_no_other_option(monkeypatch, capsys) -> None:
+    told = refused(monkeypatch, capsys, "all", "--page-only", "--seeds", "2")
+    assert "--seeds does not apply to the published pages" in told
+    assert "--arm needs the name of an exhibit, or all" in refused(monkeypatch, capsys, "--arm", "pose")
+
+
+def test_pages_of_published_records_are_written_beside_them(monkeypatch, tmp_path) -> None:
+    from reproduction import reproduce
+    from skipwise.cli.terminal import new_console
+
+    reproduce.publish_pages(["content"], new_console(), tmp_path)
+    page = (tmp_path / "reproduction.md").read_text()
+    assert "[content](reproduction/content.md)" in page
+    assert (tmp_path / "reproduction" / "figures" / "content-linear-8x-perplexity.svg").exists()
+    assert not list((tmp_path / "reproduction" / "figures").glob("*.png"))
+
+
+def test_the_module_runs_from_a_checkout() -> None:
+    told = subprocess.run([sys.executable, "-m", "reproduction", "--help"], capture_output=True, text=True, check=True)
+    assert "--page-only" in told.stdout

@@ -36,12 +36,7 @@ def examples() -> list[dict[str, np.ndarray]]:
     ids = np.arange(TOKENS) * 5 + 1
     changed = [ids, *(ids + (np.arange(TOKENS) == token) for token in range(TOKENS))]
     return [
-        {
-            "input_ids": row,
-            "position_ids": plans.position_ids()[0],
-            "labels": row,
-            "attention_mask": np.ones_like(row),
-        }
+        {"input_ids": row, "position_ids": plans.position_ids()[0], "labels": row, "attention_mask": np.ones_like(row)}
         for row in changed
     ]
 
@@ -176,9 +171,7 @@ def test_two_chunks_that_are_cut_off_are_enough_to_refuse(monkeypatch) -> None:
 
         def cut(*args, attention_mask=None, forward=forward, **given):
             attention_mask = attention_mask.clone()
-            attention_mask[..., 16:, :8] = torch.finfo(
-                attention_mask.dtype
-            ).min  # the third sees not the first
+            attention_mask[..., 16:, :8] = torch.finfo(attention_mask.dtype).min  # the third sees not the first
             return forward(*args, attention_mask=attention_mask, **given)
 
         layer.self_attn.forward = cut

@@ -132,9 +132,7 @@ def baichuan(folder: Path, **changes) -> Baichuan:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     table = torch.zeros(16)
-    torch.save(
-        {**model.weights, "model.layers.0.self_attn.rotary_emb.inv_freq": table}, folder / "pytorch_model.bin"
-    )
+    torch.save({**model.weights, "model.layers.0.self_attn.rotary_emb.inv_freq": table}, folder / "pytorch_model.bin")
     return model
 
 

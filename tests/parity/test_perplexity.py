@@ -75,9 +75,7 @@ def evaluations(draw):
 def test_every_token_scores_what_one_forward_scores(model, evaluation):
     lengths, window, stride, tokens_per_batch = evaluation
     documents = documents_of(lengths)
-    scores = list(
-        sliding_scores(model, documents, window=window, stride=stride, tokens_per_batch=tokens_per_batch)
-    )
+    scores = list(sliding_scores(model, documents, window=window, stride=stride, tokens_per_batch=tokens_per_batch))
     assert len(scores) == len(documents)
     for document, score in zip(documents, scores, strict=True):
         nll, hits = brute_force(model, document, window, stride)
@@ -97,9 +95,7 @@ def test_the_sum_over_documents_is_exact_and_counts_every_token_once(model):
 @pytest.mark.parametrize("edges", [[1, 8, 16, 30], [1, 30], [1, 2, 29, 30]])
 def test_every_bucket_of_positions_sums_its_own_tokens(model, edges):
     documents = documents_of([30, 30, 30])
-    scores = sliding_scores(
-        model, documents, window=30, stride=15, tokens_per_batch=60
-    )  # two at a time, then one
+    scores = sliding_scores(model, documents, window=30, stride=15, tokens_per_batch=60)  # two at a time, then one
     for document, score in zip(documents, scores, strict=True):
         nll, hits = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1, dtype=int)
         exact, right = brute_force(model, document, 30, 30)
@@ -145,8 +141,7 @@ def test_logits_exist_only_where_a_token_is_scored(model, monkeypatch):
 def test_the_batch_does_not_change_the_result(model):
     documents = documents_of([60, 33, 33, 7])
     one, small, large = (
-        total(sliding_scores(model, documents, window=10, stride=3, tokens_per_batch=n))
-        for n in (1, 25, 16384)
+        total(sliding_scores(model, documents, window=10, stride=3, tokens_per_batch=n)) for n in (1, 25, 16384)
     )
     assert one == pytest.approx(small, rel=1e-6)
     assert one == pytest.approx(large, rel=1e-6)
@@ -194,9 +189,7 @@ def test_nothing_to_score_is_explained(model, lengths):
 
 def test_a_token_beyond_the_vocabulary_is_explained(model):
     documents = [*documents_of([5]), np.array([1, 2, 200])]
-    with pytest.raises(
-        DataError, match=r"document 1: token 200 >= vocabulary 61; another model's tokenizer\?"
-    ):
+    with pytest.raises(DataError, match=r"document 1: token 200 >= vocabulary 61; another model's tokenizer\?"):
         sliding_perplexity(model, documents, window=8, stride=4)
 
 

@@ -61,10 +61,7 @@ def test_decoding_behind_what_was_read_before(name, at_once, monkeypatch) -> Non
     model = families.model(name, tie_word_embeddings=False).eval()
     draw = np.random.default_rng(0)
     spine = draw.integers(1, 97, 50).tolist()
-    prompts = [spine[:n] + draw.integers(1, 97, 55 - n).tolist() for n in (3, 20, 41, 50)] + [
-        spine,
-        spine[:30],
-    ]
+    prompts = [spine[:n] + draw.integers(1, 97, 55 - n).tolist() for n in (3, 20, 41, 50)] + [spine, spine[:30]]
     read = retrieval._CachedModel(model)
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])

@@ -90,12 +90,7 @@ class Skipped(torch.utils.data.Dataset):
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         ids = torch.randint(0, 90, (48,), generator=torch.Generator().manual_seed(i))
         positions = torch.cat([torch.arange(24), torch.arange(60 + i, 84 + i)])
-        return {
-            "input_ids": ids,
-            "labels": ids,
-            "position_ids": positions,
-            "attention_mask": torch.ones_like(ids),
-        }
+        return {"input_ids": ids, "labels": ids, "position_ids": positions, "attention_mask": torch.ones_like(ids)}
 
 
 def stacked(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -206,9 +201,7 @@ def test_the_hook_survives(base: str, expected: list[float], way: str, tmp_path:
     if way == "compiled":
         model = torch.compile(model, backend="eager")
     if way == "ddp":
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{tmp_path}/ddp", rank=0, world_size=1
-        )
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ddp", rank=0, world_size=1)
         model = torch.nn.parallel.DistributedDataParallel(model)
     try:
         assert first_loss(model) == pytest.approx(expected[0], rel=1e-5)

@@ -169,7 +169,7 @@ def convert(
 
 
 def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:
-    """The recipe with the changes of the command line, and with LoRA where ``--lora`` asks for it and the recipe does not.
+    """The recipe with the changes of the command line, and with LoRA where only ``--lora`` asks for it.
 
     Without a recipe the embedded model has its own, and other models the defaults.
     """

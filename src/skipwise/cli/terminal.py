@@ -11,7 +11,7 @@ from skipwise.errors import SkipwiseError
 
 
 def prepare_process(*, trains: bool = False) -> Any:
-    """Set what must be set before torch starts, and return the console; memory that is freed is kept for training only."""
+    """Set what must be set before torch starts, and return the console; freed memory is kept for training only."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if trains:

@@ -96,7 +96,8 @@ class PoseCollator(TrainerCallback):
                 "callbacks=[collator] too, or call collator.set_epoch(epoch) before each pass over the data"
             )
         rows = [_tokens_and_labels(item) for item in items]
-        ids = np.array([_content_hash(tokens) for tokens, _ in rows], dtype=np.uint64)
+        hashes = [hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=8).digest() for tokens, _ in rows]
+        ids = np.array([int.from_bytes(digest, "little") for digest in hashes], dtype=np.uint64)
         rng = Rng.of(self.seed, int(self._epoch), ids)
         spans, origins = self.rules.cut(rng, np.array([len(tokens) for tokens, _ in rows]))
         plans = self.rules.plan(rng, spans)
@@ -118,15 +119,10 @@ def _tokens_and_labels(item: Item) -> tuple[np.ndarray, np.ndarray]:
             f"an item has input_ids of shape {tokens.shape} and labels of shape {labels.shape}; both must be one row of "
             "the same length: give one document per item"
         )
-    mask = item.get("attention_mask")
-    if mask is not None and not np.all(np.asarray(mask)):
-        padding = int(np.sum(np.asarray(mask) == 0))
+    padding = int(np.sum(np.asarray(item.get("attention_mask")) == 0))  # 0 without a mask
+    if padding:
         raise DataError(
             f"an item of {len(tokens):,} tokens has {padding:,} of padding (attention_mask 0), which would be trained as "
             "text; tokenise without padding"
         )
     return tokens, labels
-
-
-def _content_hash(tokens: np.ndarray) -> int:
-    return int.from_bytes(hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=8).digest(), "little")

@@ -37,7 +37,7 @@ def is_held_out(name: str, share: float) -> bool:
 
 
 def open_corpus(source: str | Path | Data) -> Corpus:
-    """Return the documents of a source, or of the source that a recipe's data section describes; nothing is read yet."""
+    """Return the documents of a source, or of the one that a recipe's data section describes; nothing is read yet."""
     data = Data.of(source)
     if data.source == "stdlib":
         return FileCorpus("stdlib", data.text_field, _stdlib_files(), skip_undecodable=True)

@@ -34,9 +34,9 @@ Example = dict[str, np.ndarray]
 class ExampleRules:
     """How an example is taken from a document, and which of its labels are trained.
 
-    The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps`` trains
-    it all the same. With ``min_context`` above 0, a label is trained only if at least this many tokens directly before it
-    in the document also stand directly before it in the example; that leaves out the first labels of each chunk.
+    The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps``
+    trains it all the same. A label is trained only if at least ``min_context`` tokens directly before it in the
+    document also stand directly before it in the example; above 0, that leaves out the first labels of each chunk.
     """
 
     train_length: int

@@ -45,7 +45,11 @@ def _read_json_lines(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(_lines(path), 1):
         where = f"{path}, line {number:,}"
         if line.strip():
-            record = _parse_json(_decode(line, where, begin), where)
+            text = _decode(line, where, begin)
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f'{where}: not JSON ({error}); write one object per line: {{"text": "..."}}') from error
             yield f":{number}", text_of(record, text_field, where)
         begin += len(line)
 
@@ -76,13 +80,6 @@ def _decode(data: bytes, where: str, begin: int = 0) -> str:
         return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise _not_utf8(where, error, begin) from error
-
-
-def _parse_json(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f'{where}: not JSON ({error}); write one object per line: {{"text": "..."}}') from error
 
 
 def text_of(record: Any, field: str, where: str) -> str:

@@ -92,7 +92,7 @@ def longest_prompt(
 ) -> tuple[int, list[int]]:
     """Return the largest number of parts whose prompt fits ``length`` with its answer, and that prompt's ids.
 
-    If the prediction is right, a long prompt is tokenised once. Otherwise prompts are measured: their tokens grow almost
+    If the prediction is right, a long prompt is tokenised once. Otherwise prompts are measured: the tokens grow almost
     linearly with the parts, so each step tries the count at which a line through the measurements meets ``length``.
 
     Args:

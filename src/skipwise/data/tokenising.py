@@ -214,7 +214,7 @@ class _Draft(ExitStack):
 
 
 def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Place]]:
-    """Yield the documents after ``place`` in batches worth starting threads for, each with its last document's place."""
+    """Yield the documents after ``place`` in batches worth starting threads for, and the place of each one's last."""
     batch: list[Document] = []
     characters = 0
     for document, reached in corpus.read(place):

@@ -108,20 +108,14 @@ def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
             )
 
 
-def keep_long(store: TokenStore, min_tokens: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Return the indices, int64 [kept] in the order given, of documents of at least ``min_tokens`` tokens.
-
-    The paper uses documents of at least the train length.
-    """
-    among = np.arange(len(store)) if among is None else np.asarray(among, dtype=np.int64)
-    lengths = store.lengths[among]
-    kept = among[lengths >= min_tokens]
+def keep_long(store: TokenStore, min_tokens: int) -> np.ndarray:
+    """Return the indices, int64 [kept], of documents of at least ``min_tokens``; in the paper, of the train length."""
+    kept = np.flatnonzero(store.lengths >= min_tokens)
     if not len(kept):
-        longest = (
-            f"the longest, {store.names[among[lengths.argmax()]]}, has {lengths.max():,}" if len(among) else "none"
-        )
+        longest = int(store.lengths.argmax())
         raise DataError(
-            f"kept 0 of {len(among):,} documents; all are under {min_tokens:,} tokens: {longest}. "
+            f"kept 0 of {len(store):,} documents; all are under {min_tokens:,} tokens: the longest, "
+            f"{store.names[longest]}, has {store.lengths[longest]:,}. "
             "Lower `train_length` or `data.min_tokens`, or join documents"
         )
     return kept

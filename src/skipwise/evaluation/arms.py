@@ -61,7 +61,7 @@ class RunEvaluation:
         return EvaluatedModel(self.label(arm), name, *lengths, weights=weights, extension=extension)
 
     def batches(self, model: EvaluatedModel) -> list[Batch]:
-        """What is measured of an arm; the original is read at its own window too, which the others are compared with."""
+        """What is measured of an arm; the original is read at its own window too, to compare the others with."""
         own = {model.original} if model.label == "original" else set()
         batches: list[Batch] = []
         for text in self.texts:
@@ -138,8 +138,8 @@ def plan_evaluation(
             longest = longest_first(known, among)[0]
             raise DataError(
                 f"evaluation.keep 'best' compares steps on documents of the target, {target:,} tokens; the longest of "
-                f"{first.source} to measure on, {known.names[longest]}, has {known.lengths[longest]:,}: give longer text by "
-                "evaluation.source, lower the target, or set evaluation.keep=last"
+                f"{first.source} to measure on, {known.names[longest]}, has {known.lengths[longest]:,}: give longer "
+                "text by evaluation.source, lower the target, or set evaluation.keep=last"
             )
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far)
     list(plan_prompts(specification, EvaluatedModel("", "", original, target), tokenizer))

@@ -6,6 +6,7 @@ puts the shards together.
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from skipwise.evaluation.runner import Batch, measure, missing, plan_prompts, pl
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.model.loading import load_tokenizer
-from skipwise.results.records import Measured, Record, append_record, drop_cut_off_record, read_records
+from skipwise.results.records import Measured, append_record, drop_cut_off_record, read_records
 from skipwise.results.run_folder import RunFolder
 
 Texts = dict[str, list[EvaluationText]]  # what each model reads, by its label
@@ -35,7 +36,8 @@ def evaluate(
 ) -> RunFolder:
     """Measure every model and base into the folder ``out``, or go on where a stopped evaluation ended.
 
-    ``shard`` is (i, n): part i of n of the documents and prompts is measured here; the first part runs the benchmarks too.
+    ``shard`` is (i, n): part i of n of the documents and prompts is measured here; the first part runs the benchmarks
+    too.
     """
     folder = _folder(out, models, specification)
     records = read_records(folder.results)
@@ -50,10 +52,7 @@ def evaluate(
     if drop_cut_off_record(folder.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     console.print(f"folder: {folder.path}", soft_wrap=True)
-
-    def keep(*made: Record) -> None:
-        append_record(folder.results, *made)
-
+    keep = partial(append_record, folder.results)
     for model in models:
         if left := missing(batches[model.label], known, shard):
             measure(model.load(specification.precision), left, console, keep)
@@ -66,14 +65,14 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
     """Put the shards of one evaluation together in a new folder; those that contradict each other are refused."""
     shared = ("evaluation", "fingerprints", "records")
     folders = [RunFolder(part) for part in parts]
-    facts = [folder.read() for folder in folders]
+    facts = [{key: told.get(key) for key in shared} for told in (folder.read() for folder in folders)]
     for folder, its in zip(folders, facts, strict=True):
-        if "models" not in (its.get("evaluation") or {}):
+        if "models" not in (its["evaluation"] or {}):
             raise RunError(f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote")
-        for key in shared:
-            if its.get(key) != facts[0].get(key):
+        for key, first in facts[0].items():
+            if its[key] != first:
                 raise RunError(
-                    f"{folder.path} and {folders[0].path} differ in {_first_difference(its.get(key), facts[0].get(key))}; "
+                    f"{folder.path} and {folders[0].path} differ in {_first_difference(its[key], first)}; "
                     "only shards of the same evaluation can be merged"
                 )
     merged: dict[str, Measured] = {}
@@ -88,7 +87,7 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
     if whole.path.exists() and (not whole.path.is_dir() or any(whole.path.iterdir())):
         raise RunError(f"{out} exists and is not empty; give another --out")
     whole.begin()
-    whole.record(**{key: facts[0].get(key) for key in shared})
+    whole.record(**facts[0])
     append_record(whole.results, *merged.values())
     return whole
 
@@ -118,14 +117,14 @@ def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: S
         raise RunError(f"{folder.path} holds a run, and no evaluation; give another --out")
     if "windows" not in asked:
         raise RunError(
-            f"{folder.path} was measured by skipwise 0.1, which this version cannot go on with: skipwise report still shows "
-            "it; give another --out to measure again"
+            f"{folder.path} was measured by skipwise 0.1, which this version cannot go on with: skipwise report still "
+            "shows it; give another --out to measure again"
         )
     now = _asked(models, specification)
     if asked != now:
         raise RunError(
-            f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, now and then; give the same "
-            "settings to go on, or another --out"
+            f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, now and then; give the "
+            "same settings to go on, or another --out"
         )
     return folder
 
@@ -152,8 +151,8 @@ def _texts(models: Sequence[EvaluatedModel], specification: Specification, conso
     for model in models:
         if model.base and digests[model.label] != digests[model.base]:
             raise DataError(
-                f"{model.label} and {model.base} read the text as different tokens, so their losses cannot be compared; "
-                "give the model's own base by --base, or none by --base none"
+                f"{model.label} and {model.base} read the text as different tokens, so their losses cannot be "
+                "compared; give the model's own base by --base, or none by --base none"
             )
     return texts
 

@@ -1,4 +1,5 @@
-"""EleutherAI's lm-evaluation-harness (the extra ``benchmarks``): its tasks and its model, with nothing cut in silence."""
+"""EleutherAI's lm-evaluation-harness (the extra ``benchmarks``): its tasks and its model, and nothing cut in
+silence."""
 
 import errno
 import logging
@@ -85,9 +86,9 @@ class HarnessModel(HFLM):
     def _require_room(self, tokens: int) -> None:
         if tokens > self.max_length:
             raise EvaluationError(
-                f"task {self.task}: a request of {tokens:,} tokens with its answer exceeds {self.max_length:,}, and the "
-                "harness would cut it; give a larger --target if the model reads so far, fewer examples (TASK:N), or "
-                "leave the task out"
+                f"task {self.task}: a request of {tokens:,} tokens with its answer exceeds {self.max_length:,}, and "
+                "the harness would cut it; give a larger --target if the model reads so far, fewer examples (TASK:N), "
+                "or leave the task out"
             )
 
     def _require_finite(self, _module: Any, _inputs: Any, logits: torch.Tensor) -> None:
@@ -99,10 +100,10 @@ class HarnessModel(HFLM):
 
 
 def open_tasks(names: Iterable[str], include_path: Path | None, metadata: dict[str, Any]) -> TaskManager:
-    """Find the tasks called ``names``; the harness's own are read, for many seconds, only where one of them is asked for.
+    """Find the tasks called ``names``; the harness's own are read, for many seconds, only where one is asked for.
 
-    Task files (YAML) in ``include_path`` come before the harness's own. ``metadata`` is for tasks that make their data, as
-    RULER's do.
+    Task files (YAML) in ``include_path`` come before the harness's own. ``metadata`` is for tasks that make their data,
+    as RULER's do.
     """
     names = list(names)
     if include_path is not None:
@@ -200,8 +201,8 @@ def _local(task: str, name: str, subset: str | None, data_dir: Path) -> tuple[Pa
         return folder, subset
     if not (folder / str(subset)).is_dir():
         raise DataError(
-            f"task {task}: {folder} has no subset {subset!r}: neither does its README.md list one, nor is there a folder "
-            f"{folder / str(subset)}; copy the hub's repository of {name} there"
+            f"task {task}: {folder} has no subset {subset!r}: neither does its README.md list one, nor is there a "
+            f"folder {folder / str(subset)}; copy the hub's repository of {name} there"
         )
     return folder / str(subset), None
 
@@ -215,7 +216,7 @@ def run_task(
     limit: int | None,
     changes: dict[str, Any],
 ) -> dict[str, Any]:
-    """Run one task, with ``changes`` to its settings, as ``lm_eval.simple_evaluate`` does, and return what it returns."""
+    """Run one task, with ``changes`` to its settings, and return what ``lm_eval.simple_evaluate`` does."""
     model.task = task
     # A member of a group can be given settings, where a task that is named alone cannot.
     asked = {"group": f"{task} of skipwise", "task": [{"task": task, **changes}]} if changes else task

@@ -13,10 +13,10 @@ _ELSEWHERE = 2**24
 
 
 def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield ``logits [rows, some, vocabulary]`` at ``places`` in slices, each with the tokens that follow ``[rows, some]``.
+    """Yield ``logits [rows, some, vocabulary]`` at ``places``, in slices, each with the tokens after them [rows, some].
 
-    The rows of ``ids``, int64 [rows, tokens], begin at position 0; ``places`` are consecutive indices below ``tokens - 1``.
-    What the model does to its logits (as Gemma 2's capping) is done.
+    The rows of ``ids``, int64 [rows, tokens], begin at position 0; ``places`` are consecutive indices below ``tokens -
+    1``. What the model does to its logits (as Gemma 2's capping) is done.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
     inputs: dict[str, Any] = {

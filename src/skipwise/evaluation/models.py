@@ -51,8 +51,8 @@ class EvaluatedModel:
 def find_models(names: list[str], base: str | None = None, original: int | None = None) -> list[EvaluatedModel]:
     """Find the models ``names``, and after them the bases that are not among them.
 
-    What is not given is read from the ``run.json`` beside a model that ``skipwise extend`` made, or from its config, which
-    under NTK does not say the original length. An empty ``base`` stands for none.
+    What is not given is read from the ``run.json`` beside a model that ``skipwise extend`` made, or from its config,
+    which under NTK does not say the original length. An empty ``base`` stands for none.
     """
     names = [name.rstrip("/") or name for name in names]
     if len(set(names)) < len(names):
@@ -71,8 +71,8 @@ def _model(
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         raise ModelError(
-            f"model {name!r} has rope_type dynamic: its frequencies depend on the longest text read so far, so its answers "
-            "depend on the order of questions. Set another rope_type in its config, as yarn"
+            f"model {name!r} has rope_type dynamic: its frequencies depend on the longest text read so far, so its "
+            "answers depend on the order of questions. Set another rope_type in its config, as yarn"
         )
     target = _length(name)
     window = original or run_facts(name).get("original_length") or original_length(config)

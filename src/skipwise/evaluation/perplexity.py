@@ -1,7 +1,8 @@
 """Sliding-window perplexity, exact: every token is scored once, and logits exist only where a token is scored.
 
-With a window as long as the document there is one window, and each token is scored with all of the document before it. A
-causal model's loss on a prefix does not depend on what follows, so the same pass gives the perplexity of every prefix.
+With a window as long as the document there is one window, and each token is scored with all of the document before it.
+A causal model's loss on a prefix does not depend on what follows, so the same pass gives the perplexity of every
+prefix.
 """
 
 import math
@@ -104,9 +105,9 @@ def sliding_scores(
     """Score every token of every document but its first, under windows of ``window`` by ``stride`` tokens.
 
     A document's scores come as soon as it is read. Documents shorter than ``tokens_per_batch`` are read together, and
-    windows of one shape are fed together up to so many tokens. Positions are ``0 .. window - 1`` in each window. The loss
-    is float32 in every precision, and its sums float64. ``on_progress`` is told the tokens of each batch that was fed,
-    which sum to ``fed_tokens``.
+    windows of one shape are fed together up to so many tokens. Positions are ``0 .. window - 1`` in each window. The
+    loss is float32 in every precision, and its sums float64. ``on_progress`` is told the tokens of each batch that was
+    fed, which sum to ``fed_tokens``.
     """
     require_vocabulary(model, documents)
     most = tokens_per_batch or _PER_BATCH.get(model.device.type, _ON_A_GPU)
@@ -186,8 +187,8 @@ def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]
     """Loss and hit of the targets of windows of one shape: float64 and bool [windows, scored]."""
     rows = np.stack([np.asarray(document[plan.begin : plan.end], dtype=np.int64) for document, plan in batch])
     ids, context = torch.from_numpy(rows).to(model.device), batch[0][1].context
-    # One piece of memory for all slices: a small tensor kept from each would lie between the large ones of the next, and on a
-    # CPU the heap would grow by a slice of logits every time.
+    # One piece of memory for all slices: a small tensor kept from each would lie between the large ones of the next, and
+    # on a CPU the heap would grow by a slice of logits every time.
     losses = torch.empty(len(ids), ids.shape[1] - context, device=ids.device)
     hits = torch.empty_like(losses, dtype=torch.bool)
     done = 0

@@ -1,8 +1,8 @@
 """Retrieval: does a model find a number, wherever in the prompt it is hidden?
 
-Prompts are answered one at a time by greedy decoding with a key-value cache. They are sorted by their token ids, so that
-neighbours share the longest beginning, and what a prompt shares with the one before it is not read again. For passkeys
-at depths spread over the prompt that saves the filler before each key in the second half.
+Prompts are answered one at a time by greedy decoding with a key-value cache. They are sorted by their token ids, so
+that neighbours share the longest beginning, and what a prompt shares with the one before it is not read again. For
+passkeys at depths spread over the prompt that saves the filler before each key in the second half.
 """
 
 import time
@@ -19,9 +19,9 @@ from skipwise.errors import RecipeError, one_of
 from skipwise.evaluation.perplexity import inference, require_vocabulary
 from skipwise.method.lengths import parse_length
 
-# Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask also
-# compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less than half
-# of its tokens with the one before is read from its beginning, where no mask is needed.
+# Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask
+# also compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less
+# than half of its tokens with the one before is read from its beginning, where no mask is needed.
 _AT_ONCE = 1024
 
 
@@ -92,8 +92,8 @@ def retrieve(
 ) -> Iterator[Answer]:
     """Answer each prompt greedily, in the order of their token ids.
 
-    Nothing is shared between prompts if a layer keeps only the last tokens (sliding attention), because its cache cannot
-    go back, or if frequencies may switch with the length (longrope).
+    Nothing is shared between prompts if a layer keeps only the last tokens (sliding attention), because its cache
+    cannot go back, or if frequencies may switch with the length (longrope).
     """
     require_vocabulary(model, [prompt.ids for prompt in prompts])
     cached = _CachedModel(model)

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.passkey import Prompt
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, TooShortError
@@ -96,7 +95,9 @@ class Prompts:
 
     def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[TrialRecord]:
         """Answer each prompt and yield its record; logits that are not numbers are refused."""
-        prompts = [self._prompt(request) for request in self.requests]
+        prompts = [
+            draw_prompt(one.task, self.tokenizer, one.length, one.seed, one.trial, one.depths) for one in self.requests
+        ]
         label = self.requests[0].arm
         with _watched_logits(model) as broken:
             for answer in retrieve(model, self.tokenizer, prompts, precision=self.requests[0].precision):
@@ -115,9 +116,6 @@ class Prompts:
                 if on_progress:
                     on_progress(request.length)
 
-    def _prompt(self, request: TrialRecord) -> Prompt:
-        return draw_prompt(request.task, self.tokenizer, request.length, request.seed, request.trial, request.depths)
-
 
 Batch = Readings | Prompts
 
@@ -131,8 +129,8 @@ def read_texts(
 ) -> list[EvaluationText]:
     """Tokenise the texts for model ``name`` and choose the documents that are read of each.
 
-    ``trained_on`` are labels of models and the texts that they were trained on, which are not measured on. ``stores`` holds
-    tokens that are there already, by source; those that are tokenised here are added.
+    ``trained_on`` are labels of models and the texts that they were trained on, which are not measured on. ``stores``
+    holds tokens that are there already, by source; those that are tokenised here are added.
     """
     if not specification.documents:
         return []
@@ -238,8 +236,8 @@ def answered(
 ) -> list[Record]:
     """Answer the requests that the file ``results`` does not answer yet, and return the records of all requests.
 
-    Each record is appended to it as soon as it is made; None keeps them in memory alone. ``model`` loads the model, and is
-    called only if something is left to measure.
+    Each record is appended to it as soon as it is made; None keeps them in memory alone. ``model`` loads the model, and
+    is called only if something is left to measure.
     """
     known = {r.key: r for r in read_records(results) if isinstance(r, Measured)} if results else {}
     made: dict[str, Record] = dict(known)
@@ -276,8 +274,8 @@ def _digest(model: EvaluatedModel, read: Segment) -> str:
 
 
 def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int]:
-    """The bucket edges of a document of ``tokens`` tokens: positions doubling from a quarter of the original length, the
-    windows, and 16 even parts of the longest window."""
+    """The bucket edges of a document: positions doubling from a quarter of the original length, the windows, and 16
+    even parts of the longest window."""
     parts = {windows[-1] * k // _PREFIXES for k in range(1, _PREFIXES + 1)}
     inner = {*position_buckets(tokens, original), *windows, *parts}
     return sorted({1, tokens} | {edge for edge in inner if 1 < edge < tokens})
@@ -293,9 +291,10 @@ def _explained(model: PreTrainedModel, label: str, request: ReadingRecord | Tria
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
         if memory:
             raise EvaluationError(
-                f"out of memory measuring {label} at {length:,} tokens: it held the model, the keys and values of that many "
-                "tokens and the logits of those scored. What was measured is kept. Lower the lengths (evaluation.windows "
-                "and evaluation.passkey_lengths of a recipe, --lengths of evaluate) and run the command again"
+                f"out of memory measuring {label} at {length:,} tokens: it held the model, the keys and values of that "
+                "many tokens and the logits of those scored. What was measured is kept. Lower the lengths "
+                "(evaluation.windows and evaluation.passkey_lengths of a recipe, --lengths of evaluate) and run the "
+                "command again"
             ) from error
         most = getattr(model.config, "max_position_embeddings", None)
         beyond = isinstance(error, IndexError) or "device-side assert" in str(error)

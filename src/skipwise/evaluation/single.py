@@ -95,7 +95,7 @@ def perplexity_settings(
 def measure_perplexity(
     model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console
 ) -> tuple[list[ReadingRecord], list[int]]:
-    """Read the longest documents that the model was not trained on: the readings, and the windows that the text fills."""
+    """Read the longest documents that the model was not trained on; return also the windows that the text fills."""
     if out is not None:
         require_results(out)
     trained = [(model.label, known)] if (known := training_text(model.name)) else []

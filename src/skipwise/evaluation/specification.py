@@ -1,4 +1,4 @@
-"""What is measured of every model: texts, windows, prompts, precision. Each command writes one and hands it to the runner."""
+"""What is measured of every model: texts, windows, prompts, precision. Each command hands one to the runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -74,7 +74,8 @@ class Specification:
     def stride_of(self, window: int) -> int:
         """By how many tokens windows advance: ``stride``, or a default of at most half the window.
 
-        The default also serves a window that is narrower than ``stride`` and not among ``windows``, as that of a control.
+        The default also serves a window that is narrower than ``stride`` and not among ``windows``, as that of a
+        control.
         """
         if self.stride and (self.stride <= window or window in self.windows):
             return self.stride
@@ -86,8 +87,8 @@ class Specification:
         if "passkey" not in self.tasks or wilson_interval(self.trials, self.trials)[0] >= FOUND:
             return ""
         return (
-            f"{self.trials} trials cannot show that {FOUND:.0%} of the passkeys are found, even if all are: no effective "
-            "length can be reported. Ask for 35 at least"
+            f"{self.trials} trials cannot show that {FOUND:.0%} of the passkeys are found, even if all are: no "
+            "effective length can be reported. Ask for 35 at least"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -138,9 +139,9 @@ def specification_for(
 ) -> Specification:
     """What ``skipwise evaluate`` asks of models: windows and prompts from the shortest original length to the target.
 
-    ``lengths`` are those of windows and prompts: by default the shortest original length, doubled up to ``target``, and that
-    is by default the longest that a model's config says. ``settings`` are other fields of ``Specification``. The console is
-    told what they cannot show.
+    ``lengths`` are those of windows and prompts: by default the shortest original length, doubled up to ``target``, and
+    that is by default the longest that a model's config says. ``settings`` are other fields of ``Specification``. The
+    console is told what they cannot show.
     """
     if lengths and target:
         raise RecipeError("--lengths gives the longest length already, and --target another: give one of them")
@@ -160,7 +161,8 @@ def specification_for(
     for model in models:
         if not model.control and windows[-1] > model.target:
             console.print(
-                f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond: the page shows how",
+                f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond: the page shows "
+                "how",
                 style="yellow",
             )
     return specification

@@ -54,8 +54,8 @@ def held_out_share(text: Data, trained_on: Iterable[tuple[str, Data]], console: 
     """Return which share of ``text``, held out by name, no model was trained on; None if all of it may be read.
 
     Every command that measures on text asks here. The embedded model was trained on the standard library, so of that
-    only the held-out tenth is read, whatever the model. ``trained_on`` are labels of models, and the texts that they were
-    trained on; the console is told where these cannot be recognised by their documents' names.
+    only the held-out tenth is read, whatever the model. ``trained_on`` are labels of models, and the texts that they
+    were trained on; the console is told where these cannot be recognised by their documents' names.
     """
     shares = [Data().held_out] if text.source == "stdlib" else []
     for label, trained in trained_on:
@@ -65,8 +65,8 @@ def held_out_share(text: Data, trained_on: Iterable[tuple[str, Data]], console: 
                 shares.append(trained.held_out)
         elif ours.exists() and (ours in theirs.parents or theirs in ours.parents):
             console.print(
-                f"{label} was trained on {trained.source}, which overlaps with {text.source}. The held-out documents have "
-                "other names there and cannot be told apart: the measured numbers may be too good",
+                f"{label} was trained on {trained.source}, which overlaps with {text.source}. The held-out documents "
+                "have other names there and cannot be told apart: the measured numbers may be too good",
                 style="yellow",
             )
     return min(shares, default=None)  # a document held out at a small share is held out at every larger one
@@ -118,7 +118,7 @@ def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[
 def longest_documents(
     store: TokenStore, candidates: np.ndarray, *, at_least: int, most: int, limit: int | None
 ) -> list[Segment]:
-    """Take the ``most`` longest of ``candidates`` that have ``at_least`` tokens, each cut to its first ``limit`` tokens."""
+    """Take the ``most`` longest of ``candidates`` that have ``at_least`` tokens, each cut to its first ``limit``."""
     if limit is not None and limit < at_least:
         raise RecipeError(
             f"tokens_per_document {limit:,} must be at least the largest window, {at_least:,}: raise it, or lower the "

@@ -65,7 +65,7 @@ def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
 
 
 def position_buckets(length: int, original: int) -> list[int]:
-    """Return the edges of buckets of positions in ``length`` tokens: a quarter of the original length, doubled to the end.
+    """Return the edges of position buckets in ``length`` tokens: a quarter of the original length, doubled to the end.
 
     Bucket i holds the targets ``edges[i] .. edges[i + 1] - 1``; the first edge is 1, because nothing stands
     before the token at 0. The original length is always an edge, also if it is no multiple of four.

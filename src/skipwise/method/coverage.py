@@ -24,8 +24,8 @@ _MOST_DISTANCES = 2**24
 class Coverage:
     """The probability that one example covers each relative distance; arrays are [target_length - 1].
 
-    The standard error is sqrt(p (1 - p) / samples); 0 for a closed form, and where every example, or no example, covered
-    the distance.
+    The standard error is sqrt(p (1 - p) / samples); 0 for a closed form, and where every example, or none, covered the
+    distance.
     """
 
     distances: np.ndarray  # int64, 1..target_length - 1, in tokens

@@ -94,7 +94,7 @@ class Data(Section):
     min_tokens: Length | None = Field(None, description="shortest document used; default: the train length")
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
-    train_jumps: bool = Field(False, description="train the first label of a chunk too, which begins another text")
+    train_jumps: bool = Field(False, description="train the first label of a chunk too, a jump in the text")
     min_context: Whole = Field(0, ge=0, description="tokens of its text that a trained label needs directly before it")
     cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: Whole | None = Field(None, ge=1, description="tokenisation threads; default: all cores")
@@ -151,8 +151,10 @@ class Lora(Section):
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
     also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
-    base: Literal["auto", "float32", "4bit"] = Field("auto", description="frozen weights; auto: as training.precision")
-    saved: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint, or the adapter alone")
+    base: Literal["auto", "float32", "4bit"] = Field(
+        "auto", description="data type of the frozen weights; auto: as training.precision"
+    )
+    saved: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint or the adapter alone")
 
 
 class Evaluation(Section):

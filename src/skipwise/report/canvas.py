@@ -115,9 +115,11 @@ def log_axis(axes: "Axes", low: float, high: float) -> None:
 
 
 def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
-    """A dashed line at the original length."""
+    """A dashed line at the original length; its name stands above the curves."""
     if length is None:
         return
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** 0.1 if axes.get_yscale() == "log" else high + 0.1 * (high - low))
     axes.axvline(length, color=ink, lw=0.9, ls=(0, (3, 3)), alpha=0.6, zorder=1)
     axes.annotate(
         f"original length {format_length(length)}", (length, 1), (5, -2), xycoords=("data", "axes fraction"),

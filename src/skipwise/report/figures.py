@@ -99,7 +99,7 @@ def perplexity_plots(shown: Shown) -> Iterator[Plot]:
     log = max(values) / min(values) > 3
 
     def draw(axes: "Axes", ink: str) -> None:
-        for row, style in zip(rows, _styles_of([row.arm for row in rows]), strict=True):
+        for row, style in zip(rows, _styles_of(_arms(rows)), strict=True):
             curve = {w: p.mean for w, p in row.perplexity.items() if math.isfinite(p.mean)}
             axes.plot(list(curve), list(curve.values()), label=named(row.label), **style)
         length_axis(axes, sorted({w for _, w, _ in points}), "window (tokens)")
@@ -111,8 +111,8 @@ def perplexity_plots(shown: Shown) -> Iterator[Plot]:
     caption = f"Lower is better. From the shortest window to the longest, {_listed(changes)}."
     if any(folder.models for folder in shown.folders):
         caption += (
-            " A level curve beyond the original length is needed but proves little, because sliding windows of any length "
-            "score well on their last few hundred tokens."
+            " A level curve beyond the original length is needed but proves little, because sliding windows of any "
+            "length score well on their last few hundred tokens."
         )
     columns = ["model", "window", "documents", "tokens_scored", "perplexity", "low_95", "high_95"]
     data = [
@@ -127,6 +127,8 @@ def _change(row: Row) -> str:
     """How a model goes from its shortest window to its longest."""
     first, last = (row.perplexity[end(row.perplexity)].mean for end in (min, max))
     ends = format_number(first), format_number(last)
+    if len(row.perplexity) == 1:
+        return f"{row.label} has {ends[0]} at {min(row.perplexity):,} tokens, its only window"
     if last > 1.1 * first or last < first / 1.1:
         return f"{row.label} {'rises' if last > first else 'falls'} from {ends[0]} to {ends[1]}"
     return f"{row.label} stays level ({ends[0]} and {ends[1]})"
@@ -149,7 +151,7 @@ def _found_plot(task: str, rows: list[Row], few: list[Row]) -> Plot:
     width = 0.84 / len(rows)
 
     def draw(axes: "Axes", ink: str) -> None:
-        for i, (row, style) in enumerate(zip(rows, _styles_of([row.arm for row in rows]), strict=True)):
+        for i, (row, style) in enumerate(zip(rows, _styles_of(_arms(rows)), strict=True)):
             bars = [values[1:] for values in data if values[0] == row.label]
             places = [lengths.index(bar[0]) + (i - (len(rows) - 1) / 2) * width for bar in bars]
             share, low, high = (np.array([100 * bar[k] for bar in bars]) for k in (3, 4, 5))
@@ -158,7 +160,7 @@ def _found_plot(task: str, rows: list[Row], few: list[Row]) -> Plot:
             spans = [np.clip(share - low, 0, None), np.clip(high - share, 0, None)]
             axes.errorbar(places, share, spans, fmt="none", ecolor=ink, elinewidth=0.8, alpha=0.5)
             for x, bar, top in zip(places, bars, high, strict=True):
-                if len(data) <= 20:
+                if len(data) <= 14:  # else the numbers would touch
                     axes.annotate(format_share(bar[3])[:-1], (x, top), (0, 3), **_ANNOTATION)
         axes.set_xticks(range(len(lengths)), [format_length(n) for n in lengths])
         axes.set_xlabel("prompt length (tokens)")
@@ -228,8 +230,8 @@ def _heat_map(name: str, title: str, row: Row, cells: Mapping[int, Sequence[Sequ
         axes.grid(visible=False)
 
     caption = (
-        "0% is the beginning of the prompt, farthest from the question. Each cell is the share of prompts answered rightly; "
-        "pale cells are where the number is missed."
+        "0% is the beginning of the prompt, farthest from the question. Each cell is the share of prompts answered "
+        "rightly; pale cells are where the number is missed."
     )
     columns = ["model", "length", "depth_from", "depth_to", "trials", "hits"]
     return Plot(name, title, columns, data, draw, caption)
@@ -257,8 +259,8 @@ def position_plots(shown: Shown) -> Iterator[Plot]:
             "Loss over the base (nats) by position",
             positions,
             excess,
-            "The loss less that of the base, which predicts the same tokens in windows of its own length. Below zero, the "
-            "model is better than its base.",
+            "The loss less that of the base, which predicts the same tokens in windows of its own length. Below zero, "
+            "the model is better than its base.",
         ),
         (
             "first-tokens",
@@ -286,10 +288,10 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
     by_tokens = all(a.tokens < b.tokens for log in steps.values() for a, b in pairwise(log))
     several = len(shown.folders) > 1
     labels = [f"{run} · {arm_name(arm)}" if several else arm_name(arm) for run, arm in steps]
-    styles = _styles_of([arm for _, arm in steps])
+    lines = list(zip(labels, steps.values(), _styles_of([arm for _, arm in steps]), strict=True))
 
     def draw(axes: "Axes", ink: str) -> None:
-        for label, log, style in zip(labels, steps.values(), styles, strict=True):
+        for label, log, style in lines:
             x = [r.tokens if by_tokens else r.step for r in log]
             line = {"color": style["color"], "linestyle": style["linestyle"]}
             axes.plot(x, [r.loss for r in log], lw=0.9, alpha=0.35, **line)
@@ -298,15 +300,12 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
         axes.xaxis.set_major_formatter(lambda value, _: _short_count(value))
         axes.set_xlim(left=0)
 
-    trained = [
-        f"{label} {log[-1].step:,} steps, {log[-1].tokens:,} tokens"
-        for label, log in zip(labels, steps.values(), strict=True)
-    ]
+    trained = [f"{label} {log[-1].step:,} steps, {log[-1].tokens:,} tokens" for label, log, _ in lines]
     caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
     columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
     data = [
         [label, r.step, r.tokens, r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second]
-        for label, log in zip(labels, steps.values(), strict=True)
+        for label, log, _ in lines
         for r in log
     ]
     yield Plot("loss", "Training loss (nats per token)", columns, data, draw, caption)
@@ -334,8 +333,8 @@ def coverage_plots(shown: Shown) -> Iterator[Plot]:
         axes.set_ylim(0, 1.04)
 
     caption = (
-        f"Training windows of {trained:,} tokens alone never show the model two tokens farther apart than {trained - 1:,}; "
-        "with skipped positions every distance up to the target gets its share of examples."
+        f"Training windows of {trained:,} tokens alone never show the model two tokens farther apart than "
+        f"{trained - 1:,}; with skipped positions every distance up to the target gets its share of examples."
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     data = [
@@ -372,8 +371,8 @@ def curve_plot(
 ) -> Plot:
     """A line for each label over lengths or steps, logarithmic where values lie far apart.
 
-    ``curves`` maps label -> x -> value; a label that is an arm has the arm's colour, and finite intervals are drawn as a
-    band. A dashed line marks the ``original`` length in tokens.
+    ``curves`` maps label -> x -> value; a label that is an arm has the arm's colour, and finite intervals are drawn as
+    a band. A dashed line marks the ``original`` length in tokens.
     """
     places = sorted({x for curve in curves.values() for x in curve})
     values = [v.mean for curve in curves.values() for v in curve.values() if math.isfinite(v.mean)]
@@ -406,6 +405,11 @@ def _looks(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
     free = [look for look in _FREE if look not in looks.values()]
     others = dict.fromkeys(label for label in labels if label not in looks)
     return looks | {label: free[turn % len(free)] for turn, label in enumerate(others)}
+
+
+def _arms(rows: Sequence[Row]) -> list[str]:
+    """The arm of each row; a base that an evaluation compares with looks as the original of a run."""
+    return [row.arm if row.judged or row.arm in ARM_COLOURS else "original" for row in rows]
 
 
 def _styles_of(labels: Sequence[str]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ _SHORT_OF_MEMORY = (
 def write_card(
     folder: Path, *, title: str, headline: str, facts: Mapping[str, str], table: str, figure: Path | None
 ) -> None:
-    """Write the card into the model's ``folder``: its headline, facts, table (Markdown), and a copy of the figure (PNG)."""
+    """Write the card into the model's ``folder``: headline, facts, table (Markdown), and a copy of the figure (PNG)."""
     lines = ["---", "library_name: transformers", "tags: [long-context, pose, rope]", "---", ""]
     lines += [f"# {html.escape(title, quote=False)}", "", f"{headline}.", ""]
     lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
@@ -35,8 +35,8 @@ def _ways_to_load(folder: Path) -> list[str]:
     path = "path/to/this/folder"
     if base := lora.base_of(str(folder)):
         return [
-            "This is an adapter. It is right only on a base that has this folder's `config.json`, which holds the extended "
-            "RoPE.",
+            "This is an adapter. It is right only on a base that has this folder's `config.json`, which holds the "
+            "extended RoPE.",
             "",
             "```python",
             serving.peft(resolve(base), path),

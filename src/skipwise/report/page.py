@@ -1,8 +1,9 @@
-"""Folders of runs or evaluations -> figures, ``numbers.csv`` and one self-contained HTML page, from their records alone."""
+"""Folders of runs or evaluations -> figures, ``numbers.csv`` and one HTML page, from their records alone."""
 
 import csv
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     read = [read_folder(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     if len(read) > 1 and (evaluations := [folder.name for folder in read if folder.models]):
         raise RunError(
-            f"{evaluations[0]} is an evaluation and not a run: skipwise report shows one evaluation alone, and skipwise "
-            "evaluate A B measures several models side by side"
+            f"{evaluations[0]} is an evaluation and not a run: skipwise report shows one evaluation alone, and "
+            "skipwise evaluate A B measures several models side by side"
         )
     rows = rows_of(read)
     judged = judgements(rows)
@@ -151,21 +152,24 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, by resampling documents."
         )
     if trials:
-        asked: dict[tuple[str, str, int], list[TrialRecord]] = {}
-        for r in trials:
-            asked.setdefault((r.arm, r.task, r.length), []).append(r)
+        asked = Counter(
+            (folder.name, r.arm, r.task, r.length)
+            for folder in folders
+            for r in folder.records
+            if isinstance(r, TrialRecord)
+        )
         seeds = sorted({r.seed for r in trials})
         parts.append(
-            f"Retrieval: {_span([len(each) for each in asked.values()])} prompts of each length, at "
-            f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be right. "
-            f"Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
+            f"Retrieval: {_span(asked.values())} prompts of each length, at "
+            f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be "
+            f"right. Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
         )
     if precisions := sorted(({r.precision for r in readings} | {r.precision for r in trials}) - {""}):
         parts.append(f"Precision: {' and '.join(precisions)}.")
     return parts
 
 
-def _span(values: list[int]) -> str:
+def _span(values: Collection[int]) -> str:
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 

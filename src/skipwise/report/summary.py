@@ -1,4 +1,4 @@
-"""Records -> what they say of each model: perplexity, retrieval, what far text is worth, the cost, the effective length.
+"""Records -> what they say of each model: perplexity, retrieval, worth of far text, cost, effective length.
 
 A folder of ``skipwise extend`` holds the arms of one run, a folder of ``skipwise evaluate`` several models. Both become
 rows: one model on one text.
@@ -64,8 +64,8 @@ class Folder:
         if not isinstance(asked, int) or made >= asked:
             return ""
         return (
-            f"Unfinished: {made:,} of {asked:,} records. These numbers are of a part, and prompts are not answered in the "
-            "order of their depths. The same command goes on; skipwise merge puts shards together."
+            f"Unfinished: {made:,} of {asked:,} records. These numbers are of a part, and prompts are not answered in "
+            "the order of their depths. The same command goes on; skipwise merge puts shards together."
         )
 
 
@@ -155,8 +155,8 @@ class Cost:
         if self.loss.mean <= COST_LIMIT:
             return ""
         return (
-            f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than {COST_LIMIT}: it "
-            "reads short texts worse than its base. Train longer, at a lower rate, or under another interpolation."
+            f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than "
+            f"{COST_LIMIT}: it reads short texts worse than its base. Train longer, at a lower rate, or under another interpolation."
         )
 
 
@@ -192,7 +192,8 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
     records = read_records(folder / "results.jsonl")
     if not records:
         raise RunError(
-            f"{folder} holds no results yet (results.jsonl); finish it: extend with --resume, evaluate by the same command"
+            f"{folder} holds no results yet (results.jsonl); finish it: extend with --resume, evaluate by the same "
+            "command"
         )
     try:
         info_file, recipe_file = folder / "run.json", folder / "recipe.yaml"
@@ -202,8 +203,8 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         raise RunError(f"{folder}: run.json or recipe.yaml cannot be read ({error}); mend or delete it") from None
     if not info and not recipe and all(isinstance(record, Measured) for record in records):
         raise RunError(
-            f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands print "
-            "their tables again, and skipwise evaluate makes a page"
+            f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "
+            "print their tables again, and skipwise evaluate makes a page"
         )
     return Folder(name or folder.name, records, mapping(info), recipe)
 
@@ -243,7 +244,7 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
 
 
 def _shown(folder: Folder, reading: ReadingRecord) -> bool:
-    """Whether a reading belongs into the tables: sliding, of a finished model, of a document that was asked for last."""
+    """Whether a reading belongs into the tables: sliding, of a finished model, of a document asked for last."""
     if reading.mode != "sliding" or reading.step is not None:
         return False
     names = mapping(mapping(folder.info.get("evaluation")).get("documents")).get(reading.data)

@@ -31,7 +31,7 @@ class Table:
 
 
 def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
-    """Every table that the records of some folders allow; ``brief`` leaves intervals out where a terminal lacks room."""
+    """Every table that the records of some folders allow; ``brief`` leaves out intervals for want of room."""
     rows = rows_of(folders)
     evaluated = any(folder.models for folder in folders)
     tables = [_perplexity_table([row for row in rows if row.perplexity], brief)]
@@ -81,16 +81,13 @@ def _benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
 
 def _position_table(judgement: Judgement) -> Table:
     rows = [
-        [
-            f"{b.begin:,} .. {b.end - 1:,}",
-            f"{b.loss.mean:.3f}",
-            str(b.gain) if b.gain else "–",
-            str(b.excess) if b.excess else "–",
-        ]
+        [f"{b.begin:,} .. {b.end - 1:,}", f"{b.loss.mean:.3f}", str(b.gain or "–"), str(b.excess or "–")]
         for b in judgement.buckets
     ]
     head = ["position", "loss (nats)", "gain by far text", "over the base"]
-    return Table(f"Loss by position: {judgement.row.label}", "loss by position", head, rows)
+    known = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
+    cells = [[row[i] for i in known] for row in rows]
+    return Table(f"Loss by position: {judgement.row.label}", "loss by position", [head[i] for i in known], cells)
 
 
 def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequence[int]) -> Table:
@@ -107,16 +104,12 @@ def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequenc
         ]
         head = ["window", "perplexity", "95% interval", "documents", "tokens"]
         return Table("perplexity", "perplexity", head, rows)
-    whole = of[windows[-1]]
+    short, whole = of[windows[0]], of[windows[-1]]
     if mode == "truncated":
         rows = [[format_length(end), *_with_span(perplexity(whole, end))] for end in ends]
         return Table("perplexity of the first tokens", "perplexity", ["tokens", "perplexity", "95% interval"], rows)
     rows = [
-        [
-            f"{begin:,} .. {end - 1:,}",
-            f"{loss(whole, begin, end).mean:.3f}",
-            str(difference(of[windows[0]], whole, begin, end)),
-        ]
+        [f"{begin:,} .. {end - 1:,}", f"{loss(whole, begin, end).mean:.3f}", str(difference(short, whole, begin, end))]
         for begin, end in pairwise([1, *ends])
     ]
     title = f"loss by position; gain over windows of {windows[0]:,}"
@@ -162,7 +155,7 @@ def rich_table(table: Table) -> RenderableType:
 
 
 def summary_table(folder: Folder) -> RenderableType:
-    """Perplexity and passkeys of a run for the terminal: side by side, or one below the other where that is too wide."""
+    """Perplexity and passkeys of a run for the terminal: side by side, or one below the other if that is too wide."""
     tables = _summary(folder)
     if sum(len(table.head) - 1 for table in tables) > _SIDE_BY_SIDE:
         return Group(*map(rich_table, tables))

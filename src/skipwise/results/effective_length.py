@@ -45,14 +45,14 @@ def effective_length(
 ) -> EffectiveLength:
     """Go up through the tested lengths and stop at the first that does not pass.
 
-    ``found`` are passkeys (found, asked for) by prompt length. ``excess`` is by length n the loss in nats a token at the
-    positions up to n that the next shorter length does not have, each token read with all of its document before it, less
-    the loss of the same tokens under ``control``, which is named in words.
+    ``found`` are passkeys (found, asked for) by prompt length. ``excess`` is by length n the loss in nats a token at
+    the positions up to n that the next shorter length does not have, each token read with all of its document before
+    it, less the loss of the same tokens under ``control``, which is named in words.
     """
     rule = (
-        f"The longest length such that, at it and at every shorter tested one, at least {FOUND:.0%} of the passkeys are "
-        f"found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above that of "
-        f"{control} on the same tokens; both by the far end of the 95% interval."
+        f"The longest length such that, at it and at every shorter tested one, at least {FOUND:.0%} of the passkeys "
+        f"are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above that "
+        f"of {control} on the same tokens; both by the far end of the 95% interval."
     )
     if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:
         return EffectiveLength(0, rule, f"Not measured: {' and '.join(missing)}.", unknown=True)

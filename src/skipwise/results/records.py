@@ -232,9 +232,9 @@ class BenchmarkRecord(Measured):
 class CostRecord:
     """What training costs: the seconds of each timed step, and the peak memory of a process that takes such steps.
 
-    A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is what the process held
-    before its first step, weights included; on a GPU both count its memory alone. ``key`` stands for the model's shape
-    and for what else of the recipe decides the cost.
+    A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is what the process
+    held before its first step, weights included; on a GPU both count its memory alone. ``key`` stands for the model's
+    shape and for what else of the recipe decides the cost.
     """
 
     kind: ClassVar[str] = "cost"

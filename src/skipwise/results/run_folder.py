@@ -50,7 +50,7 @@ class RunFolder:
             raise RunError(f"run folder {str(self.path)!r} cannot be written: {error}; give another --out") from None
 
     def require_same(self, **fingerprints: str) -> None:
-        """Require the text of a resumed run to be what it began with: else numbers of two texts would stand in one table."""
+        """Require the text of a resumed run to be what it began with, lest one table hold numbers of two texts."""
         known = self.read().get("fingerprints", {})
         for name, value in fingerprints.items():
             if known.get(name, value) != value:

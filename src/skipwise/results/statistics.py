@@ -123,15 +123,15 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
 
 
 def seeds_interval(values: Sequence[float]) -> Interval:
-    """The mean of one value a seed, two at least, and its 95% interval by Student's t (1908): wide, where seeds are few."""
+    """The mean of one value a seed, two at least, and its 95% interval by Student's t (1908): wide for few seeds."""
     mean, n = statistics.fmean(values), len(values)
     half = _t(n - 1) * statistics.stdev(values) / math.sqrt(n)
     return Interval(mean, mean - half, mean + half)
 
 
 def _t(freedom: int) -> float:
-    """The 97.5% quantile of Student's t: from the tables for few degrees of freedom, else by its expansion in 1 / freedom
-    (Abramowitz and Stegun, 26.7.5), right to 0.2%."""
+    """The 97.5% quantile of Student's t: from the tables for few degrees of freedom, else by its expansion in 1 /
+    freedom (Abramowitz and Stegun, 26.7.5), right to 0.2%."""
     if freedom <= len(_T):
         return _T[freedom - 1]
     return _Z + (_Z**3 + _Z) / (4 * freedom) + (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / (96 * freedom**2)

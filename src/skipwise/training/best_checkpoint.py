@@ -2,9 +2,9 @@
 
     checkpoints/best-N/   the trained weights after step N, sealed by a marker (``skipwise.training.checkpoints``)
 
-The results say which step is best. Its weights are complete before its record is written, and those of the previous best
-are removed after that. So after a kill, the weights of the best step on record exist; a step without a record is trained
-and measured again.
+The results say which step is best. Its weights are complete before its record is written, and those of the previous
+best are removed after that. So after a kill, the weights of the best step on record exist; a step without a record is
+trained and measured again.
 """
 
 from collections.abc import Iterator

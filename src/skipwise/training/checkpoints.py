@@ -1,8 +1,8 @@
 """Checkpoints of a run: which are complete, and how they are sealed, verified and rotated.
 
 A checkpoint is complete if it holds ``complete.json``, the list of its files with sizes and SHA-256, which is written
-last. A folder without it is an incomplete checkpoint, left by an interrupted save or removal, and is ignored. A complete
-checkpoint that has lost or changed a file is refused, because a resume would continue with other weights.
+last. A folder without it is an incomplete checkpoint, left by an interrupted save or removal, and is ignored. A
+complete checkpoint that has lost or changed a file is refused, because a resume would continue with other weights.
 """
 
 import errno
@@ -86,11 +86,10 @@ def require_sealed(folder: Path, way_out: str) -> None:
 
 def latest_complete(folder: Path) -> Path | None:
     """Return the newest complete checkpoint, verified, or None; a damaged one is refused, not replaced by an older."""
-    checkpoints = complete_checkpoints(folder)
-    if not checkpoints:
-        return None
-    verify(checkpoints[-1])
-    return checkpoints[-1]
+    newest = next(reversed(complete_checkpoints(folder)), None)
+    if newest:
+        verify(newest)
+    return newest
 
 
 def require_engine(checkpoint: Path, engine: str) -> None:

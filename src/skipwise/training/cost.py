@@ -60,14 +60,9 @@ class CostEstimate:
 
 
 def estimate_cost(
-    config: PretrainedConfig,
-    recipe: Recipe,
-    window: int,
-    batch: int,
-    hardware: Hardware,
-    micro_batch: int | None = None,
+    config: PretrainedConfig, recipe: Recipe, window: int, batch: int, hardware: Hardware, micro: int | None = None
 ) -> CostEstimate:
-    """Estimate a run of ``batch`` windows a step, ``micro_batch`` at a time on each GPU (default: the recipe's).
+    """Estimate a run of ``batch`` windows a step, ``micro`` at a time on each GPU (default: the recipe's).
 
     On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
@@ -76,7 +71,7 @@ def estimate_cost(
     settings, rules = recipe.training, recipe.lora
     known_fields(settings)
     _refuse_experts(config)
-    micro_batch = min(micro_batch or settings.per_device_train_batch_size, batch)
+    micro = min(micro or settings.per_device_train_batch_size, batch)
     gpus, sharded = hardware.gpus, hardware.gpus > 1
     frozen_low = rules is not None and rules.base != "float32"
     low = settings.precision != "float32" and (sharded or frozen_low)
@@ -84,7 +79,7 @@ def estimate_cost(
         config,
         StepSettings(
             window,
-            micro_batch,
+            micro,
             precision="float32" if sharded or settings.precision == "float32" else "bf16",
             weights=torch.bfloat16 if low else torch.float32,
             checkpointing=_checkpointing(settings),
@@ -92,10 +87,10 @@ def estimate_cost(
             sliced_loss=not sharded,
         ),
     )
-    loading = (2 if low else 4) * cost.parameters if rules else 4 * cost.parameters
+    loading = (2 if low and rules else 4) * cost.parameters
     four_bits = rules is not None and rules.base == "4bit"
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
-    operations = cost.operations * batch / micro_batch
+    operations = cost.operations * batch / micro
     return CostEstimate(
         window,
         batch,
@@ -111,7 +106,7 @@ def estimate_cost(
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
-    """Print PoSE beside full-length training of as many tokens, and the settings that reduce memory if one does not fit."""
+    """Print PoSE beside full-length training of as many tokens, and what reduces memory if one does not fit."""
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     train = recipe.train_length or extension.rope.original_length

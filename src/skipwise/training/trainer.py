@@ -96,7 +96,7 @@ def train(
         steps=trainer.state.global_step,
         tokens=trainer.state.num_input_tokens_seen,
         seconds=seconds,
-        loss=_last_loss(trainer.state),
+        loss=next((entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry), float("nan")),
         tokens_per_second=(trainer.state.num_input_tokens_seen - meter.tokens_before) / seconds,
     )
 
@@ -119,7 +119,7 @@ class _Trainer(Trainer):
             return super().create_scheduler(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Restore the stock forward: Accelerate's copies all logits to float32. The loss has the same autocast instead."""
+        """Restore the stock forward: Accelerate's copies all logits to float32. The loss gets the same autocast."""
         prepared = super()._prepare_for_training(*args, **kwargs)
         processes.require_engine(prepared[0])
         assert isinstance(self.model, torch.nn.Module)
@@ -154,12 +154,12 @@ class _Trainer(Trainer):
         example = cast(Dataset, self.train_dataset)[0]
         if isinstance(example, Mapping) and example.get("position_ids") is not None:
             raise RecipeError(
-                f"a batch has the fields {', '.join(batch)}: collate dropped the position_ids of the examples, and without "
-                "them no position would skip; give skipwise.collate, or a function that keeps every field"
+                f"a batch has the fields {', '.join(batch)}: collate dropped the position_ids of the examples, without "
+                "which no position skips; give skipwise.collate, or a function that keeps every field"
             )
 
     def _needs_slices(self, tokens: int) -> bool:
-        """Return whether to compute the loss in slices: the full logits take too much memory and nothing else needs them.
+        """Return whether to compute the loss in slices: all logits take too much memory, and nothing else needs them.
 
         Slices need the output layer's weights, which no process holds whole in a sharded model. Liger has its own loss.
         """
@@ -238,10 +238,6 @@ def _first_examples(dataset: Dataset, settings: Training) -> Dataset:
             f"need {needed:,}; set training.max_steps={available // settings.batch_size} or give more"
         )
     return dataset if available == needed else Subset(dataset, range(needed))
-
-
-def _last_loss(state: TrainerState) -> float:
-    return next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), float("nan"))
 
 
 @contextmanager

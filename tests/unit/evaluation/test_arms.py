@@ -61,8 +61,7 @@ def files_of(evaluation: RunEvaluation):
 
 def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
     evaluation = planned(
-        files,
-        **{"evaluation.passkey_trials": 3, "evaluation.passkey_lengths": [420], "positions.scheme": "cream"},
+        files, **{"evaluation.passkey_trials": 3, "evaluation.passkey_lengths": [420], "positions.scheme": "cream"}
     )
     found = {arm: asked(evaluation, arm) for arm in ("original", "pi-only", "trained")}
     for arm, label in (("original", "original"), ("pi-only", "pi-only"), ("trained", "cream")):

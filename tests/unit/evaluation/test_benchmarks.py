@@ -30,9 +30,7 @@ doc_to_choice: ["no", "yes"]
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of three tasks and two groups; the harness's own, which take long to read, are left out."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        harness, "TaskManager", lambda **options: MANAGER(**{**options, "include_defaults": False})
-    )
+    monkeypatch.setattr(harness, "TaskManager", lambda **options: MANAGER(**{**options, "include_defaults": False}))
     folder = tmp_path / "tasks"
     folder.mkdir()
     for name, subset, fewshot in (("plain", "null", "null"), ("part", "hard", "2"), ("bare", "null", "0")):
@@ -169,9 +167,7 @@ def test_without_a_network_the_way_out_is_named(tasks: Path, monkeypatch: pytest
         raise ConnectionError("Couldn't reach 'owner/tiny' on the Hub (OfflineModeIsEnabled)")
 
     monkeypatch.setattr(harness.datasets, "load_dataset_builder", unreachable)
-    with pytest.raises(
-        DataError, match=r"Couldn't reach .* --data-dir DIR with a copy of it at DIR/owner/tiny"
-    ):
+    with pytest.raises(DataError, match=r"Couldn't reach .* --data-dir DIR with a copy of it at DIR/owner/tiny"):
         changes(tasks, "plain", None)
 
 
@@ -199,19 +195,8 @@ def test_a_task_that_names_its_files_keeps_them(tasks: Path, tmp_path: Path) -> 
 
 
 def test_scores_are_metrics_with_their_errors() -> None:
-    result = {
-        "alias": "x",
-        "acc,none": 0.5,
-        "acc_stderr,none": 0.1,
-        "em,strict": 1,
-        "em_stderr,strict": "N/A",
-    }
-    result |= {
-        "acc_norm,none": 0.25,
-        "acc_norm_stderr,none": float("nan"),
-        "4096,none": -1.0,
-        "8192,none": 0.5,
-    }
+    result = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "em,strict": 1, "em_stderr,strict": "N/A"}
+    result |= {"acc_norm,none": 0.25, "acc_norm_stderr,none": float("nan"), "4096,none": -1.0, "8192,none": 0.5}
     assert list(_scores(result)) == [
         ("acc", 0.5, 0.1),
         ("em,strict", 1.0, None),

@@ -20,9 +20,7 @@ def asked_model(batch_size: str = "1", **changes: object) -> HarnessModel:
     tokenizer = byte_tokenizer()
     for name, token in changes.items():
         setattr(tokenizer, name, token)
-    made = HarnessModel(
-        llama(LENGTH), tokenizer, max_length=LENGTH, batch_size=batch_size, precision="float32"
-    )
+    made = HarnessModel(llama(LENGTH), tokenizer, max_length=LENGTH, batch_size=batch_size, precision="float32")
     made.task = "own"
     return made
 

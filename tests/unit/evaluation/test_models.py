@@ -83,9 +83,7 @@ def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_p
     checkpoint(tmp_path / "base", window=128, rope_parameters=YARN, initializer_range=0.3)
     assert len({before, weights, find_models(["base"])[0].digest}) == 3
     one = find_models(["base"])[0]
-    extended = replace(
-        one, extension=plan_extension(load_config("base"), target_length=512, existing_rope="replace")
-    )
+    extended = replace(one, extension=plan_extension(load_config("base"), target_length=512, existing_rope="replace"))
     assert extended.digest != one.digest
     assert "0x" not in repr(extended.extension)  # an address would make another digest in every process
     assert replace(one, label="x", control=True).digest == one.digest
@@ -112,8 +110,8 @@ def test_the_text_that_a_run_trained_on_is_in_its_recipe(base, tmp_path) -> None
 
 
 def test_a_model_without_rope_can_be_evaluated(tmp_path) -> None:
-    GPT2LMHeadModel(
-        GPT2Config(vocab_size=257, n_positions=64, n_embd=16, n_layer=1, n_head=2)
-    ).save_pretrained(tmp_path / "gpt2")
+    GPT2LMHeadModel(GPT2Config(vocab_size=257, n_positions=64, n_embd=16, n_layer=1, n_head=2)).save_pretrained(
+        tmp_path / "gpt2"
+    )
     [one] = find_models([str(tmp_path / "gpt2")])
     assert (one.original, one.target) == (64, 64)

@@ -135,9 +135,7 @@ def test_prompts_are_drawn_from_seed_length_and_number(tokenizer):
 
 def test_spread_prompts_hide_the_number_in_the_tenth_of_their_trial(tokenizer):
     drawn = [draw_prompt("passkey", tokenizer, 1500, 0, trial, "spread") for trial in range(10)]
-    assert [int(min(prompt.depth, 0.999) * 10) for prompt in drawn] == [
-        tenth_of(trial) for trial in range(10)
-    ]
+    assert [int(min(prompt.depth, 0.999) * 10) for prompt in drawn] == [tenth_of(trial) for trial in range(10)]
 
 
 @pytest.mark.parametrize("task", ["keys", "lines"])

@@ -64,14 +64,10 @@ def broken(error: Exception):
 def test_every_text_is_read_at_every_window_and_its_segments_once() -> None:
     planned = requests(plan_readings(READ, MODEL, [TEXT, text_of(80, source="y")]))
     sliding = [(r.data, r.document, r.window) for r in planned if r.mode == "sliding"]
-    expected = [("x", d, w) for w in (32, 64) for d in ("d0", "d1", "d2")] + [
-        ("y", "d0", w) for w in (32, 64)
-    ]
+    expected = [("x", d, w) for w in (32, 64) for d in ("d0", "d1", "d2")] + [("y", "d0", w) for w in (32, 64)]
     assert sliding == expected
     segments = [
-        (r.data, r.document, r.begin, r.window, r.stride)
-        for r in planned
-        if r.mode == "segment" and r.data == "x"
+        (r.data, r.document, r.begin, r.window, r.stride) for r in planned if r.mode == "segment" and r.data == "x"
     ]
     assert segments == [("x", "d0", 0, 40, 40), ("x", "d0", 40, 40, 40)]
     assert all(r.edges[0] == 1 for r in planned)
@@ -79,11 +75,7 @@ def test_every_text_is_read_at_every_window_and_its_segments_once() -> None:
     assert len(set(keys(plan_readings(READ, MODEL, [TEXT])))) == 8
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"weights": "v"}, {"label": "n"}],
-    ids=["other weights", "another label"],
-)
+@pytest.mark.parametrize("changes", [{"weights": "v"}, {"label": "n"}], ids=["other weights", "another label"])
 def test_another_model_makes_other_requests(changes) -> None:
     ours, theirs = (
         set(keys([*plan_readings(READ, m, [TEXT]), *plan_prompts(ASKED, m, byte_tokenizer())]))
@@ -107,13 +99,9 @@ def test_another_way_of_reading_makes_other_requests(change) -> None:
     assert len(ours & theirs) == segments
 
 
-@pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"depths": "random"}, {"precision": "bf16"}, {"tasks": ("lines",)}]
-)
+@pytest.mark.parametrize("change", [{"seed": 1}, {"depths": "random"}, {"precision": "bf16"}, {"tasks": ("lines",)}])
 def test_another_way_of_asking_makes_other_requests(change) -> None:
-    ours, theirs = (
-        set(keys(plan_prompts(s, MODEL, byte_tokenizer()))) for s in (ASKED, replace(ASKED, **change))
-    )
+    ours, theirs = (set(keys(plan_prompts(s, MODEL, byte_tokenizer()))) for s in (ASKED, replace(ASKED, **change)))
     assert not ours & theirs
     assert len(ours) == 3
 
@@ -142,10 +130,7 @@ def test_bucket_edges_hold_positions_windows_and_even_parts() -> None:
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 40])
 def test_shards_cover_every_request_once_and_evenly(parts) -> None:
-    batches = [
-        *plan_readings(READ, MODEL, [text_of(95, 90, 80, 70)]),
-        *plan_prompts(ASKED, MODEL, byte_tokenizer()),
-    ]
+    batches = [*plan_readings(READ, MODEL, [text_of(95, 90, 80, 70)]), *plan_prompts(ASKED, MODEL, byte_tokenizer())]
     shards = [keys(missing(batches, set(), (part, parts))) for part in range(1, parts + 1)]
     assert sorted(chain.from_iterable(shards)) == sorted(keys(batches))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1
@@ -168,9 +153,7 @@ def test_every_request_is_answered_by_the_record_of_its_key() -> None:
     for record in (r for r in made if isinstance(r, ReadingRecord)):
         tokens = next(d.tokens for d in TEXT.documents if d.document == record.document)
         tokens = tokens[record.begin :][:40] if record.mode == "segment" else tokens
-        whole = sliding_perplexity(
-            model, [tokens], window=record.window, stride=min(record.stride, record.window)
-        )
+        whole = sliding_perplexity(model, [tokens], window=record.window, stride=min(record.stride, record.window))
         assert sum(record.nll) == pytest.approx(whole.nll, rel=1e-4)
         assert record.tokens == len(tokens) - 1
 

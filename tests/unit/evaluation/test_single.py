@@ -62,10 +62,7 @@ def test_the_papers_settings_have_names_and_can_be_changed() -> None:
     assert (paper.stride, paper.documents) == (1024, 50)
     assert how("paper-far").specification.stride == 16384
     truncated = how("paper-truncated")
-    assert (truncated.mode, truncated.specification.windows) == (
-        "truncated",
-        tuple(1024 * n for n in range(1, 17)),
-    )
+    assert (truncated.mode, truncated.specification.windows) == ("truncated", tuple(1024 * n for n in range(1, 17)))
     assert how("paper", documents=3).specification.documents == 3
     assert how("paper", mode="truncated").specification.stride is None
     assert all(windows == tuple(sorted(windows)) for _, windows, _, _ in PAPER_SETTINGS.values())
@@ -86,9 +83,7 @@ def test_a_foreign_out_file_is_refused_before_a_model_is_sought(tmp_path) -> Non
 def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("single")
     corpus(folder / "text", documents=3, words=80)
-    return checkpoint(folder / "model", window=64), Data(
-        source=str(folder / "text"), cache=str(folder / "cache")
-    )
+    return checkpoint(folder / "model", window=64), Data(source=str(folder / "text"), cache=str(folder / "cache"))
 
 
 def test_each_mode_reads_as_much_as_it_says(files) -> None:

@@ -39,8 +39,7 @@ def test_lengths_double_from_the_original_to_the_target(console) -> None:
 
 
 @pytest.mark.parametrize(
-    ("original", "target", "window", "stride"),
-    [(256, 2048, 256, 128), (256, 16384, 2048, 1024), (64, 512, 32, 16)],
+    ("original", "target", "window", "stride"), [(256, 2048, 256, 128), (256, 16384, 2048, 1024), (64, 512, 32, 16)]
 )
 def test_the_default_stride_is_half_the_original_length(original, target, window, stride) -> None:
     assert Specification(original=original, target=target).stride_of(window) == stride

@@ -68,9 +68,7 @@ def test_a_folder_is_known_however_it_is_written(tmp_path, monkeypatch, console,
 
 
 @pytest.mark.parametrize("inner", ["text/a.txt", "."])
-def test_a_text_that_overlaps_with_the_training_text_is_warned_of(
-    tmp_path, monkeypatch, console, inner
-) -> None:
+def test_a_text_that_overlaps_with_the_training_text_is_warned_of(tmp_path, monkeypatch, console, inner) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").touch()
@@ -128,8 +126,6 @@ def test_a_text_is_told_in_one_sentence_and_identified_by_its_tokens() -> None:
     text = EvaluationText("x", documents, [32], {}, "f")
     assert text.described == "x: reading 4 documents (d0, d1, d2, ...), 60 to 90 tokens of each"
     assert EvaluationText("x", documents[:1], [32], {}, "f").described.endswith("(d0), 90 tokens of each")
-    same = EvaluationText(
-        "y", [Segment(d.document, 0, d.tokens.astype(np.uint16)) for d in documents], [], {}, "g"
-    )
+    same = EvaluationText("y", [Segment(d.document, 0, d.tokens.astype(np.uint16)) for d in documents], [], {}, "g")
     assert same.digest == text.digest
     assert EvaluationText("x", documents[:3], [32], {}, "f").digest != text.digest

@@ -43,12 +43,7 @@ def test_targets_after_the_first_window_have_at_least_window_minus_stride_tokens
 
 
 def test_the_plan_of_a_small_document():
-    assert sliding_windows(11, 6, 2) == [
-        Window(0, 6, 1),
-        Window(2, 8, 6),
-        Window(4, 10, 8),
-        Window(5, 11, 10),
-    ]
+    assert sliding_windows(11, 6, 2) == [Window(0, 6, 1), Window(2, 8, 6), Window(4, 10, 8), Window(5, 11, 10)]
 
 
 def test_a_short_document_is_one_short_window():

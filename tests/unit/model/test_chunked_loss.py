@@ -21,9 +21,7 @@ def gradients(model: torch.nn.Module, **more: object) -> tuple[torch.Tensor, dic
     model.zero_grad()
     loss = model(**batch(), use_cache=False, **more).loss
     loss.backward()
-    found = {
-        name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None
-    }
+    found = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
     return loss.detach(), found
 
 

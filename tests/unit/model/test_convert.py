@@ -169,9 +169,7 @@ def test_a_conversion_that_was_killed_begins_anew(gptj: Path, tmp_path: Path) ->
 
 
 def test_the_type_of_the_weights_is_kept(gptj: Path, tmp_path: Path) -> None:
-    weights = {
-        name: value.to(torch.bfloat16) for name, value in load_file(gptj / "model.safetensors").items()
-    }
+    weights = {name: value.to(torch.bfloat16) for name, value in load_file(gptj / "model.safetensors").items()}
     save_file(weights, gptj / "model.safetensors", metadata={"format": "pt"})
     out = convert(str(gptj), tmp_path / "out")
     assert {value.dtype for value in load_file(out / "model.safetensors").values()} == {torch.bfloat16}

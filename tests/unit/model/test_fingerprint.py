@@ -41,9 +41,7 @@ def test_models_that_differ_in_their_last_tensor_alone_differ(tmp_path: Path) ->
     assert weights_fingerprint(str(first)) == weights_fingerprint(str(large(tmp_path / "third", 0.0)))
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"]
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"])
 def test_one_changed_byte_is_noticed_in_the_same_process(tmp_path: Path, name: str) -> None:
     folder = checkpoint(tmp_path / "model")
     before = weights_fingerprint(str(folder))
@@ -80,9 +78,7 @@ def test_a_remembered_file_is_read_again_only_after_a_change(tmp_path, cache, mo
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    os.utime(
-        weights, ns=(stat.st_atime_ns, stat.st_mtime_ns)
-    )  # size and mtime as before: ctime gives it away
+    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and mtime as before: ctime gives it away
     assert weights_fingerprint(str(folder)) != before
 
 
@@ -94,9 +90,7 @@ def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, cache: P
 
 
 @pytest.mark.parametrize("content", ["{bad", "[1]", "{}"])
-def test_a_damaged_cache_is_ignored_and_one_that_cannot_be_written_too(
-    tmp_path, cache, monkeypatch, content
-) -> None:
+def test_a_damaged_cache_is_ignored_and_one_that_cannot_be_written_too(tmp_path, cache, monkeypatch, content) -> None:
     settled(monkeypatch)
     expected = weights_fingerprint(str(large(tmp_path / "model", 0.0)))
     cache.write_text(content)

@@ -19,9 +19,7 @@ def errors_of(program: str) -> str:
 
 
 @needs_bitsandbytes
-@pytest.mark.parametrize(
-    "module", ["skipwise.training.trainer", "skipwise.model.loading", "skipwise.model.lora"]
-)
+@pytest.mark.parametrize("module", ["skipwise.training.trainer", "skipwise.model.loading", "skipwise.model.lora"])
 def test_importing_the_package_shows_no_warning_of_bitsandbytes(module: str) -> None:
     program = f"import {module}, peft; {WARN}"
     assert "no kernel" in errors_of(f"import peft; {WARN}")  # peft and the line above alone show it

@@ -119,17 +119,13 @@ def test_what_must_be_converted_first_says_so(tmp_path) -> None:
     with pytest.raises(ModelError, match=r"gptj has rotary positions .* skipwise convert \S+/gptj OUT"):
         plan_extension(load_config(str(tmp_path / "gptj")))
     baichuan(tmp_path / "baichuan")
-    with pytest.raises(
-        ModelError, match=r"baichuan has rotary positions .* skipwise convert \S+/baichuan OUT"
-    ):
+    with pytest.raises(ModelError, match=r"baichuan has rotary positions .* skipwise convert \S+/baichuan OUT"):
         load_config(str(tmp_path / "baichuan"))
     authors = checkpoint(tmp_path / "authors", rope_parameters=None)
     raw = json.loads((authors / "config.json").read_text())
     scaling = {"rope_scaling": {"type": "vanilla_ntk", "factor": 8.0}, "rope_parameters": None}
     (authors / "config.json").write_text(json.dumps(raw | scaling))
-    with pytest.raises(
-        ModelError, match=r"vanilla_ntk x8, by which PoSE's authors mean NTK: skipwise convert"
-    ):
+    with pytest.raises(ModelError, match=r"vanilla_ntk x8, by which PoSE's authors mean NTK: skipwise convert"):
         plan_extension(load_config(str(authors)))
 
 

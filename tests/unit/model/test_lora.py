@@ -42,9 +42,7 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     positions = torch.arange(TARGET - 48, TARGET)[None]
     low = torch.bfloat16 in {weight.dtype for weight in model.parameters()}
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
-        return model(
-            input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)
-        ).logits.float()
+        return model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits.float()
 
 
 @pytest.mark.parametrize("alpha", [None, 8.0])
@@ -158,9 +156,7 @@ def test_targets_that_match_nothing_are_named_with_what_there_is(tmp_path: Path)
 def test_an_addition_to_one_end_of_a_tied_model_is_refused(tmp_path: Path, target) -> None:
     tied = load_config(str(checkpoint(tmp_path / "tied", tie_word_embeddings=True)))
     rules = Lora(targets=["q_proj", target])
-    with pytest.raises(
-        RecipeError, match=f"{target} shares its weight with the other embedding .*also=.embeddings."
-    ):
+    with pytest.raises(RecipeError, match=f"{target} shares its weight with the other embedding .*also=.embeddings."):
         lora.trained_share(tied, rules)
     untied = load_config(str(checkpoint(tmp_path / "untied", tie_word_embeddings=False)))
     assert lora.trained_share(untied, rules)[0] > 0

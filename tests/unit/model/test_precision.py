@@ -12,12 +12,7 @@ from tests.tiny import llama
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
-    [
-        ({"avx512f"}, "float32"),
-        ({"avx512f", "avx512_bf16"}, "bf16"),
-        ({"amx_bf16"}, "bf16"),
-        (set(), "float32"),
-    ],
+    [({"avx512f"}, "float32"), ({"avx512f", "avx512_bf16"}, "bf16"), ({"amx_bf16"}, "bf16"), (set(), "float32")],
 )
 def test_precision_by_the_cpu(monkeypatch, flags, expected):
     monkeypatch.setattr(precision, "_cpu_flags", lambda: flags)

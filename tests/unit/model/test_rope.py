@@ -56,10 +56,7 @@ LLAMA3 = {
     [
         (LLAMA3, r"already llama3 x8 \(original 128\): choose --existing-rope replace"),
         ({"rope_type": "linear", "factor": 4.0}, r"already linear x4 \(original 256\)"),
-        (
-            {"rope_type": "linear", "factor": 4.0},
-            r"replace \(with original_length, if its true window is not 256",
-        ),
+        ({"rope_type": "linear", "factor": 4.0}, r"replace \(with original_length, if its true window is not 256"),
         ({"rope_type": "dynamic", "factor": 4.0}, "dynamic RoPE, whose frequencies switch"),
     ],
 )
@@ -128,9 +125,7 @@ def test_a_cast_model_is_refused(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, window=64)
     extension = plan_extension(load_config(str(folder)), interpolation="yarn")
     check_frequencies(load_model(str(folder), extension, dtype=torch.bfloat16), extension)
-    with pytest.raises(
-        ModelError, match=r"torch\.bfloat16, which rounds positions; load the model with dtype="
-    ):
+    with pytest.raises(ModelError, match=r"torch\.bfloat16, which rounds positions; load the model with dtype="):
         check_frequencies(load_model(str(folder), extension).to(torch.bfloat16), extension)
 
 
@@ -225,10 +220,7 @@ def test_frequencies_are_held_to_a_millionth(tmp_path) -> None:
         ({"max_position_embeddings": "256"}, "cannot be loaded|max_position_embeddings '256'"),
         ({"num_attention_heads": 3, "head_dim": None}, "cannot be loaded"),
         ({"num_attention_heads": 0, "head_dim": None}, "cannot be loaded|no dims to rotate"),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
-            "cannot be loaded|rope_theta None",
-        ),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "cannot be loaded|rope_theta None"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}, "rope_theta 0.0, which must be"),
         (
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}},
@@ -245,12 +237,7 @@ def test_a_config_that_makes_no_sense_is_explained(tmp_path, changes, words) -> 
 
 
 def test_what_a_class_cannot_hold_is_refused_before_training() -> None:
-    longrope = {
-        "rope_type": "longrope",
-        "short_factor": [1.0] * 8,
-        "long_factor": [4.0] * 8,
-        "rope_theta": 1e4,
-    }
+    longrope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 1e4}
     config = Phi3Config(
         vocab_size=64,
         hidden_size=32,
@@ -263,9 +250,7 @@ def test_what_a_class_cannot_hold_is_refused_before_training() -> None:
         pad_token_id=0,
     )
     asked = {"model": "x", "target": 256, "existing_rope": "replace"}
-    with pytest.raises(
-        ModelError, match=r"Phi3Config cannot hold yarn x4 .*must be one of .'longrope'.*yarn-revised"
-    ):
+    with pytest.raises(ModelError, match=r"Phi3Config cannot hold yarn x4 .*must be one of .'longrope'.*yarn-revised"):
         extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
     assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4
     assert config.rope_parameters["rope_type"] == "longrope"  # it was tried on a copy
@@ -284,9 +269,7 @@ def test_a_head_dim_left_to_be_computed_is_written() -> None:
         max_position_embeddings=64,
     )
     assert config.head_dim is None
-    extension = extension_of(
-        config, load_recipe(None, {"model": "x", "target": 256, "interpolation": "yarn"})
-    )
+    extension = extension_of(config, load_recipe(None, {"model": "x", "target": 256, "interpolation": "yarn"}))
     set_interpolation(config, extension)
     assert config.head_dim == 16
     check_frequencies(AutoModelForCausalLM.from_config(config), extension)
@@ -298,7 +281,5 @@ def test_a_model_of_text_and_more_names_its_text_model() -> None:
 
 
 def test_lengths_may_be_written_in_thousands() -> None:
-    extension = plan_extension(
-        LlamaConfig(max_position_embeddings=64), target_length="2k", original_length="1k"
-    )
+    extension = plan_extension(LlamaConfig(max_position_embeddings=64), target_length="2k", original_length="1k")
     assert (extension.target_length, extension.rope.original_length) == (2048, 1024)

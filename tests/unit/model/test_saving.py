@@ -19,9 +19,7 @@ def extended(tmp_path):
 def test_a_checkpoint_that_reloads_otherwise_is_refused(extended, tmp_path) -> None:
     model, extension = extended
     positions = []
-    model.register_forward_pre_hook(
-        lambda _, args, given: positions.append(given["position_ids"]), with_kwargs=True
-    )
+    model.register_forward_pre_hook(lambda _, args, given: positions.append(given["position_ids"]), with_kwargs=True)
     hook = model.lm_head.register_forward_hook(lambda module, args, logits: logits + 1e-3)
     with pytest.raises(ModelError, match=r"logits 0\.001\d* away from the model's at positions beyond 64"):
         save_extended(model, byte_tokenizer(), extension, tmp_path / "model")

@@ -9,10 +9,7 @@ ROPE, FACTOR = Rope(10_000.0, 64, 2048), 8.0
 
 
 def config(name: str, **more: object) -> dict:
-    return {
-        "rope_parameters": {**rope_parameters(name, ROPE, FACTOR), **more},
-        "max_position_embeddings": 16384,
-    }
+    return {"rope_parameters": {**rope_parameters(name, ROPE, FACTOR), **more}, "max_position_embeddings": 16384}
 
 
 @pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "yarn-revised"])
@@ -34,10 +31,7 @@ def test_llama_cpp_takes_all_but_revised_yarn() -> None:
 
 
 def test_of_kinds_of_layers_the_set_that_is_extended_counts() -> None:
-    nested = {
-        "sliding_attention": {"rope_type": "default"},
-        "full_attention": rope_parameters("yarn", ROPE, FACTOR),
-    }
+    nested = {"sliding_attention": {"rope_type": "default"}, "full_attention": rope_parameters("yarn", ROPE, FACTOR)}
     model = {"rope_parameters": nested, "max_position_embeddings": 16384}
     assert vllm(model, "DIR") == "`vllm serve DIR --max-model-len 16384`"
     assert "gguf" in llama_cpp(model, "DIR")

@@ -59,9 +59,7 @@ def test_activations_are_what_the_allocator_gives_out(precision, checkpointing: 
     if checkpointing:
         model.activation_checkpointing_enable()
     found = allocated(adapt(model, rules) if rules else model, precision)
-    cost = step_cost(
-        config(), StepSettings(TOKENS, MICRO, precision, checkpointing=checkpointing, lora=rules)
-    )
+    cost = step_cost(config(), StepSettings(TOKENS, MICRO, precision, checkpointing=checkpointing, lora=rules))
     assert cost.activations == pytest.approx(found, rel=0.05)
 
 

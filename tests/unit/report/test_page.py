@@ -128,6 +128,7 @@ def test_several_runs_are_compared_on_a_page_of_their_own(tmp_path, undrawn):
     text = page.read_text()
     assert "2 runs compared" in text
     assert "a/run · PoSE: Reads 2,048 tokens" in text
+    assert "100 prompts of each length" in text  # of each run
     assert "b/run · short: Reads 512 tokens, 2 times its original 256, short of its target 2,048" in text
     assert not (first / "report.html").exists()
 

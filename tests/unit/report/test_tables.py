@@ -60,6 +60,13 @@ def test_an_evaluation_has_intervals_positions_and_benchmarks(tmp_path) -> None:
     assert positions.rows[-1] == ["1,024 .. 2,047", "2.708", "+0.000 [+0.000, +0.000]", "+0.000 [+0.000, +0.000]"]
 
 
+def test_a_column_that_would_be_empty_is_left_out(tmp_path) -> None:
+    alone = [r for w in (256, 2048) for r in readings("m", w, 15.0)]
+    [_, positions] = tables_of([read_folder(evaluation_folder(tmp_path / "e", alone, base=""))])
+    assert positions.head == ["position", "loss (nats)", "gain by far text"]
+    assert {len(row) for row in positions.rows} == {3}
+
+
 def test_the_terminal_shows_every_number_of_a_run_in_80_columns() -> None:
     folder = run(*ORIGINAL, *PI_ONLY, *POSE, *readings("[red]x", 256, 1))
     text = shown(summary_table(folder), markup=True)

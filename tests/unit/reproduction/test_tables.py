@@ -39,7 +39,10 @@ def test_perplexity_has_mean_spread_and_the_papers_figures() -> None:
     assert "| PoSE | 10.0 | 9.10 ± 0.14 | 9.00 | 4.84 | 4.68 | 4.60 |" in text
     assert "- PoSE at most 1.03 x full-length, at every length: holds (1.011 of it at 512 (x))" in text
     assert "- PoSE at most 0.97 x PI-only, at every length beyond the original: not measured" in text
-    assert "RandPos, PoSE, short, CREAM: 1,638,400 tokens (400 steps of 16 x 256)" in text
+    assert (
+        "full-length: 1,638,400 tokens (400 steps of 2 x 2,048); PoSE: 1,638,400 tokens (400 steps of 16 x 256)."
+        in text
+    )
     assert "linear, 16x" not in text
 
 
@@ -114,7 +117,7 @@ def test_it_is_said_how_windows_were_read_and_what_was_not() -> None:
     scores = {"pose": scored("x", 10.0, 9.0, 8.0)}
     scores["pose"].reading.update({("x", 256): (128, 4), ("x", 512): (256, 4), ("x", 1024): (256, 4)})
     runs = plan_runs(EXHIBITS["main"], SCALES["nano"], seeds=[0], changes={"evaluation.source": ["x", "y"]})
-    partial = [run for run in runs if run.variant == "full"]
+    partial = [run for run in runs if (run.setting, run.variant) == ("linear, 16x", "full")]
     text = exhibit_markdown(EXHIBITS["main"], runs, {"linear, 16x": scores}, partial={"linear, 16x": partial})
     assert (
         "Sliding windows at stride 128 (windows 256) and 256 (windows 512, 1k), over the first 8,192 tokens of 4 documents "

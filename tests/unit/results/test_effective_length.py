@@ -74,11 +74,7 @@ def test_the_far_end_of_the_interval_decides() -> None:
         (512, False, "Reads 512 tokens, 2 times its original 256, short of its target 1,024"),
         (256, False, "Not extended: it reads 256 tokens, no more than its original 256"),
         (0, False, "Not extended: it fails the rule at the shortest length that was tested"),
-        (
-            512,
-            True,
-            "Reads at least 512 tokens, 2 times its original 256; too little was measured to say more",
-        ),
+        (512, True, "Reads at least 512 tokens, 2 times its original 256; too little was measured to say more"),
         (256, True, "Too little was measured to say how far it reads"),
         (0, True, "Too little was measured to say how far it reads"),
     ],

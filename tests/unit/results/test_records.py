@@ -33,9 +33,7 @@ READING = ReadingRecord(
 )  # fmt: skip
 TRIAL = TrialRecord("original", "passkey", 512, 0, 3, "spread", "float32", "cd", 0.9, 505, True, "12345", 0.5)
 COVERAGE = CoverageRecord("2 chunks", 2048, 16384, [1, 2048], [1.0, 0.1428], [0.0, 0.0])
-BENCHMARK = BenchmarkRecord(
-    "pose", "boolq", "acc", 0, 256, None, "float32", "0.4.13", "ef", 40, 0.5, None, 1.0
-)
+BENCHMARK = BenchmarkRecord("pose", "boolq", "acc", 0, 256, None, "float32", "0.4.13", "ef", 40, 0.5, None, 1.0)
 COST = CostRecord("pose", 512, 256, 2, [0.3, 0.1], 2000, 1000, "cpu", "f05")
 EVERY_KIND = [TRAINING, READING, TRIAL, COVERAGE, BENCHMARK, COST]
 
@@ -47,9 +45,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("record", [READING, TRIAL, BENCHMARK])
 def test_a_request_has_the_key_of_the_record_that_answers_it(record: Measured) -> None:
-    request = type(record)(
-        **{f.name: getattr(record, f.name) for f in fields(record) if f.name not in record.ANSWER}
-    )
+    request = type(record)(**{f.name: getattr(record, f.name) for f in fields(record) if f.name not in record.ANSWER})
     assert request != record
     assert request.key == record.key
     assert len(record.key) == 16
@@ -107,9 +103,7 @@ def test_a_missing_file_gives_no_records(path: Path) -> None:
 
 @settings(max_examples=25)
 @given(loss=st.floats(allow_nan=False), name=st.text())
-def test_any_number_and_any_name_come_back(
-    tmp_path_factory: pytest.TempPathFactory, loss: float, name: str
-) -> None:
+def test_any_number_and_any_name_come_back(tmp_path_factory: pytest.TempPathFactory, loss: float, name: str) -> None:
     path = tmp_path_factory.mktemp("records") / "results.jsonl"
     record = TrainingRecord(name, 1, loss, 1e-5, 0.1, 1, 1.0)
     append_record(path, record)
@@ -167,9 +161,7 @@ def test_an_unknown_schema_is_refused_with_the_way_out(path: Path) -> None:
 
 def test_a_field_of_a_later_release_is_passed_over(path: Path) -> None:
     append_record(path, TRAINING)
-    path.write_text(
-        path.read_text(encoding="utf-8").replace('"step"', '"added_later": 1, "step"'), encoding="utf-8"
-    )
+    path.write_text(path.read_text(encoding="utf-8").replace('"step"', '"added_later": 1, "step"'), encoding="utf-8")
     assert read_records(path) == [TRAINING]
 
 

@@ -82,9 +82,7 @@ def test_a_list_of_passkeys_becomes_a_record_for_each_prompt(path) -> None:
         (1, 0.025, 2041, False, "26900"),
         (2, 0.992, 2041, True, "71397."),
     ]
-    assert {(r.task, r.length, r.seed, r.depths, r.seconds) for r in records} == {
-        ("passkey", 2048, 0, "random", 1)
-    }
+    assert {(r.task, r.length, r.seed, r.depths, r.seconds) for r in records} == {("passkey", 2048, 0, "random", 1)}
     assert len({r.key for r in records}) == 3
 
 

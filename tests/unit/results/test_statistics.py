@@ -85,12 +85,8 @@ def test_an_interval_says_its_sign():
     assert str(Interval(0.01234, -1, 2).times(10)) == "+0.123 [-10.000, +20.000]"
 
 
-def reading(
-    document: str, nll: list[float], hits: list[int], *, edges=(1, 64, 256, 512), begin=0
-) -> ReadingRecord:
-    return ReadingRecord(
-        "m", "x", document, "sliding", begin, 512, 128, list(edges), "float32", "d", None, nll, hits
-    )
+def reading(document: str, nll: list[float], hits: list[int], *, edges=(1, 64, 256, 512), begin=0) -> ReadingRecord:
+    return ReadingRecord("m", "x", document, "sliding", begin, 512, 128, list(edges), "float32", "d", None, nll, hits)
 
 
 A = reading("a", [63.0, 2 * 192.0, 3 * 256.0], [10, 20, 30])
@@ -105,13 +101,7 @@ def test_loss_is_the_mean_over_tokens_and_not_over_documents():
 
 @pytest.mark.parametrize(
     ("begin", "end", "mean"),
-    [
-        (256, None, 4.0),
-        (64, 256, 1.5),
-        (0, 64, 1.5),
-        (0, 256, (3 * 63 + 3 * 192) / (2 * 255)),
-        (65, 512, 4.0),
-    ],
+    [(256, None, 4.0), (64, 256, 1.5), (0, 64, 1.5), (0, 256, (3 * 63 + 3 * 192) / (2 * 255)), (65, 512, 4.0)],
 )
 def test_only_buckets_inside_the_positions_count(begin, end, mean):
     assert loss([A, B], begin, end).mean == pytest.approx(mean)
@@ -146,8 +136,7 @@ def test_there_is_no_difference_of_readings_that_share_no_tokens():
 
 def test_found_counts_hits_and_prompts():
     trials = [
-        TrialRecord("m", "keys", 512, 0, i, "random", "float32", "d", 0.5, 500, hit)
-        for i, hit in enumerate([1, 0, 1])
+        TrialRecord("m", "keys", 512, 0, i, "random", "float32", "d", 0.5, 500, hit) for i, hit in enumerate([1, 0, 1])
     ]
     assert found(trials) == (2, 3)
     assert found([]) == (0, 0)
