@@ -19,7 +19,6 @@ import numpy as np
 
 from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError
-from skipwise.recipes.schema import default_cache as default_cache
 
 SCHEMA = 1
 FILES = ("tokens.bin", "offsets.npy", "names.jsonl")

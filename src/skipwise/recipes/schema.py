@@ -94,8 +94,17 @@ class Data(Section):
     min_tokens: Length | None = Field(None, description="shortest document used; default: the train length")
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
-    train_jumps: bool = Field(False, description="train the first label of a chunk too, a jump in the text")
-    min_context: Whole = Field(0, ge=0, description="tokens of its text that a trained label needs directly before it")
+    train_jumps: bool = Field(
+        False,
+        description="train the first label of each chunk too; the text before it in the example is not the text before "
+        "it in the document, so nothing announces it",
+    )
+    min_context: Whole = Field(
+        0,
+        ge=0,
+        description="train a label only if at least so many tokens of its own document stand directly before it in the "
+        "example; 0 trains all that train_jumps allows",
+    )
     cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: Whole | None = Field(None, ge=1, description="tokenisation threads; default: all cores")
 
