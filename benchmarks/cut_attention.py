@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from skipwise.evaluation import evaluate as evaluation
-from skipwise.evaluation.models import subjects
+from skipwise.evaluation.evaluate import evaluate
+from skipwise.evaluation.models import EvaluatedModel, find_models
+from skipwise.evaluation.specification import specification_for
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Data
-from skipwise.report.evaluation import read_evaluation
+from skipwise.report.summary import judgements, read_folder, rows_of
 
 
 def cut(model: Any, block: int) -> Any:
@@ -42,38 +43,34 @@ def main() -> None:
     parser.add_argument("--base")
     parser.add_argument("--data", default="stdlib")
     chosen = parser.parse_args()
-    found = subjects([chosen.model], chosen.base, None)
-    whole, console = evaluation.loaded, Console()
-    question = evaluation.ask(
+    found, console = find_models([chosen.model], chosen.base), Console()
+    specification = specification_for(
         found,
         Data(source=chosen.data),
         lengths=None,
         target=None,
-        stride=None,
-        documents=16,
-        tasks=["passkey"],
-        trials=100,
-        seed=0,
-        precision=choose_precision("auto"),
         console=console,
+        documents=16,
+        tasks=("passkey",),
+        trials=100,
+        precision=choose_precision("auto"),
     )
+    whole = EvaluatedModel.load
 
-    def cut_one(name: str, precision: str) -> Any:
-        model = whole(name, precision)
-        return cut(model, found[0].original) if name == chosen.model else model
+    def cut_one(model: EvaluatedModel, precision: str) -> Any:
+        loaded = whole(model, precision)
+        return cut(loaded, model.original) if model.name == chosen.model else loaded
 
     for label, load in (("whole", whole), ("cut", cut_one)):
-        evaluation.loaded = load
-        evaluation.evaluate(found, question, share=(1, 1), exam=None, out=chosen.out / label, console=console)
+        EvaluatedModel.load = load  # type: ignore[method-assign]
+        evaluate(found, specification, out=chosen.out / label, console=console)
     print("\n| | effective length | perplexity by window | passkeys found | gain by far text, last bucket |")
     print("|---|---|---|---|---|")
     for label in ("whole", "cut"):
-        model = read_evaluation(chosen.out / label).models[0]
-        perplexities = ", ".join(f"{w:,}: {p.mean:.2f}" for w, p in model.perplexity.items())
-        passkeys = ", ".join(f"{n:,}: {hits}%" for n, (hits, _) in model.found["passkey"].items())
-        print(
-            f"| {label} | {model.effective.tokens:,} | {perplexities} | {passkeys} | {model.buckets[-1].gain} |"
-        )
+        one = judgements(rows_of([read_folder(chosen.out / label)]))[0]
+        perplexities = ", ".join(f"{w:,}: {p.mean:.2f}" for w, p in one.row.perplexity.items())
+        passkeys = ", ".join(f"{n:,}: {hits} of {asked}" for n, (hits, asked) in one.row.found["passkey"].items())
+        print(f"| {label} | {one.effective.tokens:,} | {perplexities} | {passkeys} | {one.buckets[-1].gain} |")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ own. Each pair is timed in turn, three rounds, and the median of each side is ta
 """
 
 import argparse
+import resource
 import statistics
 import subprocess
 import sys
@@ -17,9 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from reproduction.costs import most_held
 from skipwise.data.passkey import answer_ids, passkey_prompt
-from skipwise.evaluation.by_position import bucket_sums
 from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import is_hit, retrieve
 from skipwise.model.loading import load_model, load_tokenizer
@@ -100,19 +99,18 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    precision = AUTOCAST[choose_precision(chosen.precision)]
+    precision = choose_precision(chosen.precision)
+    exact = precision == "float32"
     model = load_model(chosen.model).eval()
     if chosen.peak:
         document = np.random.default_rng(0).integers(0, 4096, 65536)
         list(sliding_scores(model, [document], window=65536, stride=65536, precision=precision))
-        print(most_held() / 2**30)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)  # from KiB
         return
     tokenizer = load_tokenizer(chosen.model)
-    script = Straightforward(model, tokenizer, precision)
+    script = Straightforward(model, tokenizer, AUTOCAST[precision])
     draw = np.random.default_rng(0)
-    print(
-        f"{chosen.model}, {precision or torch.float32}, {torch.get_num_threads()} threads, {ROUNDS} rounds\n"
-    )
+    print(f"{chosen.model}, {precision}, {torch.get_num_threads()} threads, {ROUNDS} rounds\n")
     print("| what | straightforward | skipwise | times |\n|---|---|---|---|")
     for window in (1024, 2048, 4096, 8192):
         document = draw.integers(0, model.config.vocab_size, window + 12 * 128)
@@ -125,27 +123,23 @@ def main() -> None:
             return script.sliding(document, window, 128)
 
         slow, fast, a, b = both(theirs, ours)
-        close(a, b, 1e-4 if precision else 1e-5)
+        close(a, b, 1e-5 if exact else 1e-4)
         show(f"sliding windows of {window:,}, stride 128", slow, fast)
     document = draw.integers(0, model.config.vocab_size, 16 * 1024)
     lengths = [1024 * n for n in range(1, 17)]
 
     def curve() -> list[float]:
-        [scores] = sliding_scores(
-            model, [document], window=len(document), stride=len(document), precision=precision
-        )
-        sums, _ = bucket_sums(scores, [1, *lengths])
+        [scores] = sliding_scores(model, [document], window=len(document), stride=len(document), precision=precision)
+        sums, _ = scores.buckets([1, *lengths])
         return list(np.cumsum(sums) / (np.array(lengths) - 1))
 
     def passes() -> list[float]:
         return [script.sliding(document[:n], n, n) for n in lengths]
 
     slow, fast, a, b = both(passes, curve)
-    close(a, b, 1e-4 if precision else 1e-5)
+    close(a, b, 1e-5 if exact else 1e-4)
     show("perplexity of the first 1k, 2k, ... 16k tokens", slow, fast)
-    prompts = [
-        passkey_prompt(tokenizer, 4096, np.random.default_rng([0, 4096, i])) for i in range(chosen.trials)
-    ]
+    prompts = [passkey_prompt(tokenizer, 4096, np.random.default_rng([0, 4096, i])) for i in range(chosen.trials)]
 
     def asked() -> list[str]:
         answers = sorted(retrieve(model, tokenizer, prompts, precision=precision), key=lambda a: a.number)
@@ -157,7 +151,7 @@ def main() -> None:
 
     slow, fast, a, b = both(generated, asked)
     apart = sum(x != y for x, y in zip(a, b, strict=True))
-    if precision is None and apart:
+    if exact and apart:
         sys.exit(f"{apart} answers differ")
     found = sum(is_hit(text, prompt.answer) for text, prompt in zip(b, prompts, strict=True))
     show(f"{chosen.trials} passkeys at 4,096 tokens ({found} found, {apart} answers differ)", slow, fast)

@@ -187,8 +187,8 @@ def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]
     """Loss and hit of the targets of windows of one shape: float64 and bool [windows, scored]."""
     rows = np.stack([np.asarray(document[plan.begin : plan.end], dtype=np.int64) for document, plan in batch])
     ids, context = torch.from_numpy(rows).to(model.device), batch[0][1].context
-    # One piece of memory for all slices: a small tensor kept from each would lie between the large ones of the next, and
-    # on a CPU the heap would grow by a slice of logits every time.
+    # One piece of memory for all slices: a small tensor kept from each would lie between the large ones of the next,
+    # and on a CPU the heap would grow by a slice of logits every time.
     losses = torch.empty(len(ids), ids.shape[1] - context, device=ids.device)
     hits = torch.empty_like(losses, dtype=torch.bool)
     done = 0

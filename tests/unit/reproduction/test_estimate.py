@@ -46,7 +46,7 @@ def test_a_run_costs_its_training_and_its_measurements() -> None:
 
 def test_what_is_shared_is_trained_once() -> None:
     pose = run("passkey", "pose")
-    again = run("interpolation", "pose", interpolation="yarn")
+    again = run("interpolation", "pose")
     assert pose.key == again.key
     training = 1_638_400 * (1e-4 + 256e-7)
     alone = total_seconds([pose], SPEED) + total_seconds([again], SPEED)
