@@ -21,9 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.data.documents import open_corpus
 from skipwise.data.examples import PoseDataset, collate
-from skipwise.recipes.schema import default_cache
 from skipwise.model.loading import load_tokenizer
-from skipwise.recipes.schema import Data, Positions, Training
+from skipwise.recipes.schema import Data, Positions, Training, default_cache
 from skipwise.training.trainer import train
 
 _TOKENS = 8192  # a step

@@ -60,8 +60,8 @@ def coverage(
         target_length: L_t; every position is below it.
         rules: how ``scheme="pose"`` draws its chunks.
         scheme: a name in ``skipwise.method.positions.SCHEMES``.
-        samples: draw this many examples (Monte Carlo) even if there is a closed form. Default without one: 200,000;
-            for plans of more than 32 chunks 2**24 / target_length, at least 200 (about one second).
+        samples: draw this many examples (Monte Carlo) even if there is a closed form. Default without one: 200,000, or
+            2**24 / N**2 if that is less; for more than 32 chunks 2**24 / target_length, at least 200 (one second).
         seed: of the Monte Carlo examples.
 
     Raises:
@@ -124,7 +124,7 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
     chunks = drawn(np.zeros(1, dtype=np.int64)).lengths.shape[1]
     as_intervals = chunks <= _MOST_CHUNKS_AS_INTERVALS
     if samples is None:
-        samples = 200_000 if as_intervals else max(200, 2**24 // target)
+        samples = min(200_000, 2**24 // chunks**2) if as_intervals else max(200, 2**24 // target)
     if samples < 1:
         raise RecipeError(f"samples {samples} must be at least 1; a few thousand give a smooth curve")
     count = count_by_intervals if as_intervals else count_by_positions

@@ -57,10 +57,10 @@ def test_evenness_is_of_end_anchored_skips_alone() -> None:
 
 
 def test_the_exhibit_shows_both_sizes_and_draws_them(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(coverage_check, "SIZES", ((32, 256), (64, 256)))
+    monkeypatch.setattr(coverage_check, "SIZES", ((64, 256), (64, 512)))
     text, found = coverage_section(tmp_path / "figures")
     assert len(found) == 8
     assert text.count("closed form within 4 standard errors") == 6
     assert "| RandPos |" in text
-    assert "![coverage, 32 to 256](figures/coverage-256.svg)" in text
+    assert "![coverage, 64 to 256](figures/coverage-256.svg)" in text
     assert (tmp_path / "figures" / "coverage-256.svg").read_text().startswith("<svg")
