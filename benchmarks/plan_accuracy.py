@@ -1,6 +1,6 @@
 """How near ``skipwise plan`` comes: the memory that it foretells beside what training really takes, and how fast that is.
 
-    python benchmarks/plan_accuracy.py [--tflops 989]
+    python -m benchmarks.plan_accuracy [--tflops 989]
 
 On a CPU the embedded model is trained, each case in a process of its own, and the process's peak is read; glibc is told
 to give freed blocks back, since tensors are what is planned. On a GPU a random model of LLaMA-7B's shape is trained as
@@ -59,9 +59,7 @@ class EnoughError(Exception):
 def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
     sizes = {"training.batch_size": batch, "training.per_device_train_batch_size": micro}
     fused = {"training.optim": "adamw_torch_fused"} if torch.cuda.is_available() else {}
-    return load_recipe(
-        None, {"training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes}
-    )
+    return load_recipe(None, {"training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes})
 
 
 def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> tuple[int, float]:
@@ -107,9 +105,7 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> tuple[int
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--tflops", type=float, help="of the GPU in bf16, as its maker says: 989 of an H100 or H200"
-    )
+    parser.add_argument("--tflops", type=float, help="of the GPU in bf16, as its maker says: 989 of an H100 or H200")
     tflops = parser.parse_args().tflops
     cases = [("nano", load_config("nano"), *case) for case in NANO]
     if torch.cuda.is_available():

@@ -22,9 +22,7 @@ TRAIN, TARGET, DOCUMENT = 2048, 16384, 50_000
 def one_by_one(examples: int) -> np.ndarray:
     """Draw (l_0, u_1) of each example with Python's generator and build nothing else."""
     generator = random.Random(0)
-    return np.array(
-        [(generator.randint(1, TRAIN - 1), generator.randint(0, TARGET - TRAIN)) for _ in range(examples)]
-    )
+    return np.array([(generator.randint(1, TRAIN - 1), generator.randint(0, TARGET - TRAIN)) for _ in range(examples)])
 
 
 def main() -> None:

@@ -48,9 +48,7 @@ def bare_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float]]:
         began = time.perf_counter()
         indices = range(step * rule.batch_size, (step + 1) * rule.batch_size)
         batch = {k: v.to(job.device) for k, v in collate(data.__getitems__(indices)).items()}
-        with torch.autocast(
-            job.device.type, AUTOCAST[job.precision], enabled=AUTOCAST[job.precision] is not None
-        ):
+        with torch.autocast(job.device.type, AUTOCAST[job.precision], enabled=AUTOCAST[job.precision] is not None):
             loss = model(**batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -42,10 +42,7 @@ _FAMILIES: dict[str, tuple[str, dict]] = {
         "gpt_neox",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}},
     ),
-    "phi": (
-        "phi",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-    ),
+    "phi": ("phi", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}),
     "gemma2": ("gemma2", {**_HEADS, "sliding_window": 16, "query_pre_attn_scalar": 16}),
     "gemma3": (
         "gemma3_text",

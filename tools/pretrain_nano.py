@@ -48,9 +48,7 @@ def read_sources(prose: Path | None) -> dict[str, list[str]]:
         "prose": [],
     }
     if prose is not None:
-        sources["prose"] = [
-            d.text for d in open_corpus(str(prose)) if not is_held_out(Path(d.name).name, HELD_OUT)
-        ]
+        sources["prose"] = [d.text for d in open_corpus(str(prose)) if not is_held_out(Path(d.name).name, HELD_OUT)]
     return sources
 
 
@@ -76,10 +74,7 @@ def train_tokenizer(sources: dict[str, list[str]]) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     pieces = Regex(r"\p{N}| ?[\p{L}]+| ?[^\s\p{L}\p{N}]+|\n[ ]*|\s+")
     backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(pieces, "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     backend.decoder = decoders.ByteLevel()
     sample = sources["library"] + [text[:60_000] for text in sources["prose"]][::3]
@@ -186,9 +181,7 @@ def pretrain(examples: Examples, out: Path, stable: int, decay: int) -> LlamaFor
             optimizer.param_groups[0]["lr"] = lr * rate(step, stable, decay)
         ids = examples.batch(step)
         with torch.autocast("cpu", torch.bfloat16):
-            loss = forward(
-                input_ids=ids, attention_mask=mask, position_ids=positions, labels=ids, use_cache=False
-            ).loss
+            loss = forward(input_ids=ids, attention_mask=mask, position_ids=positions, labels=ids, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
@@ -204,9 +197,7 @@ def pretrain(examples: Examples, out: Path, stable: int, decay: int) -> LlamaFor
     return model
 
 
-def save_state(
-    path: Path, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], step: int
-) -> None:
+def save_state(path: Path, model: LlamaForCausalLM, optimizers: list[torch.optim.Optimizer], step: int) -> None:
     """Write the state whole, then rename it."""
     temporary = path.with_suffix(".partial")
     states = [optimizer.state_dict() for optimizer in optimizers]

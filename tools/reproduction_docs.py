@@ -1,6 +1,6 @@
 """Put the records of a reproduction into docs/reproduction/records.jsonl.zst and write the pages from them.
 
-    python tools/reproduction_docs.py OUT --set evaluation.documents=4
+    python -m tools.reproduction_docs OUT --set evaluation.documents=4
 
 Arms of OUT replace those of the same folder name; all others stay. The recipe changes of the commands that made OUT are
 needed to find its arms again; those given here replace the archive's.

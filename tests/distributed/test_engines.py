@@ -34,13 +34,9 @@ SETTINGS = {
     "evaluation.passkey_trials": 0,
     "evaluation.arms": "[trained]",
 }
-needs_deepspeed = pytest.mark.skipif(
-    find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed"
-)
+needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed")
 zero3 = pytest.param(["--launch", "zero3", "--processes", "2"], marks=needs_deepspeed, id="zero3")
-offload = pytest.param(
-    ["--launch", "zero3-offload", "--processes", "2"], marks=needs_deepspeed, id="zero3-offload"
-)
+offload = pytest.param(["--launch", "zero3-offload", "--processes", "2"], marks=needs_deepspeed, id="zero3-offload")
 ddp = pytest.param(["--launch", "ddp", "--processes", "2"], id="ddp")
 
 
@@ -51,9 +47,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return checkpoint(folder / "base", window=64), corpus(folder / "text", documents=24, words=200)
 
 
-def extend(
-    files: tuple[Path, Path], out: Path, *words: str, **changes: object
-) -> subprocess.CompletedProcess:
+def extend(files: tuple[Path, Path], out: Path, *words: str, **changes: object) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "skipwise", "extend", str(files[0]), "--data", str(files[1])]
     for key, value in {**SETTINGS, **changes}.items():
         command += ["--set", f"{key}={value}"]
@@ -64,9 +58,7 @@ def extend(
 
 
 def losses(run: Path) -> list[float]:
-    return [
-        record.loss for record in read_records(run / "results.jsonl") if isinstance(record, TrainingRecord)
-    ]
+    return [record.loss for record in read_records(run / "results.jsonl") if isinstance(record, TrainingRecord)]
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +144,7 @@ def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path) -> None:
         (["--launch", "ddp", "--processes", "1"], "--launch ddp starts several processes, not 1"),
         (["--launch", "ddp", "--processes", "3"], "training.batch_size = 4 must be a multiple of 3"),
         (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
-        (
-            ["--launch", "ddp", "--processes", "2", "--set", "target=16"],
-            "target 16 must exceed the model's 64",
-        ),
+        (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the model's 64"),
     ],
 )
 def test_bad_input_is_said_once_and_without_a_traceback(files, tmp_path, words, message) -> None:

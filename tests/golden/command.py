@@ -26,11 +26,7 @@ def skipwise(*words: object) -> str:
     """
     argv = [_PACKAGE, *map(str, words)]
     printed, errors = io.StringIO(), io.StringIO()
-    with (
-        patch.object(sys, "argv", argv),
-        redirect_stdout(printed),
-        redirect_stderr(errors),
-    ):
+    with patch.object(sys, "argv", argv), redirect_stdout(printed), redirect_stderr(errors):
         try:
             runpy.run_module(_PACKAGE, run_name="__main__")
             code = None
@@ -58,11 +54,7 @@ def workplace(folder: Path) -> Iterator[None]:
     gc.collect()
     gc.freeze()  # training collects garbage when it starts: spare it all that is imported
     try:
-        with (
-            patch.dict(os.environ, clean, clear=True),
-            chdir(folder),
-            patch.object(Figure, "savefig", _blank),
-        ):
+        with patch.dict(os.environ, clean, clear=True), chdir(folder), patch.object(Figure, "savefig", _blank):
             yield
     finally:
         gc.unfreeze()

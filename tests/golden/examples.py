@@ -32,11 +32,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "half passkeys": {"data.passkey": 0.5},
     "min_context": {"data.min_context": 24},
     "train_jumps": {"data.train_jumps": True},
-    "min_context, train_jumps, half passkeys": {
-        "data.min_context": 24,
-        "data.train_jumps": True,
-        "data.passkey": 0.5,
-    },
+    "min_context, train_jumps, half passkeys": {"data.min_context": 24, "data.train_jumps": True, "data.passkey": 0.5},
     "three chunks, aligned, seed 1": {"positions.chunks": 3, "positions.content": "aligned", "seed": 1},
 }
 
@@ -71,9 +67,7 @@ def plans(folder: Path) -> Golden:
     return found
 
 
-def _plans(
-    source: Path, tokenizer: PreTrainedTokenizerBase, positions: Any, train: int, target: int
-) -> Golden:
+def _plans(source: Path, tokenizer: PreTrainedTokenizerBase, positions: Any, train: int, target: int) -> Golden:
     position_ids, content, shown = [], [], {}
     for seed in _SEEDS:
         data = skipwise.PoseDataset.from_source(
@@ -101,9 +95,7 @@ def _runs(example: dict[str, np.ndarray]) -> str:
     positions, words = example["position_ids"], example["input_ids"]
     breaks = np.flatnonzero((np.diff(positions) != 1) | (np.diff(words) != 1)) + 1
     begins, ends = [0, *breaks.tolist()], [*(breaks - 1).tolist(), len(positions) - 1]
-    runs = [
-        f"{positions[a]}..{positions[b]} of {words[a]}..{words[b]}" for a, b in zip(begins, ends, strict=True)
-    ]
+    runs = [f"{positions[a]}..{positions[b]} of {words[a]}..{words[b]}" for a, b in zip(begins, ends, strict=True)]
     more = len(runs) - _RUNS_SHOWN
     return "; ".join(runs[:_RUNS_SHOWN]) + (f"; {more} more" if more > 0 else "")
 

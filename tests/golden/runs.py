@@ -66,10 +66,7 @@ _ASKED = ["--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
 COMMANDS: dict[str, tuple[list[object], str | None]] = {
     "extend": (["extend", "nano", "--data", TEXT, "--out", "demo", *settings(DEMO)], None),
     "extend, best step": (["extend", "nano", "--data", TEXT, "--out", "best", *settings(BEST)], None),
-    "evaluate": (
-        ["evaluate", "demo/model", "--data", TEXT, *_EVALUATED, *_FLOAT32, "--out", "evaluation"],
-        "extend",
-    ),
+    "evaluate": (["evaluate", "demo/model", "--data", TEXT, *_EVALUATED, *_FLOAT32, "--out", "evaluation"], "extend"),
     "report": (["report", "evaluation", "--out", "report"], "evaluate"),
     **{f"perplexity, {mode}": (_perplexity(mode), "extend") for mode in MODES},
     "passkey": (["passkey", "demo/model", *_ASKED, *_FLOAT32, "--out", "passkey/results.jsonl"], "extend"),

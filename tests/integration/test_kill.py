@@ -82,12 +82,7 @@ def child(folder: Path, kill_at: int) -> None:
     torch.save = executioner.around(torch.save, place=1)
     modeling.safe_save_file = executioner.around(modeling.safe_save_file, place=1)
     settings = recipe.Training(
-        max_steps=STEPS,
-        batch_size=1,
-        precision="float32",
-        learning_rate=1e-2,
-        save_steps=1,
-        save_total_limit=2,
+        max_steps=STEPS, batch_size=1, precision="float32", learning_rate=1e-2, save_steps=1, save_total_limit=2
     )
     summary = training.train(
         model,

@@ -46,7 +46,7 @@ def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
         assert moved == set(base) - {"lm_head.weight"}
     else:
         assert not set(trained) & set(base)
-    assert {record.arm for record in read_records(out / "results.jsonl") if record.kind == "perplexity"} == {
+    assert {record.arm for record in read_records(out / "results.jsonl") if record.kind == "reading"} == {
         "original",
         "pi-only",
         "pose",
@@ -61,13 +61,9 @@ def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 @pytest.mark.parametrize("saved", ["merged", "adapter"])
-def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(
-    files, monkeypatch, tmp_path, saved
-) -> None:
+def test_a_base_in_4_bits_is_trained_on_and_the_whole_one_is_saved(files, monkeypatch, tmp_path, saved) -> None:
     out = tmp_path / "run"
-    wide = checkpoint(
-        tmp_path / "base", window=400, hidden_size=128, intermediate_size=256
-    )  # its kernels ask for it
+    wide = checkpoint(tmp_path / "base", window=400, hidden_size=128, intermediate_size=256)  # its kernels ask for it
     run(monkeypatch, *command(wide, files[1], out, **{"lora.saved": saved, "lora.base": "4bit"}))
     trained, base = (load_model(str(folder)).state_dict() for folder in (out / "model", wide))
     moved = {name for name in base if not torch.equal(base[name], trained[name])}
@@ -88,9 +84,7 @@ def test_activation_checkpointing_changes_no_bit(files, monkeypatch, tmp_path) -
     assert any(weight.abs().max() > 0 for name, weight in found[0].items() if "lora_B" in name)
 
 
-def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(
-    files, monkeypatch, capsys, tmp_path
-) -> None:
+def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(files, monkeypatch, capsys, tmp_path) -> None:
     out = tmp_path / "run"
     run(monkeypatch, *command(*files, out, **{"lora.saved": "adapter"}))
     text = ["--data", files[1], "--windows", "256", "--documents", "1"]

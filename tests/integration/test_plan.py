@@ -49,23 +49,17 @@ def test_what_is_set_is_planned(model, monkeypatch, capsys) -> None:
     assert weights["float32"] == pytest.approx(2 * weights["auto"], rel=0.05)
     assert weights["4bit"] < 0.6 * weights["auto"]  # half of this model is embeddings
     plain, _ = planned(monkeypatch, capsys, model, "--target", "4k")
-    saving, _ = planned(
-        monkeypatch, capsys, model, "--target", "4k", "--set", "training.activation_checkpointing=true"
-    )
+    saving, _ = planned(monkeypatch, capsys, model, "--target", "4k", "--set", "training.activation_checkpointing=true")
     assert saving["activations, each GPU"] != plain["activations, each GPU"]
 
 
-def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(
-    model, monkeypatch, capsys
-) -> None:
+def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(model, monkeypatch, capsys) -> None:
     words = [model, "--target", "16k", "--gpus", "8", "--gpu-memory", "2GB"]
     cells, printed = planned(monkeypatch, capsys, *words)
     assert cells["optimizer, each GPU"] == ["1.0 GB", "1.0 GB"]  # 12 bytes a parameter over eight
     assert cells["fits in 2.0 GB"][1] == "no"
     told = " ".join(printed.split())
-    assert (
-        "full-length does not fit; try --set training.gradient_checkpointing=true, --lora, more GPUs" in told
-    )
+    assert "full-length does not fit; try --set training.gradient_checkpointing=true, --lora, more GPUs" in told
     adapted, printed = planned(monkeypatch, capsys, *words, "--lora")
     assert adapted["gradients, each GPU"][0].endswith("MB")
     assert "--lora" not in printed
@@ -82,10 +76,7 @@ def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(
         (["--gpu-memory", "-5GB"], "--gpu-memory -5 must be a number above 0"),
         (["--gpu-memory", "inf"], "--gpu-memory inf must be a number above 0"),
         (["--gpus", "3"], "training.batch_size = 64 must be a multiple of 3"),
-        (
-            ["--set", "training.gradient_checkpiont=true"],
-            "unknown key training.gradient_checkpiont (did you mean",
-        ),
+        (["--set", "training.gradient_checkpiont=true"], "unknown key training.gradient_checkpiont (did you mean"),
         (["--target", "1k"], "target 1,024 must exceed the model's 2,048 tokens"),
     ],
 )

@@ -40,18 +40,9 @@ def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
     for key in ("target", "original_length", "train_length"):
         values[key] = scaled(values[key])
     values["model"] = str(model)
-    values["data"] |= {
-        "source": str(text),
-        "min_tokens": scaled(values["data"]["min_tokens"]),
-        "held_out": 0.3,
-    }
+    values["data"] |= {"source": str(text), "min_tokens": scaled(values["data"]["min_tokens"]), "held_out": 0.3}
     values["data"] |= {"passkey": 0.0, "cache": str(model.parent / "cache")}
-    values["training"] |= {
-        "max_steps": 2,
-        "batch_size": 2,
-        "per_device_train_batch_size": 1,
-        "logging_steps": 1,
-    }
+    values["training"] |= {"max_steps": 2, "batch_size": 2, "per_device_train_batch_size": 1, "logging_steps": 1}
     windows = [scaled(length) for length in recipe.evaluation.windows or [recipe.target]]
     values["evaluation"] |= {"windows": windows[:1], "stride": None, "documents": 1, "passkey_trials": 0}
     values["evaluation"] |= {"passkey_lengths": None, "arms": ["trained"]}
@@ -59,9 +50,7 @@ def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
-def test_a_shipped_recipe_trains_on_a_tiny_model_of_its_architecture(
-    name: str, text: Path, tmp_path: Path
-) -> None:
+def test_a_shipped_recipe_trains_on_a_tiny_model_of_its_architecture(name: str, text: Path, tmp_path: Path) -> None:
     begins = max((key for key in ARCHITECTURES if name.startswith(key)), key=len)
     family, real = ARCHITECTURES[begins]
     model = families.checkpoint(tmp_path / "base", family)

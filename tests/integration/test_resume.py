@@ -118,9 +118,7 @@ def interrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("cut_at", "workers"),
-    [(2, 0), (3, 0), (5, 0), (8, 0), (10, 0), (8, 2)],
-    ids=lambda value: str(value),
+    ("cut_at", "workers"), [(2, 0), (3, 0), (5, 0), (8, 0), (10, 0), (8, 2)], ids=lambda value: str(value)
 )
 def test_resumed_weights_are_bit_identical(tmp_path, uninterrupted, cut_at, workers):
     weights, summary = cut_and_resumed(tmp_path, cut_at, dataloader_num_workers=workers)
@@ -160,14 +158,7 @@ def test_a_finished_run_trains_no_step_more(tmp_path, uninterrupted):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "model.safetensors",
-        "optimizer.pt",
-        "scheduler.pt",
-        "rng_state.pth",
-        "trainer_state.json",
-        "training_args.bin",
-    ],
+    ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin"],
 )
 def test_each_state_file_is_required(tmp_path, interrupted, name):
     folder = shutil.copytree(interrupted, tmp_path / "run")

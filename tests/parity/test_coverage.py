@@ -26,9 +26,7 @@ def test_closed_form_equals_the_enumeration_of_all_plans(train, target, lengths)
     for first, skip in itertools.product(range(1, longest + 1), range(target - train + 1)):
         total += covered_by_pairs([*range(first), *range(first + skip, train + skip)], target)
     expected = total / (longest * (target - train + 1))
-    np.testing.assert_array_equal(
-        closed_form(train, target, ChunkRules(lengths=lengths)).probability, expected
-    )
+    np.testing.assert_array_equal(closed_form(train, target, ChunkRules(lengths=lengths)).probability, expected)
 
 
 @pytest.mark.parametrize(("train", "target"), [(2, 3), (3, 8), (5, 9), (6, 17), (9, 30), (8, 9)])
@@ -44,12 +42,7 @@ def test_end_anchored_closed_form_equals_the_enumeration_of_all_plans(train, tar
 
 @pytest.mark.parametrize(
     ("chunks", "lengths", "skips"),
-    [
-        (1, "paper", "uniform"),
-        (2, "paper", "uniform"),
-        (2, "released", "uniform"),
-        (2, "paper", "end_anchored"),
-    ],
+    [(1, "paper", "uniform"), (2, "paper", "uniform"), (2, "released", "uniform"), (2, "paper", "end_anchored")],
 )
 def test_closed_form_and_monte_carlo_agree(chunks, lengths, skips):
     rules = ChunkRules(chunks, lengths, skips)

@@ -11,9 +11,7 @@ import skipwise
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
-    script = (
-        "import sys, skipwise; assert not {'torch', 'numpy', 'transformers', 'pydantic'} & set(sys.modules)"
-    )
+    script = "import sys, skipwise; assert not {'torch', 'numpy', 'transformers', 'pydantic'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 

@@ -63,11 +63,13 @@ def evaluate(
     from skipwise.model.precision import choose_precision
     from skipwise.recipes.schema import Data
 
-    found = find_models(models, "" if base == "none" else base, read_length(original))
+    asked = read_lengths(lengths)
+    longest = read_length(target) or max(asked or [0]) or None
+    found = find_models(models, "" if base == "none" else base, read_length(original), longest)
     specification = specification_for(
         found,
         Data(source=data, text_field=text_field, split=split, subset=subset),
-        lengths=read_lengths(lengths),
+        lengths=asked,
         target=read_length(target),
         console=console,
         stride=read_length(stride),
@@ -112,7 +114,7 @@ def perplexity(
     from skipwise.recipes.schema import Data
     from skipwise.report.tables import perplexity_table, rich_table
 
-    [found] = find_models([model], base="")
+    [found] = find_models([model], base="", length=max(read_lengths(windows) or [0]) or None)
     how = perplexity_settings(
         settings,
         found,
@@ -145,7 +147,7 @@ def passkey(
     from skipwise.model.precision import choose_precision
     from skipwise.report.tables import rich_table, trials_table
 
-    [found] = find_models([model], base="")
+    [found] = find_models([model], base="", length=max(read_lengths(lengths) or [0]) or None)
     asked = read_lengths(lengths or None) or doubled_windows(found.original, found.target)
     specification = Specification(
         documents=0,
@@ -195,7 +197,7 @@ def benchmark(
     from skipwise.report.tables import benchmarks_table, rich_table
 
     chosen = Benchmarks(tasks, data_dir, include_path, limit, batch_size)
-    [found] = find_models([model], base="")
+    [found] = find_models([model], base="", length=read_length(target))
     records = run_benchmarks(found, chosen, read_length(target), choose_precision(precision), out, console)
     console.print(rich_table(benchmarks_table(records)))
 

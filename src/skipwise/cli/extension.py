@@ -136,7 +136,8 @@ def coverage(
     rules = ChunkRules(chunks, lengths, skips)  # type: ignore[arg-type]
     result = compute(original, target, rules, scheme=scheme, samples=samples, seed=seed)
     monte_carlo = result.samples > 0
-    table = Table(title=f"coverage, {original} -> {target}, {scheme}, {chunks} chunks")
+    label = f"{chunks} chunks" if scheme == "pose" else scheme
+    table = Table(title=f"coverage, {original} -> {target}, {label}")
     for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
         table.add_column(column, justify="right")
     for distance in _shown_distances(parse_length(original), parse_length(target)):
@@ -148,7 +149,6 @@ def coverage(
     console.print(table)
     console.print("Monte Carlo" if monte_carlo else "closed form")
     if figure is not None:
-        label = f"{chunks} chunks" if scheme == "pose" else scheme
         coverage_figure([CoverageRecord.of(result, label)], figure)
         console.print(f"figure: {figure}", soft_wrap=True)
 

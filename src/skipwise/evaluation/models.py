@@ -48,11 +48,14 @@ class EvaluatedModel:
         return {key: value for key, value in vars(self).items() if key != "extension"}
 
 
-def find_models(names: list[str], base: str | None = None, original: int | None = None) -> list[EvaluatedModel]:
+def find_models(
+    names: list[str], base: str | None = None, original: int | None = None, length: int | None = None
+) -> list[EvaluatedModel]:
     """Find the models ``names``, and after them the bases that are not among them.
 
     What is not given is read from the ``run.json`` beside a model that ``skipwise extend`` made, or from its config,
-    which under NTK does not say the original length. An empty ``base`` stands for none.
+    which under NTK does not say the original length. An empty ``base`` stands for none. ``length`` in tokens counts for a
+    model whose config says none.
     """
     names = [name.rstrip("/") or name for name in names]
     if len(set(names)) < len(names):
@@ -60,12 +63,19 @@ def find_models(names: list[str], base: str | None = None, original: int | None 
     base_of = {name: _base_of(name) if base is None else base for name in names}
     bases = [name for name in dict.fromkeys(base_of.values()) if name and name not in names]
     labels = dict(zip(names, _labels(names), strict=True)) | {name: f"{_short(name)} (base)" for name in bases}
-    found = [_model(name, labels, base_of[name] if base_of[name] != name else None, original) for name in names]
-    return [*found, *(_model(name, labels, None, None, control=True) for name in bases)]
+    own_base = {name: base if base != name else None for name, base in base_of.items()}
+    found = [_model(name, labels, own_base[name], original, length) for name in names]
+    return [*found, *(_model(name, labels, None, None, length, control=True) for name in bases)]
 
 
 def _model(
-    name: str, labels: Mapping[str, str], base: str | None, original: int | None, *, control: bool = False
+    name: str,
+    labels: Mapping[str, str],
+    base: str | None,
+    original: int | None,
+    length: int | None,
+    *,
+    control: bool = False,
 ) -> EvaluatedModel:
     config = load_config(name)
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
@@ -74,12 +84,19 @@ def _model(
             f"model {name!r} has rope_type dynamic: its frequencies depend on the longest text read so far, so its "
             "answers depend on the order of questions. Set another rope_type in its config, as yarn"
         )
-    target = _length(name)
-    window = original or run_facts(name).get("original_length") or original_length(config)
+    target = _length(name) or length
+    if target is None:
+        raise ModelError(
+            f"model {name!r} says no length in its config (max_position_embeddings); give the lengths to measure "
+            "(--lengths, --windows or --target)"
+        )
+    window = (
+        original or run_facts(name).get("original_length") or (original_length(config) if _length(name) else target)
+    )
     if original and original > target:
         raise RecipeError(f"original {original:,} must not exceed the {target:,} tokens of {name}; lower it")
     if base:
-        window = min(window, _length(base))
+        window = min(window, _length(base) or window)
     behind = labels[base] if base else ""
     return EvaluatedModel(labels[name], name, min(window, target), target, behind, control, weights_fingerprint(name))
 
@@ -101,14 +118,10 @@ def run_facts(name: str) -> dict[str, Any]:
         return {}
 
 
-def _length(name: str) -> int:
-    """The most tokens that a model's config says it reads."""
+def _length(name: str) -> int | None:
+    """The most tokens that a model's config says it reads, if it says so."""
     length = getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
-    if not isinstance(length, int):
-        raise ModelError(
-            f"model {name!r} says no length in its config (max_position_embeddings), and cannot be evaluated"
-        )
-    return length
+    return length if isinstance(length, int) else None
 
 
 def _base_of(name: str) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.evaluation.models import find_models, training_text
@@ -115,3 +115,12 @@ def test_a_model_without_rope_can_be_evaluated(tmp_path) -> None:
     )
     [one] = find_models([str(tmp_path / "gpt2")])
     assert (one.original, one.target) == (64, 64)
+
+
+def test_a_config_without_a_length_takes_the_one_that_is_asked_for(tmp_path, monkeypatch) -> None:
+    folder = checkpoint(tmp_path / "m", window=128)
+    monkeypatch.setattr("skipwise.evaluation.models.load_config", lambda name: BloomConfig())  # ALiBi has no length
+    with pytest.raises(ModelError, match=r"says no length in its config .*; give the lengths to measure"):
+        find_models([str(folder)])
+    [found] = find_models([str(folder)], length=512)
+    assert (found.original, found.target) == (512, 512)
