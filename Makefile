@@ -15,8 +15,12 @@ demo: $(VENV)/.installed  ## extend the embedded model 8 times and prove it; ARG
 reproduce: $(VENV)/.installed  ## run the paper's tables; without ARGS, list them: make reproduce ARGS="main --seeds 3"
 	$(BIN)/python -m reproduction $(ARGS)
 
+# A process for each core, each with one thread: threads of several processes would wait for each other.
 test: $(VENV)/.installed-dev  ## run the tests, without a network; ARGS="-k passkey" passes options on
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --ignore tests/distributed $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/distributed $(ARGS)
+
+test-versions: $(VENV)/.installed-dev  ## the oldest transformers and the newest Python that are allowed, as far as installable
+	.ci/matrix
 
 test-distributed: $(VENV)/.installed-distributed  ## two processes against one, DDP and ZeRO-3; needs a C++ compiler
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/distributed $(ARGS)

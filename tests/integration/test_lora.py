@@ -20,6 +20,9 @@ from tests.tiny import checkpoint, corpus
 ALSO = "[embeddings, norms]"
 
 
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("files")

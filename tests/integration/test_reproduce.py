@@ -29,6 +29,9 @@ SMALL = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     monkeypatch.setattr(sys, "argv", ["reproduction", *map(str, words)])
     try:

@@ -20,7 +20,6 @@ def errors_of(program: str) -> str:
 
 @needs_bitsandbytes
 def test_importing_the_package_shows_no_warning_of_bitsandbytes() -> None:
-    assert "no kernel" in errors_of(f"import peft; {WARN}")  # peft and the line above alone show it
     modules = "skipwise.training.trainer, skipwise.model.loading, skipwise.model.lora"
     shown = errors_of(f"import {modules}, peft; {WARN}")
     assert "kernel" not in shown

@@ -48,15 +48,10 @@ def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(reci
 
 
 def test_what_another_process_holds_is_not_counted() -> None:
-    before = costs._in_own_process(costs.most_held)
-    ours = bytearray(b"1") * (2 * before)
-    assert costs.most_held() > 2 * before
-    assert costs._in_own_process(costs.most_held) < 1.5 * before
+    ours = bytearray(b"1") * 2**31
+    assert costs.most_held() > 2**31
+    assert 0 < costs._in_own_process(costs.most_held) < 2**30
     del ours
-
-
-def test_a_process_of_its_own_gives_its_result_back() -> None:
-    assert costs._in_own_process(max, 3, 7) == 7
 
 
 def test_a_step_trains_the_scheme_at_its_target(recipe, monkeypatch) -> None:
