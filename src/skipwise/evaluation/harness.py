@@ -234,6 +234,6 @@ def run_task(
             raise
         raise EvaluationError(
             f"task {task} cannot be run by the harness ({type(error).__name__}: {first_line(error)}); what was "
-            "measured is kept. Mend its data, install what it needs, or leave it out"
+            "measured is kept. Correct its data, install what it needs, or leave it out"
         ) from error
     return results

@@ -74,7 +74,7 @@ def _plan(path: Path, original_length: int | str | None) -> Conversion:
     except KeyError as error:
         raise ModelError(f"{path} lacks {error}; fetch it again") from error
     except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
-        raise ModelError(f"{path} has an impossible value ({error}); mend or fetch it again") from error
+        raise ModelError(f"{path} has an impossible value ({error}); correct it or fetch it again") from error
 
 
 def _folder(checkpoint: str) -> Path:

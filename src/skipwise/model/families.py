@@ -95,7 +95,7 @@ def _unconverted(config: Mapping[str, Any]) -> str:
         )
     return (
         f"config has rope_scaling {scaling!r}, a type of neither transformers nor PoSE's authors "
-        f"({', '.join(_AUTHORS)}, each with a factor); mend config.json, or start from the base model"
+        f"({', '.join(_AUTHORS)}, each with a factor); correct config.json, or start from the base model"
     )
 
 
@@ -109,7 +109,7 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
     rotated, head = config.get("rotary_dim"), width // heads
     if not rotated or rotated > head:
         raise ModelError(
-            f"config has rotary_dim {rotated!r}, which must be from 2 to the {head} dims of a head; mend config.json"
+            f"config has rotary_dim {rotated!r}, which must be from 2 to the {head} dims of a head; correct config.json"
         )
     stock = PhiConfig(
         architectures=["PhiForCausalLM"],

@@ -204,13 +204,13 @@ def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
     if current.get("factor") is not None:  # longrope has a list instead
         _require_number("rope factor", current["factor"], "at least 1")
     if rotated_dims(config, current) < 2:
-        raise ModelError("config has no dims to rotate; mend head_dim, hidden_size or num_attention_heads in it")
+        raise ModelError("config has no dims to rotate; correct head_dim, hidden_size or num_attention_heads in it")
 
 
 def _require_number(name: str, value: Any, rule: str) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not number or value < 1 or (rule == "above 1" and value == 1):
-        raise ModelError(f"config has {name} {value!r}, which must be a number {rule}; mend config.json")
+        raise ModelError(f"config has {name} {value!r}, which must be a number {rule}; correct config.json")
 
 
 def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_rope: str) -> None:

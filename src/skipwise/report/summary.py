@@ -201,7 +201,7 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         info = json.loads(info_file.read_text(encoding="utf-8")) if info_file.exists() else {}
         recipe = recipe_file.read_text(encoding="utf-8") if recipe_file.exists() else ""
     except (ValueError, OSError, RecursionError) as error:
-        raise RunError(f"{folder}: run.json or recipe.yaml cannot be read ({error}); mend or delete it") from None
+        raise RunError(f"{folder}: run.json or recipe.yaml cannot be read ({error}); correct or delete it") from None
     if not info and not recipe and all(isinstance(record, Measured) for record in records):
         raise RunError(
             f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "

@@ -319,7 +319,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes() if path.exists() else b""
     except OSError as error:
-        raise RunError(f"{path} cannot be read: {error}; mend its permissions") from None
+        raise RunError(f"{path} cannot be read: {error}; change its permissions") from None
 
 
 def _require_records(path: Path, lines: list[bytes]) -> None:

@@ -273,7 +273,7 @@ def test_a_file_that_the_system_withholds_is_explained(path: Path, monkeypatch) 
     with pytest.raises(RunError, match=r"results cannot be written to .*Permission denied"):
         append_record(path, TRAINING)
     monkeypatch.setattr(Path, "read_bytes", fail)
-    with pytest.raises(RunError, match=r"cannot be read: .*Permission denied; mend its permissions"):
+    with pytest.raises(RunError, match=r"cannot be read: .*Permission denied; change its permissions"):
         read_records(path)
 
 
