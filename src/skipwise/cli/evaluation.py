@@ -24,6 +24,7 @@ from skipwise.cli.options import (
     read_shard,
 )
 from skipwise.cli.terminal import new_console, prepare_process
+from skipwise.errors import RecipeError
 
 
 def evaluate(
@@ -80,6 +81,10 @@ def evaluate(
         seed=seed,
         precision=choose_precision(precision),
     )
+    if not (documents or specification.tasks or benchmarks):
+        raise RecipeError(
+            "--documents 0 and --tasks none leave nothing to measure; give documents, tasks or benchmarks"
+        )
     chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
     folder = evaluate(found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console)
     _show(folder.path, console)

@@ -42,8 +42,10 @@ def read_lengths(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if any(part.startswith("0") for part in parts):
-        raise RecipeError(f"{text!r} is no list of lengths: write them without separators, as 2048,4096 or 2k,4k")
+    if any(part.startswith("0") and len(part) == 3 for part in parts):  # as in 2,048
+        raise RecipeError(
+            f"{text!r} is no list of lengths: write them without separators of thousands, as 2048,4096 or 2k,4k"
+        )
     return [parse_length(part) for part in parts]
 
 

@@ -121,6 +121,12 @@ def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: S
             "shows it; give another --out to measure again"
         )
     now = _asked(models, specification)
+    begun = {model["label"]: model.get("weights") for model in asked["models"]}
+    if changed := [model.label for model in models if begun.get(model.label, model.weights) != model.weights]:
+        raise RunError(
+            f"the weights of {', '.join(changed)} have changed since {folder.path} was begun; give another --out to "
+            "measure them"
+        )
     if asked != now:
         raise RunError(
             f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, now and then; give the "

@@ -14,6 +14,8 @@ from skipwise.recipes.schema import Data, Recipe
 from skipwise.results.effective_length import FOUND
 from skipwise.results.statistics import wilson_interval
 
+_LONGEST_PROMPT = 2**24  # tokens; a prompt is held in memory and tokenised whole
+
 
 @dataclass(frozen=True)
 class Specification:
@@ -66,6 +68,8 @@ class Specification:
         ):
             if value < least:
                 raise RecipeError(f"{name} {value} must be at least {least}; raise it")
+        if (longest := max(self.prompt_lengths, default=0)) > _LONGEST_PROMPT:
+            raise RecipeError(f"prompt length {longest:,} must be at most {_LONGEST_PROMPT:,} tokens; lower it")
         for task in self.tasks:
             one_of("task", task, TASKS)
         for window in self.windows:

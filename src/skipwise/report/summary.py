@@ -190,6 +190,8 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
     """Read what ``skipwise extend`` or ``skipwise evaluate`` wrote."""
     if not folder.is_dir():
         raise RunError(f"{folder} is not a folder; give the folder of a run or evaluation, as runs/NAME")
+    if not (folder / "run.json").exists() and not (folder / "results.jsonl").exists():
+        raise RunError(f"{folder} is neither a run nor an evaluation of skipwise; give the folder of one, as runs/NAME")
     records = read_records(folder / "results.jsonl")
     if not records:
         raise RunError(

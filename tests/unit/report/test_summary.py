@@ -267,6 +267,9 @@ def test_folders_that_cannot_be_read_are_explained(tmp_path) -> None:
         read_folder(tmp_path / "none")
     empty = tmp_path / "empty"
     empty.mkdir()
+    with pytest.raises(RunError, match="neither a run nor an evaluation"):
+        read_folder(empty)
+    (empty / "run.json").write_text("{}")
     with pytest.raises(RunError, match=r"holds no results .*--resume"):
         read_folder(empty)
     with pytest.raises(RunError, match=r"holds no results .*the same command"):
