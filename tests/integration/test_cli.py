@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import skipwise
 from skipwise.data.documents import is_held_out
 from skipwise.recipes.schema import dump_recipe, load_recipe
 from skipwise.results.records import read_records
@@ -168,3 +169,10 @@ def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:
 def test_thousands_separators_in_lists_are_refused(monkeypatch, capsys) -> None:
     message = refused(monkeypatch, capsys, "perplexity", "nano", "--windows", "2,048,4,096")
     assert "'2,048,4,096' is no list of lengths: write them without separators" in message
+
+
+def test_the_version_is_printed(monkeypatch, capsys) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, "--version")
+    assert not end.value.code
+    assert capsys.readouterr().out == f"skipwise {skipwise.__version__}\n"
