@@ -100,7 +100,13 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
 def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluation:
     """Plan what is measured of a prepared run; what cannot be measured is refused."""
     return plan_evaluation(
-        prepared.recipe, prepared.extension, prepared.tokenizer, prepared.store, prepared.precision, console
+        prepared.recipe,
+        prepared.extension,
+        prepared.tokenizer,
+        prepared.store,
+        prepared.origin,
+        prepared.precision,
+        console,
     )
 
 
@@ -265,7 +271,9 @@ def _save(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) -> None
         model = lora.merged(model, load_model(prepared.recipe.model, prepared.extension))
     partial = run.model.with_name("model.partial")
     with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
-        save_extended(model, prepared.tokenizer, prepared.extension, run.model, adapter_of=adapter_of)
+        save_extended(
+            model, prepared.tokenizer, prepared.extension, run.model, origin=prepared.origin, adapter_of=adapter_of
+        )
 
 
 def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:

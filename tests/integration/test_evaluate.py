@@ -13,6 +13,8 @@ import pytest
 
 from skipwise.data.documents import is_held_out
 from skipwise.evaluation.models import EvaluatedModel
+from skipwise.model.origin import Origin
+from skipwise.recipes.schema import Data
 from skipwise.report.summary import judgements, read_folder, rows_of
 from skipwise.results.records import ReadingRecord, TrialRecord, read_records
 from tests.integration.test_extend import refused, run
@@ -31,8 +33,8 @@ def made(tmp_path_factory):
     checkpoint(folder / "base", window=64)
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
     model = checkpoint(folder / "runs" / "mine" / "model", window=512, rope_parameters=yarn)
-    facts = {"model": {"name": "base", "original_length": 64, "target_length": 512}}
-    (model.parent / "run.json").write_text(json.dumps(facts))
+    Origin("base", 64, Data(source="elsewhere")).write(model)
+    (model.parent / "run.json").write_text("{}")
     corpus(folder / "text", documents=6, words=120)
     return folder
 
@@ -202,20 +204,19 @@ def test_the_length_is_where_attention_ends_though_perplexity_stays(monkeypatch,
 
 
 def test_of_the_text_trained_on_only_what_was_held_out_is_read(models, monkeypatch, capsys, tmp_path) -> None:
-    recipe = "model: base\ntarget: 512\ndata:\n  source: text\n  held_out: 0.4\n"
-    (tmp_path / models.parent / "recipe.yaml").write_text(recipe)
+    Origin("base", 64, Data(source="text", held_out=0.4)).write(models)
     held = {f"document-{i}.txt" for i in range(6) if is_held_out(f"document-{i}.txt", 0.4)}
     assert 0 < len(held) < 6
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--tasks", "none", "--out", "x")
     assert {r.document for r in records(tmp_path / "x")} == held
-    assert f"only the {len(held)} of 6 documents that training held out are read" in capsys.readouterr().out
+    assert f"only the {len(held)} of 6 documents that were not trained on are read" in capsys.readouterr().out
 
 
 def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, tmp_path) -> None:
     texts = [path.read_text() for path in sorted((tmp_path / "text").iterdir())]
     rows = datasets.Dataset.from_list([{"body": text} for text in texts])
     datasets.DatasetDict(train=rows, test=rows.select([1, 4])).save_to_disk(str(tmp_path / "rows"))
-    (tmp_path / models.parent / "recipe.yaml").write_text(f"data: {{source: {tmp_path / 'rows'}, held_out: 0.4}}\n")
+    Origin("base", 64, Data(source=str(tmp_path / "rows"), held_out=0.4)).write(models)
     words = ["--data", tmp_path / "rows", "--tasks", "none", "--text-field", "body"]
     run(monkeypatch, "evaluate", models, *ASKED, *words, "--split", "test", "--out", "x")
     assert {record.document for record in records(tmp_path / "x")} == {"rows:1", "rows:2"}

@@ -270,9 +270,19 @@ def test_perplexity_on_the_training_text_reads_held_out_documents_alone(
     words = ["--data", files[1], "--windows", "512", "--documents", "24", "--out", tmp_path / "r.jsonl"]
     run(monkeypatch, "perplexity", finished / "model", *words)
     said = " ".join(capsys.readouterr().out.split())
-    assert f"only the {len(held)} of 24 documents that training held out are read" in said
+    assert f"only the {len(held)} of 24 documents that were not trained on are read" in said
     assert {r.document for r in read_records(tmp_path / "r.jsonl")} == held
-    run(monkeypatch, "perplexity", files[0], *words[:-1], tmp_path / "base.jsonl")  # the base was not trained on it
+    # The same documents under other names in another place, and the model's folder out of its run.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in (f"document-{i}.txt" for i in range(24)):
+        shutil.copy(files[1] / name, copy / f"{'kept' if name in held else 'seen'}-{name}")
+    shutil.copytree(finished / "model", tmp_path / "moved")
+    words = ["--data", copy, "--windows", "512", "--documents", "24", "--out", tmp_path / "moved.jsonl"]
+    run(monkeypatch, "perplexity", tmp_path / "moved", *words)
+    assert {r.document for r in read_records(tmp_path / "moved.jsonl")} == {f"kept-{name}" for name in held}
+    words = ["--data", files[1], "--windows", "512", "--documents", "24", "--out"]
+    run(monkeypatch, "perplexity", files[0], *words, tmp_path / "base.jsonl")  # the base was not trained on it
     assert len(read_records(tmp_path / "base.jsonl")) == 24
 
 

@@ -35,6 +35,7 @@ from skipwise.recipes.schema import Data, default_cache
 _BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
 _BATCH_DOCUMENTS = 2**13
 _ABANDONED_SECONDS = 7 * 86_400
+_APPENDED = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin")  # the files of a draft that grow by document
 
 OnProgress = Callable[[int, int], None]
 
@@ -141,7 +142,7 @@ def _write(
                     break
                 ids = np.asarray(row, dtype=np.int64)
                 assert ids.max(initial=-1) < vocabulary, f"token {ids.max()} of a tokenizer of {vocabulary}"
-                files.add(document.name, ids, dtype)
+                files.add(document, ids, dtype)
             files.keep(place)
             if on_progress is not None:
                 on_progress(counts["documents"], counts["tokens"])
@@ -164,8 +165,7 @@ class _Draft(ExitStack):
     def __enter__(self) -> "_Draft":
         self.folder.mkdir(exist_ok=True)
         sizes = self._kept()
-        names = "tokens.bin", "ends.bin", "names.jsonl"
-        self._files = {name: self.enter_context((self.folder / name).open("ab")) for name in names}
+        self._files = {name: self.enter_context((self.folder / name).open("ab")) for name in _APPENDED}
         for name, file in self._files.items():
             file.truncate(sizes.get(name, 0))
         return self
@@ -175,21 +175,23 @@ class _Draft(ExitStack):
         try:
             kept = json.loads((self.folder / "draft.json").read_text(encoding="utf-8"))
             sizes: dict[str, int] = kept["bytes"]
-            if any((self.folder / name).stat().st_size < size for name, size in sizes.items()):
+            if any((self.folder / name).stat().st_size < sizes[name] for name in _APPENDED):
                 return {}
             self.place, self.counts = kept["place"], {name: int(kept[name]) for name in self.counts}
         except (OSError, ValueError, KeyError, TypeError):
             return {}
         return sizes
 
-    def add(self, name: str, ids: np.ndarray, dtype: np.dtype) -> None:
+    def add(self, document: Document, ids: np.ndarray, dtype: np.dtype) -> None:
         """Write one document: its tokens, int64 [tokens], as ``dtype``."""
         self.counts["documents"] += 1
         self.counts["tokens"] += len(ids)
         self.counts["largest_token"] = int(ids.max(initial=self.counts["largest_token"]))
         self._files["tokens.bin"].write(ids.astype(dtype).tobytes())
         self._files["ends.bin"].write(np.int64(self.counts["tokens"]).tobytes())
-        self._files["names.jsonl"].write(json.dumps(name).encode() + b"\n")
+        self._files["names.jsonl"].write(json.dumps(document.name).encode() + b"\n")
+        text = document.text.encode("utf-8", "surrogatepass")
+        self._files["digests.bin"].write(hashlib.blake2b(text, digest_size=8).digest())
 
     def keep(self, place: Place) -> None:
         """Record that everything added is complete: a build that continues starts after ``place``."""

@@ -4,6 +4,7 @@
       tokens.bin     the tokens of all documents in order; uint16 or uint32, little-endian
       offsets.npy    int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
       names.jsonl    one name per line
+      digests.bin    uint64 [documents], little-endian: a hash of each document's text
       store.json     schema, counts and file sizes; written last, so a store without it is incomplete
 
 ``skipwise.data.tokenising`` writes it.
@@ -21,7 +22,7 @@ from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError
 
 SCHEMA = 1
-FILES = ("tokens.bin", "offsets.npy", "names.jsonl")
+FILES = ("tokens.bin", "offsets.npy", "names.jsonl", "digests.bin")
 
 
 class TokenStore:
@@ -63,6 +64,11 @@ class TokenStore:
     @cached_property
     def names(self) -> "Names":
         return Names(self.path / "names.jsonl")
+
+    @cached_property
+    def digests(self) -> np.ndarray:
+        """Hashes of the documents' texts, whatever their names and the tokenizer: uint64 [documents]."""
+        return np.fromfile(self.path / "digests.bin", dtype="<u8")
 
     @cached_property
     def lengths(self) -> np.ndarray:

@@ -12,15 +12,9 @@ from skipwise.errors import DataError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import Batch, Readings, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification, specification_of
-from skipwise.evaluation.texts import (
-    EvaluationText,
-    Segment,
-    fair_documents,
-    held_out_share,
-    longest_first,
-    spread_segments,
-)
+from skipwise.evaluation.texts import EvaluationText, Segment, fair_documents, longest_first, spread_segments
 from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.origin import Origin
 from skipwise.model.rope import Extension
 from skipwise.recipes.schema import Arm, Recipe
 from skipwise.results.records import ReadingRecord, Record
@@ -115,16 +109,17 @@ def plan_evaluation(
     extension: Extension,
     tokenizer: PreTrainedTokenizerBase,
     store: TokenStore,
+    origin: Origin,
     precision: str,
     console: Console,
 ) -> RunEvaluation:
     """Plan every measurement of a run; settings that cannot be measured are refused here, before training.
 
-    Of the text that is trained on only held-out documents are read, the longest first.
+    ``store`` holds the training text, and ``origin`` says which documents of it are trained on; these are not read.
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)
-    trained_on = [("this run", recipe.data)]
+    trained_on = [("this run", origin)]
     stores = {recipe.data.source: store}
     texts = read_texts(specification, recipe.model, trained_on, console, stores)
     far: list[Segment] = []
@@ -132,7 +127,7 @@ def plan_evaluation(
         quiet = Console(quiet=True)
         first = specification.texts[0]
         known = stores[first.source]
-        among = fair_documents(known, first, held_out_share(first, trained_on, quiet), quiet)
+        among = fair_documents(known, first, trained_on, quiet)
         far = spread_segments(known, among, target, specification.segments)
         if not far:
             longest = longest_first(known, among)[0]

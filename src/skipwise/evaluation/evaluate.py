@@ -14,11 +14,12 @@ from rich.console import Console
 
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.benchmarks import Benchmarks
-from skipwise.evaluation.models import EvaluatedModel, training_text
+from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import Batch, measure, missing, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.model.loading import load_tokenizer
+from skipwise.model.origin import read_origin
 from skipwise.results.records import Measured, append_record, drop_cut_off_record, read_records
 from skipwise.results.run_folder import RunFolder
 
@@ -141,7 +142,7 @@ def _asked(models: Sequence[EvaluatedModel], specification: Specification) -> di
 
 def _texts(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Texts:
     """What each model reads, in its own tokens; a base that reads other ones than its extended model is refused."""
-    trained = [(model.label, text) for model in models if (text := training_text(model.name))]
+    trained = [(model.label, origin) for model in models if (origin := read_origin(model.name))]
     texts: Texts = {}
     for number, model in enumerate(models):
         told = console if number == 0 else Console(quiet=True)

@@ -1,7 +1,6 @@
 """Which models are measured: how each is loaded, its lengths, and the base that it is compared with."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from transformers import PreTrainedModel
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_config, load_model
+from skipwise.model.origin import read_origin
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.model.rope import Extension, original_length
-from skipwise.recipes.schema import Data, load_recipe
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def find_models(
 ) -> list[EvaluatedModel]:
     """Find the models ``names``, and after them the bases that are not among them.
 
-    What is not given is read from the ``run.json`` beside a model that ``skipwise extend`` made, or from its config,
+    What is not given is read from the ``skipwise.json`` of a model that ``skipwise extend`` made, or from its config,
     which under NTK does not say the original length. An empty ``base`` stands for none. ``length`` in tokens counts for a
     model whose config says none.
     """
@@ -90,32 +89,15 @@ def _model(
             f"model {name!r} says no length in its config (max_position_embeddings); give the lengths to measure "
             "(--lengths, --windows or --target)"
         )
-    window = (
-        original or run_facts(name).get("original_length") or (original_length(config) if _length(name) else target)
-    )
+    origin = read_origin(name)
+    made_from = origin.original_length if origin else None
+    window = original or made_from or (original_length(config) if _length(name) else target)
     if original and original > target:
         raise RecipeError(f"original {original:,} must not exceed the {target:,} tokens of {name}; lower it")
     if base:
         window = min(window, _length(base) or window)
     behind = labels[base] if base else ""
     return EvaluatedModel(labels[name], name, min(window, target), target, behind, control, weights_fingerprint(name))
-
-
-def training_text(name: str) -> Data | None:
-    """The text that ``skipwise extend`` trained a model on, by the recipe beside it; None where there is none."""
-    folder = Path(name).resolve()
-    saved = folder.parent / "recipe.yaml"
-    return load_recipe(saved).data if folder.name == "model" and saved.exists() else None
-
-
-def run_facts(name: str) -> dict[str, Any]:
-    """What the ``run.json`` beside a model of ``skipwise extend`` says of it; empty where there is none."""
-    try:
-        folder = Path(name).resolve()
-        model = json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))["model"]
-        return dict(model) if folder.name == "model" else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def _length(name: str) -> int | None:
@@ -126,9 +108,9 @@ def _length(name: str) -> int | None:
 
 def _base_of(name: str) -> str | None:
     """The model that ``skipwise extend`` extended, if it is still there."""
-    base = run_facts(name).get("name")
+    origin = read_origin(name)
     try:
-        return base if base and load_config(base) else None
+        return origin.base if origin and origin.base and load_config(origin.base) else None
     except ModelError:
         return None
 

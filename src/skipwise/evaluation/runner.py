@@ -29,13 +29,12 @@ from skipwise.evaluation.texts import (
     Segment,
     fair_documents,
     filled_windows,
-    held_out_share,
     longest_documents,
     spread_segments,
 )
 from skipwise.evaluation.windows import position_buckets
 from skipwise.model.loading import load_config, load_tokenizer
-from skipwise.recipes.schema import Data
+from skipwise.model.origin import Origin
 from skipwise.results.records import Measured, ReadingRecord, Record, TrialRecord, append_record, read_records
 
 OnProgress = Callable[[int], None]
@@ -123,14 +122,14 @@ Batch = Readings | Prompts
 def read_texts(
     specification: Specification,
     name: str,
-    trained_on: Sequence[tuple[str, Data]],
+    trained_on: Sequence[tuple[str, Origin]],
     console: Console,
     stores: dict[str, TokenStore] | None = None,
 ) -> list[EvaluationText]:
     """Tokenise the texts for model ``name`` and choose the documents that are read of each.
 
-    ``trained_on`` are labels of models and the texts that they were trained on, which are not measured on. ``stores``
-    holds tokens that are there already, by source; those that are tokenised here are added.
+    ``trained_on`` are labels of models and what they were made from; documents that they were trained on are not
+    measured on. ``stores`` holds tokens that are there already, by source; those that are tokenised here are added.
     """
     if not specification.documents:
         return []
@@ -141,7 +140,7 @@ def read_texts(
             stores[text.source] = tokenise(text, tokenizer, console)
         store = stores[text.source]
         check_vocabulary(store, config.get_text_config().vocab_size)
-        among = fair_documents(store, text, held_out_share(text, trained_on, console), console)
+        among = fair_documents(store, text, trained_on, console)
         windows = filled_windows(store, among, specification.windows, console)
         limit = specification.tokens_per_document
         if limit is None and specification.windows_per_document is not None:

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from skipwise.errors import RecipeError, one_of
 from skipwise.evaluation.benchmarks import Benchmarks
-from skipwise.evaluation.models import EvaluatedModel, training_text
+from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification, doubled_windows
 from skipwise.model.loading import load_tokenizer
+from skipwise.model.origin import read_origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import (
     BenchmarkRecord,
@@ -98,7 +99,7 @@ def measure_perplexity(
     """Read the longest documents that the model was not trained on; return also the windows that the text fills."""
     if out is not None:
         require_results(out)
-    trained = [(model.label, known)] if (known := training_text(model.name)) else []
+    trained = [(model.label, origin)] if (origin := read_origin(model.name)) else []
     [text] = read_texts(how.specification, model.name, trained, console)
     console.print(text.described)
     ends = text.windows

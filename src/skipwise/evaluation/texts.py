@@ -10,6 +10,7 @@ from rich.console import Console
 
 from skipwise.data.tokens import TokenStore, split_by_name
 from skipwise.errors import DataError, RecipeError
+from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 
 
@@ -47,40 +48,42 @@ class EvaluationText:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         lengths = [len(one.tokens) for one in self.documents]
         tokens = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[-1]:,} to {lengths[0]:,}"
-        return f"{self.source}: reading {len(names)} documents ({shown}), {tokens} tokens of each"
+        documents = "1 document" if len(names) == 1 else f"{len(names)} documents"
+        return f"{self.source}: reading {documents} ({shown}), {tokens} tokens of each"
 
 
-def held_out_share(text: Data, trained_on: Iterable[tuple[str, Data]], console: Console) -> float | None:
-    """Return which share of ``text``, held out by name, no model was trained on; None if all of it may be read.
+def fair_documents(
+    store: TokenStore, text: Data, trained_on: Iterable[tuple[str, Origin]], console: Console
+) -> np.ndarray:
+    """Return the documents that no model was trained on, and say how many: int64 indices into ``store``.
 
-    Every command that measures on text asks here. The embedded model was trained on the standard library, so of that
-    only the held-out tenth is read, whatever the model. ``trained_on`` are labels of models, and the texts that they
-    were trained on; the console is told where these cannot be recognised by their documents' names.
+    Every command that measures on text asks here. A document that was trained on is recognised by its text, wherever
+    it lies, and by its name in the text that the model was trained on, where it may have been edited since. The
+    embedded model was trained on the standard library, so of that only the held-out tenth is read, whatever the model.
+    ``trained_on`` are labels of models, and what they were made from.
     """
+    fair = np.arange(len(store))
     shares = [Data().held_out] if text.source == "stdlib" else []
-    for label, trained in trained_on:
+    for label, origin in trained_on:
+        fair = fair[~np.isin(store.digests[fair], origin.documents)]
+        trained = origin.text
         ours, theirs = Path(text.source).resolve(), Path(trained.source).resolve()
         if trained.source == text.source or (ours == theirs and ours.exists()):
             if trained.split == text.split:
                 shares.append(trained.held_out)
-        elif ours.exists() and (ours in theirs.parents or theirs in ours.parents):
+        elif not len(origin.documents) and ours.exists() and (ours in theirs.parents or theirs in ours.parents):
             console.print(
-                f"{label} was trained on {trained.source}, which overlaps with {text.source}. The held-out documents "
-                "have other names there and cannot be told apart: the measured numbers may be too good",
+                f"{label} was trained on {trained.source}, which overlaps with {text.source}. skipwise 0.1 kept no "
+                "list of the documents, so they cannot be told apart: the measured numbers may be too good",
                 style="yellow",
             )
-    return min(shares, default=None)  # a document held out at a small share is held out at every larger one
-
-
-def fair_documents(store: TokenStore, text: Data, share: float | None, console: Console) -> np.ndarray:
-    """Return the documents that may be read, as of ``held_out_share``, and say so: int64 indices into ``store``."""
-    if share is None:
-        return np.arange(len(store))
-    held_out = split_by_name(store, share)[1]
-    console.print(
-        f"{text.source}: only the {len(held_out):,} of {len(store):,} documents that training held out are read"
-    )
-    return held_out
+    if shares:  # a document held out at a small share is held out at every larger one
+        fair = np.intersect1d(fair, split_by_name(store, min(shares))[1])
+    if len(fair) < len(store):
+        console.print(
+            f"{text.source}: only the {len(fair):,} of {len(store):,} documents that were not trained on are read"
+        )
+    return fair
 
 
 def longest_first(store: TokenStore, candidates: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
 from skipwise.model.loading import load_model
+from skipwise.model.origin import Origin
 from skipwise.model.precision import AUTOCAST, autocast, weights_precision
 from skipwise.model.rope import Extension
 
@@ -23,11 +24,12 @@ def save_extended(
     extension: Extension,
     folder: Path,
     *,
+    origin: Origin | None = None,
     adapter_of: str | None = None,
 ) -> None:
     """Write model and tokenizer, check them by a stock reload, then move them to ``folder``, which is always complete.
 
-    If ``adapter_of`` names a base, only the adapter is written.
+    ``origin`` is written beside them. If ``adapter_of`` names a base, only the adapter is written.
     """
     temporary = folder.with_name(folder.name + ".partial")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -37,6 +39,8 @@ def save_extended(
     else:
         model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
+    if origin:
+        origin.write(temporary)
     difference = reload_difference(model, temporary, extension)
     if difference > _TOLERANCE:
         raise ModelError(

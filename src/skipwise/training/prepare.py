@@ -15,6 +15,7 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.loading import load_config, load_tokenizer, resolve
+from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
 from skipwise.model.rope import Extension, extension_of, sliding_layers
 from skipwise.recipes.schema import Lora, Recipe
@@ -55,6 +56,14 @@ class PreparedRun:
         if self.recipe.lora is None or self.recipe.lora.base == "float32":
             return torch.float32
         return AUTOCAST[self.precision] or torch.float32
+
+    @property
+    def origin(self) -> Origin:
+        """What the trained model is made from; what its base was trained on counts too."""
+        documents, base = self.store.digests[self.train], read_origin(self.recipe.model)
+        if base:
+            documents = np.union1d(documents, base.documents)
+        return Origin(self.recipe.model, self.extension.rope.original_length, self.recipe.data, documents)
 
     def dataset(self) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch."""

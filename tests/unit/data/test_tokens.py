@@ -174,7 +174,7 @@ class TestCache:
         assert len({store.fingerprint, *(other.fingerprint for other in others)}) == 4
         assert others[2].document(3).tolist() == tokenizer("here we stay")["input_ids"]
 
-    @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "names.jsonl", "store.json"])
+    @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "names.jsonl", "digests.bin", "store.json"])
     @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
     def test_a_damaged_store_is_built_again(self, store, corpus, cache, tokenizer, name, damage):
         whole = {path.name: path.read_bytes() for path in store.path.iterdir()}
@@ -188,6 +188,15 @@ class TestCache:
         again = build_token_store(corpus, tokenizer, cache=cache)
         assert {path.name: path.read_bytes() for path in again.path.iterdir()} == whole
         assert built(cache) == [store.fingerprint]
+
+    def test_a_text_has_one_digest_under_every_name_and_tokenizer(self, store, corpus, cache, make_tokenizer):
+        assert len(set(store.digests.tolist())) == len(store) == 4
+        renamed = corpus.with_name("renamed")
+        renamed.mkdir()
+        for number, name in enumerate(reversed(store.names)):
+            (renamed / f"{number}.txt").write_bytes((corpus / name).read_bytes())
+        other = build_token_store(renamed, make_tokenizer(vocabulary=280), cache=cache)
+        assert other.digests.tolist() == store.digests.tolist()[::-1]
 
     def test_another_schema_is_refused(self, store):
         about = json.loads((store.path / "store.json").read_text())

@@ -10,10 +10,12 @@ import torch
 from rich.console import Console
 
 from skipwise.data.tokenising import tokenise
+from skipwise.data.tokens import split_by_name
 from skipwise.errors import DataError, EvaluationError
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.runner import answered
 from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.model.origin import Origin
 from skipwise.model.rope import extension_of
 from skipwise.recipes.schema import load_recipe
 from tests.tiny import checkpoint, corpus, llama
@@ -45,7 +47,9 @@ def planned(files, **changes) -> RunEvaluation:
     tokenizer = load_tokenizer(recipe.model)
     extension = extension_of(load_config(recipe.model), recipe)
     store = tokenise(recipe.data, tokenizer, QUIET)
-    return plan_evaluation(recipe, extension, tokenizer, store, "float32", QUIET)
+    train, _ = split_by_name(store, recipe.data.held_out)
+    origin = Origin(recipe.model, extension.rope.original_length, recipe.data, store.digests[train])
+    return plan_evaluation(recipe, extension, tokenizer, store, origin, "float32", QUIET)
 
 
 def asked(evaluation: RunEvaluation, arm) -> list:

@@ -1,6 +1,5 @@
 """Which models are evaluated: lengths and base from what is given, from the run, or from the config."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +8,11 @@ import pytest
 from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import ModelError, RecipeError
-from skipwise.evaluation.models import find_models, training_text
+from skipwise.evaluation.models import find_models
 from skipwise.model.loading import load_config
+from skipwise.model.origin import Origin
 from skipwise.model.rope import plan_extension
+from skipwise.recipes.schema import Data
 from tests.tiny import checkpoint
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
@@ -42,16 +43,17 @@ def test_under_ntk_the_base_says_the_original_length(base, tmp_path) -> None:
     assert find_models([name], None, 64)[0].original == 64
 
 
-def test_a_run_says_base_and_lengths(base, tmp_path) -> None:
+def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> None:
     model = made(tmp_path / "runs" / "mine" / "model", rope_type="default", rope_theta=4e4)
-    facts = {"model": {"name": "base", "original_length": 32, "target_length": 128}}
-    (model.parent / "run.json").write_text(json.dumps(facts))
+    Origin("base", 32, Data()).write(model)
     one, behind = find_models(["runs/mine/model/"])
     assert (one.label, one.original, one.base) == ("mine", 32, behind.label)
+    shutil.copytree(model, tmp_path / "moved")
+    assert [m.original for m in find_models(["moved"])] == [32, 32]
     assert [m.control for m in find_models(["runs/mine/model"], "")] == [False]
     shutil.rmtree(base)  # a base that is gone is not one
     assert [m.base for m in find_models(["runs/mine/model"])] == [""]
-    (model.parent / "run.json").write_text("[")
+    (model / "skipwise.json").unlink()
     assert [m.original for m in find_models(["runs/mine/model"])] == [128]
 
 
@@ -98,15 +100,6 @@ def test_a_model_whose_answers_depend_on_what_it_read_is_refused(base, tmp_path)
     name = str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))
     with pytest.raises(ModelError, match="rope_type dynamic"):
         find_models([name])
-
-
-def test_the_text_that_a_run_trained_on_is_in_its_recipe(base, tmp_path) -> None:
-    model = made(tmp_path / "runs" / "mine" / "model")
-    assert training_text("runs/mine/model") is None
-    (model.parent / "recipe.yaml").write_text("model: base\ndata:\n  source: mine\n  held_out: 0.4\n")
-    text = training_text("runs/mine/model/")
-    assert (text.source, text.held_out) == ("mine", 0.4)
-    assert training_text("base") is None
 
 
 def test_a_model_without_rope_can_be_evaluated(tmp_path) -> None:

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation.texts import (
     EvaluationText,
     Segment,
     fair_documents,
     filled_windows,
-    held_out_share,
     longest_documents,
     spread_segments,
 )
+from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 
 
@@ -25,6 +26,7 @@ class Store(list):
     def __init__(self, *lengths: int) -> None:
         super().__init__(np.arange(n) for n in lengths)
         self.lengths, self.names = np.array(lengths, dtype=int), [f"d{i}" for i in range(len(lengths))]
+        self.digests = np.arange(len(lengths), dtype="<u8")
 
     def document(self, i: int) -> np.ndarray:
         return self[i]
@@ -55,35 +57,45 @@ STDLIB = Data(source="stdlib")
     ],
 )
 def test_which_share_may_be_read(text, trained_on, share, console) -> None:
-    assert held_out_share(text, [("m", one) for one in trained_on], console) == share
-    assert console.file.getvalue() == ""
+    store = Store(*range(1, 201))
+    fair = fair_documents(store, text, [("m", Origin("base", 64, one)) for one in trained_on], console)
+    assert fair.tolist() == [i for i in range(200) if share is None or is_held_out(f"d{i}", share)]
+    told = "" if share is None else f"{text.source}: only the {len(fair)} of 200 documents that were not trained on"
+    assert console.file.getvalue().startswith(told)
+    assert bool(console.file.getvalue()) == bool(told)
+
+
+def test_documents_that_were_trained_on_are_known_by_their_text_wherever_they_lie(console) -> None:
+    store, text = Store(*range(1, 9)), Data(source="a copy")
+    made = [("m", Origin("base", 64, MINE, np.array([1, 5, 99], dtype="<u8")))]
+    assert fair_documents(store, text, made, console).tolist() == [0, 2, 3, 4, 6, 7]
+    made.append(("n", Origin("base", 64, MINE, np.array([0], dtype="<u8"))))
+    assert fair_documents(store, text, made, console).tolist() == [2, 3, 4, 6, 7]
+    by_name = fair_documents(store, MINE, made, console).tolist()
+    assert by_name == [i for i in (2, 3, 4, 6, 7) if is_held_out(f"d{i}", 0.3)]
 
 
 @pytest.mark.parametrize("name", ["text", "./text", "text/", "{}"])
 def test_a_folder_is_known_however_it_is_written(tmp_path, monkeypatch, console, name) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
-    trained = Data(source="text", held_out=0.4)
-    assert held_out_share(Data(source=name.format(tmp_path / "text")), [("m", trained)], console) == 0.4
+    made = [("m", Origin("base", 64, Data(source="text", held_out=0.4)))]
+    fair = fair_documents(Store(*range(1, 99)), Data(source=name.format(tmp_path / "text")), made, console)
+    assert fair.tolist() == [i for i in range(98) if is_held_out(f"d{i}", 0.4)]
 
 
 @pytest.mark.parametrize("inner", ["text/a.txt", "."])
-def test_a_text_that_overlaps_with_the_training_text_is_warned_of(tmp_path, monkeypatch, console, inner) -> None:
+def test_of_a_model_of_the_first_release_text_that_overlaps_is_warned_of(tmp_path, monkeypatch, console, inner) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").touch()
-    assert held_out_share(Data(source=inner), [("m", Data(source="text"))], console) is None
+    old = Origin("base", 64, Data(source="text"))
+    assert len(fair_documents(Store(5, 6), Data(source=inner), [("m", old)], console)) == 2
     assert "m was trained on text, which overlaps" in console.file.getvalue()
-
-
-def test_the_number_of_documents_that_may_be_read_is_told(console) -> None:
-    store = Store(*range(1, 201))
-    assert fair_documents(store, MINE, None, console).tolist() == list(range(200))
-    assert console.file.getvalue() == ""
-    held_out = fair_documents(store, MINE, 0.3, console)
-    assert 30 < len(held_out) < 90
-    assert f"mine: only the {len(held_out)} of 200 documents" in console.file.getvalue()
-    assert set(fair_documents(store, MINE, 0.1, console)) < set(held_out)
+    console.file.truncate(0)
+    new = Origin("base", 64, Data(source="text"), np.array([7], dtype="<u8"))
+    assert len(fair_documents(Store(5, 6), Data(source=inner), [("m", new)], console)) == 2
+    assert "overlaps" not in console.file.getvalue()
 
 
 def test_the_longest_documents_that_fill_the_window_are_taken_and_cut(console) -> None:
@@ -125,7 +137,8 @@ def test_a_text_is_told_in_one_sentence_and_identified_by_its_tokens() -> None:
     documents = [Segment(f"d{i}", 0, np.arange(n)) for i, n in enumerate((90, 80, 70, 60))]
     text = EvaluationText("x", documents, [32], {}, "f")
     assert text.described == "x: reading 4 documents (d0, d1, d2, ...), 60 to 90 tokens of each"
-    assert EvaluationText("x", documents[:1], [32], {}, "f").described.endswith("(d0), 90 tokens of each")
+    one = EvaluationText("x", documents[:1], [32], {}, "f")
+    assert one.described == "x: reading 1 document (d0), 90 tokens of each"
     same = EvaluationText("y", [Segment(d.document, 0, d.tokens.astype(np.uint16)) for d in documents], [], {}, "g")
     assert same.digest == text.digest
     assert EvaluationText("x", documents[:3], [32], {}, "f").digest != text.digest

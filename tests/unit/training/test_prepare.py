@@ -9,7 +9,8 @@ from rich.console import Console
 
 from skipwise.data.documents import is_held_out
 from skipwise.errors import ModelError, RecipeError
-from skipwise.recipes.schema import load_recipe
+from skipwise.model.origin import Origin
+from skipwise.recipes.schema import Data, load_recipe
 from skipwise.training.prepare import PreparedRun, prepare
 from tests.tiny import checkpoint, corpus
 
@@ -37,6 +38,16 @@ def test_every_setting_reaches_the_prepared_run(tmp_path) -> None:
     held = [is_held_out(name, 0.3) for name in run.store.names]
     assert run.held_out.tolist() == np.flatnonzero(held).tolist()
     assert not set(run.train) & set(run.held_out)
+
+
+def test_the_documents_trained_on_are_those_of_the_base_too(tmp_path) -> None:
+    run = prepared(tmp_path)
+    own = set(run.store.digests[run.train].tolist())
+    assert set(run.origin.documents.tolist()) == own
+    Origin("older", 32, Data(), np.array([3, 5], dtype="<u8")).write(tmp_path / "model")
+    again = prepared(tmp_path, tmp_path / "model").origin
+    assert set(again.documents.tolist()) == own | {3, 5}
+    assert (again.base, again.original_length, again.text.held_out) == (str(tmp_path / "model"), 64, 0.3)
 
 
 def test_the_full_scheme_takes_documents_of_the_target_length(tmp_path) -> None:

@@ -1,0 +1,76 @@
+"""``skipwise.json``: what a saved model was made from. It lies beside the weights and is copied with them.
+
+An adapter or a model that ``skipwise extend`` saved has one; every engine passes over it.
+"""
+
+import base64
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from skipwise.errors import ModelError
+from skipwise.model.loading import resolve
+from skipwise.recipes.schema import Data, load_recipe
+
+_NAME = "skipwise.json"
+
+
+def _no_documents() -> np.ndarray:
+    return np.empty(0, dtype="<u8")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a model was made from."""
+
+    base: str  # a folder, or a name on the model hub
+    original_length: int | None  # tokens
+    text: Data  # that it was trained on
+    documents: np.ndarray = field(default_factory=_no_documents)  # TokenStore.digests of those trained on; uint64 [n]
+
+    def write(self, folder: Path) -> None:
+        """Write it into a model's folder."""
+        about = {
+            "base": self.base,
+            "original_length": self.original_length,
+            "data": self.text.model_dump(exclude={"cache", "workers"}),
+            "documents": base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode(),
+        }
+        (folder / _NAME).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def read_origin(name: str) -> Origin | None:
+    """Read what a model was made from; None for a model that Skipwise did not make.
+
+    Version 0.1 wrote no such file. Of its models the run folder around them says it, without the documents.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    folder = Path(resolve(name)).resolve()
+    path = folder / _NAME
+    try:
+        if path.exists():
+            about = json.loads(path.read_text(encoding="utf-8"))
+            documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
+            return Origin(about["base"], about["original_length"], Data(**about["data"]), documents)
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise ModelError(
+            f"{path} is damaged ({type(error).__name__}); it says what the model was trained on. Copy it again from "
+            "the run, or delete it, and measure on text that the model was not trained on"
+        ) from error
+    return _of_run(folder)
+
+
+def _of_run(folder: Path) -> Origin | None:
+    recipe = folder.parent / "recipe.yaml"
+    if folder.name != "model" or not recipe.exists():
+        return None
+    try:
+        about = dict(json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))["model"])
+    except (OSError, ValueError, KeyError, TypeError):
+        about = {}
+    return Origin(about.get("name", ""), about.get("original_length"), load_recipe(recipe).data)

@@ -1,0 +1,55 @@
+"""What a model was made from is written beside it, and read wherever its folder lies."""
+
+import json
+
+import numpy as np
+import pytest
+
+from skipwise.errors import ModelError
+from skipwise.model.origin import Origin, read_origin
+from skipwise.recipes.schema import Data
+
+MADE = Origin("base", 64, Data(source="mine", held_out=0.4, cache="/cache"), np.array([2**63, 1, 7], dtype="<u8"))
+
+
+def test_what_is_written_is_read(tmp_path) -> None:
+    MADE.write(tmp_path)
+    read = read_origin(str(tmp_path))
+    assert (read.base, read.original_length, read.text) == ("base", 64, Data(source="mine", held_out=0.4))
+    np.testing.assert_array_equal(read.documents, [1, 7, 2**63])
+
+
+def test_a_model_that_skipwise_did_not_make_has_none(tmp_path) -> None:
+    assert read_origin(str(tmp_path)) is None
+    assert read_origin("nano") is None
+    assert read_origin("owner/name-on-the-hub") is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"documents": "%"}, {"documents": "AAAA"}, {"data": {"source": 3}}, {"data": None}, {"base": ...}]
+)
+def test_a_damaged_file_is_refused(tmp_path, change) -> None:
+    MADE.write(tmp_path)
+    about = json.loads((tmp_path / "skipwise.json").read_text()) | change
+    kept = {key: value for key, value in about.items() if value is not ...}
+    (tmp_path / "skipwise.json").write_text(json.dumps(kept))
+    with pytest.raises(ModelError, match=r"skipwise\.json is damaged .*; it says what the model was trained on"):
+        read_origin(str(tmp_path))
+    (tmp_path / "skipwise.json").write_text("{")
+    with pytest.raises(ModelError, match="is damaged"):
+        read_origin(str(tmp_path))
+
+
+def test_of_a_run_of_the_first_release_recipe_and_facts_say_it(tmp_path) -> None:
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    assert read_origin(str(model)) is None
+    (model.parent / "recipe.yaml").write_text("model: base\ndata:\n  source: mine\n  held_out: 0.4\n")
+    (model.parent / "run.json").write_text("[")
+    read = read_origin(str(model))
+    assert (read.base, read.original_length, read.text.held_out, len(read.documents)) == ("", None, 0.4, 0)
+    (model.parent / "run.json").write_text('{"model": {"name": "base", "original_length": 64}}')
+    read = read_origin(f"{model}/")
+    assert (read.base, read.original_length) == ("base", 64)
+    (model.parent / "recipe.yaml").rename(tmp_path / "recipe.yaml")
+    assert read_origin(str(model)) is None
