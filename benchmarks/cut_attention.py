@@ -49,7 +49,6 @@ def main() -> None:
         Data(source=chosen.data),
         lengths=None,
         target=None,
-        console=console,
         documents=16,
         tasks=("passkey",),
         trials=100,

@@ -65,16 +65,16 @@ def list_exhibits(console: Console) -> None:
     speed = measure_speed(load_recipe(scale.recipe).model)
     plans = {e.name: plan_runs(e, scale, seeds=[0], changes={}) for e in EXHIBITS.values()}
     grid = Table(box=None, pad_edge=False)
-    for column in ("exhibit", "what it compares", "in the paper", "models", "here"):
+    for column in ("exhibit", "what it compares: where in the paper", "models", "here"):
         grid.add_column(column, justify="right" if column in ("models", "here") else "left")
     for exhibit in EXHIBITS.values():
         runs = plans[exhibit.name]
         models = str(sum(run.trained for run in runs)) if runs else "–"
         took = _minutes(total_seconds(runs, speed)) if runs else "1 min"
-        grid.add_row(exhibit.name, exhibit.title, exhibit.source, models, took)
+        grid.add_row(exhibit.name, f"{exhibit.title}: {exhibit.source}", models, took)
     distinct = _distinct(plans.values()).values()
     models = str(len({run.key for run in distinct if run.trained}))
-    grid.add_row("all", "each model trained once", "", models, _minutes(total_seconds(distinct, speed)))
+    grid.add_row("all", "each model trained once", models, _minutes(total_seconds(distinct, speed)))
     console.print(grid)
     console.print(
         "One seed; the small bases of families and gap are trained besides, once. What is done is not done again."

@@ -66,6 +66,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
 
 def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
+        import_module("skipwise.model")  # holds back bitsandbytes' warnings before any module imports that package
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'skipwise' has no attribute {name!r}")
 

@@ -44,6 +44,15 @@ class RunError(SkipwiseError):
     """The run folder is in use, incomplete or belongs to another run."""
 
 
+class CutOffWarning(UserWarning):
+    """The last record of a file was cut off by a kill, and is left out."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return ``1 trial`` or ``2,000 trials``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Return `` (did you mean x?)`` with the valid name closest to ``name``, or nothing if none is close."""
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)

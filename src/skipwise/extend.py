@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import collate
-from skipwise.errors import ModelError, RunError, SkipwiseError
+from skipwise.errors import ModelError, RunError, SkipwiseError, counted
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.runner import answered
 from skipwise.method.coverage import coverage
@@ -54,6 +54,8 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     was written.
     """
     with processes.first_ahead():
+        if resume and out is not None and out.exists():
+            require_results(RunFolder(out).results)  # before the model is looked for: of an old run it may be gone
         prepared = prepare(recipe, console)
     if not processes.is_first():
         return _join(prepared, resume, console)
@@ -73,7 +75,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     run.record(
         model=_model_facts(prepared),
         data=_data_facts(prepared),
-        evaluation={"documents": evaluation.documents},
+        evaluation=evaluation_facts(evaluation),
         fingerprints=run.read().get("fingerprints", {}) | fingerprints,
     )
     if drop_cut_off_record(run.results):
@@ -108,6 +110,17 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
         prepared.precision,
         console,
     )
+
+
+def evaluation_facts(evaluation: RunEvaluation) -> dict[str, object]:
+    """What a run measures, for ``run.json``: a resumed run may ask for less than its records hold."""
+    asked = evaluation.specification
+    return {
+        "documents": evaluation.documents,
+        "windows": asked.windows,
+        "prompt_lengths": asked.prompt_lengths,
+        "trials": asked.trials,
+    }
 
 
 def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
@@ -282,7 +295,7 @@ def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     lengths = prepared.train_length, prepared.extension.target_length
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=prepared.recipe.seed)
     original = coverage(*lengths, scheme="short")
-    label = f"{rule.chunks} chunks" if rule.scheme == "pose" else arm_name(rule.scheme)
+    label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
     return [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
 
 

@@ -12,7 +12,7 @@ from lm_eval.tasks import TaskManager
 
 from skipwise.model.loading import resolve
 from skipwise.results.records import BenchmarkRecord, read_records
-from tests.integration.test_extend import refused, run
+from tests.command_line import refused, run
 from tests.tiny import checkpoint
 
 CHOICE = """
@@ -126,7 +126,7 @@ def test_tasks_that_are_measured_are_not_run_again(tasks, tmp_path, monkeypatch,
     before = out.read_text()
     run(monkeypatch, "benchmark", model, "--tasks", "tiny_choice,tiny_words", *words)
     printed = capsys.readouterr().out
-    assert "1 of 2 tasks are there already" in printed
+    assert "tasks that are there already: 1 of 2" in printed
     assert "brier_score" in printed.rpartition("questions")[2]  # the earlier one is in the table
     assert out.read_text().startswith(before)
     assert len(out.read_text().splitlines()) == len(before.splitlines()) + 1

@@ -25,7 +25,8 @@ from skipwise.evaluation.runner import Readings
 from skipwise.results.records import ReadingRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint
-from tests.integration.test_extend import command, of_kind, refused, run
+from tests.command_line import refused, run
+from tests.integration.test_extend import command, of_kind
 from tests.integration.test_kill import Executioner
 from tests.tiny import checkpoint, corpus
 

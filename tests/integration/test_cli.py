@@ -1,6 +1,7 @@
 """The other commands, and how quickly they start."""
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 
 import skipwise
+from skipwise.cli.terminal import prepare_process
 from skipwise.data.documents import is_held_out
 from skipwise.recipes.schema import dump_recipe, load_recipe
 from skipwise.results.records import read_records
-from tests.integration.test_extend import refused, run
+from tests.command_line import refused, run
+from tests.measured import ORIGINAL, POSE, run_folder
 from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -98,6 +101,23 @@ def test_old_results_are_not_added_to(monkeypatch, capsys, tmp_path: Path) -> No
         message = refused(monkeypatch, capsys, *words, "--out", old)
         assert "holds records of skipwise 0.1 (schema 1)" in message
     assert old.read_bytes() == before
+
+
+def test_a_record_that_was_cut_off_is_said_once_in_one_sentence(monkeypatch, capsys, tmp_path: Path) -> None:
+    results = run_folder(tmp_path / "run", [*ORIGINAL, *POSE]) / "results.jsonl"
+    with results.open("a") as file:
+        file.write('{"schema": 2, "kin')
+    run(monkeypatch, "report", tmp_path / "run")
+    printed = capsys.readouterr()
+    assert " ".join(printed.out.split()).count(f"{results}: the last line was cut off by a kill and is left out") == 1
+    assert "warn" not in printed.err
+
+
+def test_of_deepspeed_only_what_is_of_use_is_shown() -> None:
+    new_names = ("Setting accelerator to CPU. If you have GPU ...", "optimizer state is not found")
+    prepare_process()
+    records = [logging.LogRecord("DeepSpeed", logging.WARNING, "", 0, text, None, None) for text in new_names]
+    assert [bool(logging.getLogger("DeepSpeed").filter(record)) for record in records] == [False, True]
 
 
 def test_missing_runs_and_recipes_are_explained(monkeypatch, capsys, tmp_path: Path) -> None:

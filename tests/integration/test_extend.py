@@ -15,12 +15,12 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import GPT2Config
 
-from skipwise.cli import main
 from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
 from skipwise.report.summary import judgements, read_folder, rows_of
 from skipwise.results.records import ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
+from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
@@ -58,27 +58,6 @@ def without_time(path: Path) -> list[dict]:
     """The lines of a file of results without what differs from one measurement to the next."""
     lines = map(json.loads, path.read_text().splitlines())
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["skipwise", *map(str, words)])
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
-
-
-def refused(monkeypatch, capsys, *words: str) -> str:
-    """The message of a refused command; a traceback fails the test."""
-    with pytest.raises(SystemExit) as end:
-        run(monkeypatch, *words)
-    assert end.value.code == 1
-    printed = capsys.readouterr().err
-    assert "Traceback" not in printed
-    _, prefix, message = printed.partition("skipwise: ")
-    assert prefix
-    return " ".join(message.split())
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +216,18 @@ def test_resume_measures_again_what_is_to_be_measured_on_other_text(finished, mo
     assert {r.tokens for row in rows for r in row.readings(512)} == {599}
 
 
+def test_the_report_of_a_resumed_run_shows_what_its_recipe_asks_for(finished, monkeypatch, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    less = ("evaluation.windows=[512]", "evaluation.passkey_trials=1", "evaluation.documents=1")
+    run(monkeypatch, "extend", "--resume", "--out", copy, *(word for change in less for word in ("--set", change)))
+    row = rows_of([read_folder(copy)])[-1]
+    assert {window: len(row.readings(window)) for window in row.perplexity} == {512: 1}
+    assert row.found == {"passkey": {512: (0, 1)}}
+    page = (copy / "report.html").read_text().replace("\u00a0", " ")
+    assert "Perplexity: 1 document of" in page
+    assert "Retrieval: 1 prompt of each length" in page
+
+
 def test_a_resumed_run_measures_on_more_texts(finished, files, monkeypatch, capsys, tmp_path) -> None:
     copy, other = tmp_path / "run", corpus(tmp_path / "other", documents=3, words=400)
     shutil.copytree(finished, copy)
@@ -260,6 +251,9 @@ def test_a_run_of_the_first_release_is_not_gone_on_with(finished, monkeypatch, c
     (copy / "results.jsonl").write_text(json.dumps(old) + "\n")
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert "holds records of skipwise 0.1 (schema 1)" in message
+    recipe = (copy / "recipe.yaml").read_text()
+    (copy / "recipe.yaml").write_text(recipe.replace("model: /", "model: /gone/", 1))
+    assert "holds records of skipwise 0.1" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert (copy / "results.jsonl").read_text() == json.dumps(old) + "\n"
 
 

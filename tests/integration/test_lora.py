@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from skipwise.model.loading import load_model
 from skipwise.results.records import read_records
 from skipwise.training.run import recipe_of
-from tests.integration.test_extend import command, refused, run
+from tests.command_line import refused, run
+from tests.integration.test_extend import command
 from tests.tiny import checkpoint, corpus
 
 ALSO = "[embeddings, norms]"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig, MixtralConfig
 
-from tests.integration.test_extend import refused, run
+from tests.command_line import refused, run
 
 
 @pytest.fixture

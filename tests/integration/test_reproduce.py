@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from reproduction.estimate import Speed
 from reproduction.exhibits import EXHIBITS
 from skipwise.data.documents import is_held_out
 from skipwise.results.records import read_records
+from tests import command_line
 from tests.tiny import checkpoint, corpus
 
 SMALL = {
@@ -30,23 +32,8 @@ SMALL = {
 
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["reproduction", *map(str, words)])
-    try:
-        main()
-    except SystemExit as end:
-        if end.code:
-            raise
-
-
-def refused(monkeypatch, capsys, *words: str) -> str:
-    """The message of a refused command; a traceback fails the test."""
-    with pytest.raises(SystemExit) as end:
-        run(monkeypatch, *words)
-    assert end.value.code == 1
-    return capsys.readouterr().err
+run = partial(command_line.run, program=str(Path(__file__).parents[2] / "reproduction" / "__main__.py"), main=main)
+refused = partial(command_line.refused, program="reproduction", main=main)
 
 
 @pytest.fixture
@@ -81,7 +68,9 @@ def test_arms_are_trained_once_and_shared(words, monkeypatch, capsys, tmp_path) 
     arms = sorted((tmp_path / "out" / "arms").iterdir())
     assert len(arms) == 3
     assert not any((arm / "checkpoints").exists() for arm in arms)
-    measured = json.loads((arms[0] / "run.json").read_text())["evaluation"]["documents"]
+    facts = json.loads((arms[0] / "run.json").read_text())
+    assert facts["command"].startswith("python -m reproduction content ")
+    measured = facts["evaluation"]["documents"]
     assert measured
     assert all(is_held_out(name, 0.3) for names in measured.values() for name in names)
     before = [(arm / "results.jsonl").read_bytes() for arm in arms]
@@ -186,8 +175,10 @@ def test_no_seed_is_refused(words, monkeypatch, capsys) -> None:
 
 def test_the_list_names_every_exhibit_and_its_time(monkeypatch, capsys) -> None:
     monkeypatch.setattr("reproduction.reproduce.measure_speed", lambda model: Speed((1e-4, 1e-8), (1e-5, 1e-8)))
+    monkeypatch.setenv("COLUMNS", "80")
     run(monkeypatch)
     printed = capsys.readouterr().out
+    assert len(printed.splitlines()) <= 2 * len(EXHIBITS)  # few rows take more than one line
     for name in EXHIBITS:
         (line,) = [line for line in printed.splitlines() if line.startswith(f"{name} ")]
         assert line.rstrip().endswith((" min", " h"))
@@ -256,7 +247,7 @@ def test_changed_text_is_refused_and_not_mixed(words, monkeypatch, capsys, tmp_p
 
 
 def test_changed_training_text_is_refused_where_the_arm_is_finished(words, monkeypatch, capsys, tmp_path) -> None:
-    other = ["--set", f"evaluation.source={corpus(tmp_path / 'other', documents=3, words=500)}"]
+    other = ["--set", f"evaluation.source={corpus(tmp_path / 'other', documents=3, words=501)}"]
     command = ["content", "--arm", "v = 0", *words, *other]
     run(monkeypatch, *command)
     (tmp_path / "text" / "more.txt").write_text("the sky is blue " * 200)

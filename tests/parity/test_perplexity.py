@@ -183,7 +183,7 @@ def test_an_exploded_model_has_infinite_perplexity():
 
 @pytest.mark.parametrize("lengths", [[], [1, 0]])
 def test_nothing_to_score_is_explained(model, lengths):
-    with pytest.raises(DataError, match=rf"{len(lengths)} documents hold no token to score; give one of two"):
+    with pytest.raises(DataError, match=rf"no token to score in {len(lengths)} documents?; give one of two"):
         sliding_perplexity(model, documents_of(lengths), window=8, stride=4)
 
 

@@ -24,7 +24,7 @@ from skipwise.cli.options import (
     read_shard,
 )
 from skipwise.cli.terminal import new_console, prepare_process
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, counted
 
 
 def evaluate(
@@ -72,7 +72,6 @@ def evaluate(
         Data(source=data, text_field=text_field, split=split, subset=subset),
         lengths=asked,
         target=read_length(target),
-        console=console,
         stride=read_length(stride),
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
@@ -173,8 +172,9 @@ def merge(
     console = prepare_process()
     from skipwise.evaluation.evaluate import merge
 
+    parts = list({part.resolve(): part for part in parts}.values())
     folder = merge(parts, out)
-    console.print(f"{len(parts)} shards: {folder.path}", soft_wrap=True)
+    console.print(f"merged {counted(len(parts), 'folder')}: {folder.path}", soft_wrap=True)
     _show(folder.path, console)
 
 

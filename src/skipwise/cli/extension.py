@@ -17,7 +17,7 @@ from skipwise.cli.options import (
     read_gigabytes,
 )
 from skipwise.cli.terminal import new_console, prepare_process
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, counted
 from skipwise.method.lengths import parse_length
 
 
@@ -136,7 +136,7 @@ def coverage(
     rules = ChunkRules(chunks, lengths, skips)  # type: ignore[arg-type]
     result = compute(original, target, rules, scheme=scheme, samples=samples, seed=seed)
     monte_carlo = result.samples > 0
-    label = f"{chunks} chunks" if scheme == "pose" else scheme
+    label = counted(chunks, "chunk") if scheme == "pose" else scheme
     table = Table(title=f"coverage, {original} -> {target}, {label}")
     for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
         table.add_column(column, justify="right")

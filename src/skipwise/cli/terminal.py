@@ -1,13 +1,15 @@
 """What a command does with its process: the environment before torch starts, the console, the messages at the end."""
 
 import errno
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from skipwise.errors import SkipwiseError
+from skipwise.errors import CutOffWarning, SkipwiseError
 
 
 def prepare_process(*, trains: bool = False) -> Any:
@@ -18,11 +20,17 @@ def prepare_process(*, trains: bool = False) -> Any:
         from skipwise.cli.allocator import keep_freed_memory
 
         keep_freed_memory()
-    from transformers.utils import logging
+    logging.getLogger("DeepSpeed").addFilter(_is_of_use)
+    from transformers.utils import logging as transformers_logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     return new_console()
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Whether to show what DeepSpeed logs: a filter of ``logging``. On import it says that it found no GPU."""
+    return "Setting accelerator to CPU" not in record.getMessage()
 
 
 def new_console() -> Any:
@@ -40,7 +48,8 @@ def explained(command: str = "") -> Iterator[None]:
     ``command`` is the command that runs; by default the first argument names it.
     """
     try:
-        yield
+        with _plain_warnings():
+            yield
     except SkipwiseError as error:
         if os.environ.get("RANK", "0") == "0":  # of several processes one says it
             print(f"skipwise: {error}", file=sys.stderr)
@@ -64,3 +73,20 @@ def explained(command: str = "") -> Iterator[None]:
             }
             print(f"\nskipwise: stopped{ways_on.get(command or sys.argv[1], '')}", file=sys.stderr)
         raise
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """In this context a record that was cut off is said in one sentence, once, without a line of source."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("once", CutOffWarning)
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if category is CutOffWarning:
+                new_console().print(str(message), style="yellow", soft_wrap=True)
+            else:
+                others(message, category, *where)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

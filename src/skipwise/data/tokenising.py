@@ -29,7 +29,7 @@ from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import open_corpus
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.tokens import FILES, SCHEMA, TokenStore
-from skipwise.errors import DataError
+from skipwise.errors import DataError, counted
 from skipwise.recipes.schema import Data, default_cache
 
 _BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
@@ -81,7 +81,7 @@ def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> Tok
         line = bar.add_task(doing, total=None)
 
         def show(documents: int, tokens: int) -> None:
-            bar.update(line, description=f"{doing}: {documents:,} documents, {tokens:,} tokens")
+            bar.update(line, description=f"{doing}: {counted(documents, 'document')}, {tokens:,} tokens")
 
         return build_token_store(source, tokenizer, on_progress=show)
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from skipwise.data.documents import is_held_out
-from skipwise.errors import DataError
+from skipwise.errors import DataError, counted
 
 SCHEMA = 1
 FILES = ("tokens.bin", "offsets.npy", "names.jsonl", "digests.bin")
@@ -119,7 +119,7 @@ def keep_long(store: TokenStore, min_tokens: int) -> np.ndarray:
     if not len(kept):
         longest = int(store.lengths.argmax())
         raise DataError(
-            f"kept 0 of {len(store):,} documents; all are under {min_tokens:,} tokens: the longest, "
+            f"kept 0 of {counted(len(store), 'document')}; all are under {min_tokens:,} tokens: the longest, "
             f"{store.names[longest]}, has {store.lengths[longest]:,}. "
             "Lower `train_length` or `data.min_tokens`, or join documents"
         )
@@ -129,9 +129,9 @@ def keep_long(store: TokenStore, min_tokens: int) -> np.ndarray:
 def dropped_message(documents: int, kept: int, min_tokens: int, setting: str = "train_length") -> str:
     """Return a sentence on how many documents ``keep_long`` kept, and which setting to lower to keep more."""
     if kept == documents:
-        return f"kept all {documents:,} documents; none has fewer than {min_tokens:,} tokens"
+        return f"kept {kept:,} of {counted(documents, 'document')}; none has fewer than {min_tokens:,} tokens"
     return (
-        f"kept {kept:,} of {documents:,} documents; {documents - kept:,} have fewer than {min_tokens:,} tokens. "
+        f"kept {kept:,} of {documents:,} documents, and left out {documents - kept:,} of fewer than {min_tokens:,} tokens. "
         f"To keep more, lower `{setting}` or join documents"
     )
 

@@ -134,7 +134,7 @@ class Benchmarks:
             manager, tasks = self._find(tokenizer, target, Path(folder))
             left = [one for one in tasks if one.key not in made]
             if len(left) < len(tasks):
-                console.print(f"{len(tasks) - len(left)} of {len(tasks)} tasks are there already")
+                console.print(f"tasks that are there already: {len(tasks) - len(left)} of {len(tasks)}")
             if left:
                 from skipwise.evaluation.harness import HarnessModel, run_task
 

@@ -41,11 +41,11 @@ def evaluate(
     too.
     """
     folder = _folder(out, models, specification)
-    records = read_records(folder.results)
-    known = {record.key for record in records if isinstance(record, Measured)}
     texts = _texts(models, specification, console)
     batches = {model.label: list(_plan(model, models, specification, texts, console)) for model in models}
     requests = sum(len(batch.requests) for each in batches.values() for batch in each)
+    for warning in specification.warnings(models):
+        console.print(warning, style="yellow")
     folder.begin()
     fingerprints = {f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read}
     folder.require_same(**fingerprints)
@@ -53,6 +53,8 @@ def evaluate(
     if drop_cut_off_record(folder.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     console.print(f"folder: {folder.path}", soft_wrap=True)
+    records = read_records(folder.results)
+    known = {record.key for record in records if isinstance(record, Measured)}
     keep = partial(append_record, folder.results)
     for model in models:
         if left := missing(batches[model.label], known, shard):
@@ -86,7 +88,8 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
                 )
     whole = RunFolder(out)
     if whole.path.exists() and (not whole.path.is_dir() or any(whole.path.iterdir())):
-        raise RunError(f"{out} exists and is not empty; give another --out")
+        why = "is not empty" if whole.path.is_dir() else "is a file, and merge writes a folder"
+        raise RunError(f"{out} exists and {why}; give another --out")
     whole.begin()
     whole.record(**facts[0])
     append_record(whole.results, *merged.values())

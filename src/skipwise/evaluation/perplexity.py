@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from skipwise.errors import DataError
+from skipwise.errors import DataError, counted
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length
@@ -81,7 +81,7 @@ def sliding_perplexity(
     """
     scored = [document for document in documents if len(document) >= 2]
     if not scored:
-        raise DataError(f"{len(documents)} documents hold no token to score; give one of two tokens or more")
+        raise DataError(f"no token to score in {counted(len(documents), 'document')}; give one of two tokens or more")
     require_vocabulary(model, documents)
     started = time.perf_counter()
     scores = sliding_scores(

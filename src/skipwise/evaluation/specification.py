@@ -1,13 +1,11 @@
 """What is measured of every model: texts, windows, prompts, precision. Each command hands one to the runner."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from rich.console import Console
-
 from skipwise.data.retrieval_prompts import TASKS
-from skipwise.errors import RecipeError, one_of
+from skipwise.errors import RecipeError, counted, one_of
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.schema import Data, Recipe
@@ -85,15 +83,19 @@ class Specification:
             return self.stride
         return min(max(self.original // 2, self.target // 16), window // 2)
 
-    @property
-    def too_few_trials(self) -> str:
-        """A warning if even finding every passkey would not show that a length is read; else empty."""
-        if "passkey" not in self.tasks or wilson_interval(self.trials, self.trials)[0] >= FOUND:
-            return ""
-        return (
-            f"{self.trials} trials cannot show that {FOUND:.0%} of the passkeys are found, even if all are: no "
-            "effective length can be reported. Ask for 35 at least"
-        )
+    def warnings(self, models: Sequence[EvaluatedModel]) -> Iterator[str]:
+        """Say what these settings cannot show of some models."""
+        if "passkey" in self.tasks and wilson_interval(self.trials, self.trials)[0] < FOUND:
+            yield (
+                f"{counted(self.trials, 'trial')} cannot show that {FOUND:.0%} of the passkeys are found, even if all "
+                "are: no effective length can be reported. Ask for 35 at least"
+            )
+        for model in models:
+            if not model.control and self.windows[-1] > model.target:
+                yield (
+                    f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond: the page "
+                    "shows how"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for ``run.json``."""
@@ -133,25 +135,18 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
 
 
 def specification_for(
-    models: Sequence[EvaluatedModel],
-    text: Data,
-    *,
-    lengths: Sequence[int] | None,
-    target: int | None,
-    console: Console,
-    **settings: Any,
+    models: Sequence[EvaluatedModel], text: Data, *, lengths: Sequence[int] | None, target: int | None, **settings: Any
 ) -> Specification:
     """What ``skipwise evaluate`` asks of models: windows and prompts from the shortest original length to the target.
 
     ``lengths`` are those of windows and prompts: by default the shortest original length, doubled up to ``target``, and
-    that is by default the longest that a model's config says. ``settings`` are other fields of ``Specification``. The
-    console is told what they cannot show.
+    that is by default the longest that a model's config says. ``settings`` are other fields of ``Specification``.
     """
     if lengths and target:
         raise RecipeError("--lengths gives the longest length already, and --target another: give one of them")
     original, longest = min(m.original for m in models), target or max(m.target for m in models)
     windows = tuple(sorted(set(lengths))) if lengths else tuple(doubled_windows(original, longest))
-    specification = Specification(
+    return Specification(
         texts=(text,),
         windows=windows,
         original=original,
@@ -160,13 +155,3 @@ def specification_for(
         prompt_lengths=windows,
         **settings,
     )
-    if warning := specification.too_few_trials:
-        console.print(warning, style="yellow")
-    for model in models:
-        if not model.control and windows[-1] > model.target:
-            console.print(
-                f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond: the page shows "
-                "how",
-                style="yellow",
-            )
-    return specification

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from skipwise.data.retrieval_prompts import TASKS
+from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.report.canvas import Figure, Plot, length_axis, log_axis, mark_original, named, write, write_one
 from skipwise.report.summary import BASELINES, Folder, Judgement, Row, arm_name, judgements, rows_of
@@ -300,7 +301,7 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
         axes.xaxis.set_major_formatter(lambda value, _: _short_count(value))
         axes.set_xlim(left=0)
 
-    trained = [f"{label} {log[-1].step:,} steps, {log[-1].tokens:,} tokens" for label, log, _ in lines]
+    trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
     caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
     columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
     data = [

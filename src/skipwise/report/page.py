@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from skipwise.errors import RunError
+from skipwise.errors import RunError, counted
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import ARM_COLOURS, OTHER_COLOUR, draw_figures
 from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, mapping, read_folder, rows_of
@@ -144,7 +144,7 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
         if all(r.digest for r in readings):
             documents = len({(r.data, r.document) for r in readings})
             lengths = _span([r.tokens + 1 for r in readings])
-            read = f"{documents} documents of {texts}, {lengths} tokens of each"
+            read = f"{counted(documents, 'document')} of {texts}, {lengths} tokens of each"
         else:  # records of skipwise 0.1, which are sums over documents
             read = f"{' and '.join(sorted({r.document for r in readings}))} of {texts}"
         parts.append(
@@ -160,7 +160,7 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
         )
         seeds = sorted({r.seed for r in trials})
         parts.append(
-            f"Retrieval: {_span(asked.values())} prompts of each length, at "
+            f"Retrieval: {_span(asked.values())} prompt{'s' if max(asked.values()) > 1 else ''} of each length, at "
             f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be "
             f"right. Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
         )

@@ -65,7 +65,8 @@ class Folder:
             return ""
         return (
             f"Unfinished: {made:,} of {asked:,} records. These numbers are of a part, and prompts are not answered in "
-            "the order of their depths. The same command goes on; skipwise merge puts shards together."
+            "the order of their depths. The same skipwise evaluate goes on; if shards are missing, measure them, and "
+            "merge all of them into a new folder."
         )
 
 
@@ -209,12 +210,34 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
             f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "
             "print their tables again, and skipwise evaluate makes a page"
         )
-    return Folder(name or folder.name, records, mapping(info), recipe)
+    info = mapping(info)
+    return Folder(name or folder.name, [record for record in records if _asked_for(info, record)], info, recipe)
 
 
 def mapping(value: Any) -> dict[str, Any]:
     """A value of ``run.json`` that should hold facts by name; empty where it does not."""
     return value if isinstance(value, dict) else {}
+
+
+def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
+    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before.
+
+    An evaluation asks for all of its records. What ``run.json`` does not say is asked for.
+    """
+    asked = mapping(info.get("evaluation"))
+    windows, lengths, trials = (asked.get(key) for key in ("windows", "prompt_lengths", "trials"))
+    documents = mapping(asked.get("documents"))
+    match record:
+        case _ if "models" in asked:
+            return True
+        case TrialRecord(length=length, trial=trial) if isinstance(lengths, list) and isinstance(trials, int):
+            return length in lengths and trial < trials
+        case ReadingRecord(mode="sliding", data=data, document=document, digest=digest) if documents and digest:
+            own = [mapping(info.get("model")).get("original_length")] if record.arm == "original" else []
+            asked_for = not isinstance(windows, list) or record.window in [*windows, *own]
+            return asked_for and document in documents.get(data, [])
+        case _:
+            return True
 
 
 def rows_of(folders: Sequence[Folder]) -> list[Row]:
@@ -225,7 +248,9 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
     rows: dict[tuple[str, str, str], Row] = {}
     for folder in folders:
         run = folder.name if len(folders) > 1 else ""
-        readings = [r for r in folder.records if isinstance(r, ReadingRecord) and _shown(folder, r)]
+        readings = [
+            r for r in folder.records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None
+        ]
         texts = {r.data for r in readings}
         for r in readings:
             key = (folder.name, r.arm, r.data)
@@ -244,14 +269,6 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
         return row.arm not in BASELINES, order.get(row.run, 0), rank.get(row.arm, len(rank))
 
     return _merged_baselines(sorted(rows.values(), key=place))
-
-
-def _shown(folder: Folder, reading: ReadingRecord) -> bool:
-    """Whether a reading belongs into the tables: sliding, of a finished model, of a document asked for last."""
-    if reading.mode != "sliding" or reading.step is not None:
-        return False
-    names = mapping(mapping(folder.info.get("evaluation")).get("documents")).get(reading.data)
-    return not names or reading.document in names or not reading.digest
 
 
 def _row(folder: Folder, run: str, arm: str, data: str, named: bool) -> Row:

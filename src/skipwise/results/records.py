@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 import numpy as np
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
-from skipwise.errors import RunError
+from skipwise.errors import CutOffWarning, RunError
 from skipwise.results import schema_1
 
 SCHEMA = 2
@@ -278,7 +278,7 @@ def read_records(path: Path) -> list[Record]:
     """
     *lines, cut_off = _read(path).decode(errors="replace").split("\n")
     if cut_off:
-        warnings.warn(f"{path}: the last line was cut off by a kill and is left out", stacklevel=2)
+        warnings.warn(f"{path}: the last line was cut off by a kill and is left out", CutOffWarning, stacklevel=2)
     return [record for number, line in enumerate(lines, 1) if line for record in _parse(path, number, line)]
 
 
@@ -351,6 +351,8 @@ def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
     """The record of a line; of a line of schema 1 the records that say the same."""
     try:
         raw: dict[str, Any] = json.loads(line)
+        if not isinstance(raw, dict):
+            raise ValueError("it has no fields")
         if (schema := raw.pop("schema")) == schema_1.SCHEMA:
             found = list(schema_1.upgraded(raw))
         elif schema == SCHEMA:
@@ -362,8 +364,10 @@ def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
             )
         yield from map(_validated, found)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        told = error.errors()[0] if isinstance(error, ValidationError) else None
-        why = f"{'.'.join(map(str, told['loc']))}: {told['msg']}" if told else repr(error)
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        if isinstance(error, ValidationError):
+            told = error.errors()[0]
+            why = f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
         raise RunError(
             f"{path}, line {number}: not a result record ({why}); delete that line, or the file to measure again"
         ) from error
@@ -376,6 +380,8 @@ def _validated(raw: dict[str, Any]) -> Record:
         ValueError: a field is of another type or range, or the stored key is another record's.
     """
     kind, key = raw.pop("kind"), raw.get("key")
+    if kind not in _ADAPTERS:
+        raise ValueError(f"its kind {kind!r} is unknown")
     record = _ADAPTERS[kind].validate_python(raw)
     if problem := getattr(record, "problem", str)():
         raise ValueError(problem)

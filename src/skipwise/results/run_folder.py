@@ -84,11 +84,17 @@ def _provenance() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "command": " ".join(["skipwise", *sys.argv[1:]]),
+        "command": " ".join([_program(), *sys.argv[1:]]),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
         "machine": _machine(),
     }
+
+
+def _program() -> str:
+    """The program that runs, as it was called: ``skipwise``, or ``python -m reproduction``."""
+    path = Path(sys.argv[0])
+    return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
 
 
 def _machine() -> dict[str, Any]:

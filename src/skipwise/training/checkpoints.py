@@ -107,10 +107,8 @@ def require_processes(checkpoint: Path, processes: int) -> None:
     """Require the random state of each of ``processes``; Trainer would continue without it."""
     written = len(list(checkpoint.glob("rng_state*.pth")))
     if written != processes:
-        raise RunError(
-            f"{checkpoint} was written by {written} processes and cannot be resumed exactly by {processes}; "
-            f"launch {written} processes"
-        )
+        by = "1 process" if written == 1 else f"{written} processes"
+        raise RunError(f"{checkpoint} was written by {by} and cannot be resumed exactly by {processes}; launch {by}")
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:

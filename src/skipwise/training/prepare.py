@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
-from skipwise.errors import DataError, RecipeError
+from skipwise.errors import DataError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.loading import load_config, load_tokenizer, resolve
@@ -101,7 +101,7 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     long = np.intersect1d(train, keep_long(store, shortest))
     if len(long) == 0:
         raise DataError(
-            f"of {len(store):,} documents none of {shortest:,} tokens or more is left to train on after holding out "
+            f"of {counted(len(store), 'document')} none of {shortest:,} tokens or more is left to train on after holding out "
             f"{len(held_out):,}; the longest are {_longest(store, train)}; give longer text, lower the target, "
             "or lower data.held_out"
         )
@@ -157,11 +157,11 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         style="bold",
     )
     lines = [
-        f"text: {recipe.data.source}, {len(store):,} documents, {int(store.lengths.sum()):,} tokens; "
+        f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.held_out):,} held out by name",
         dropped_message(len(run.train) + run.dropped, len(run.train), run.shortest, setting),
         _special_tokens(run.tokenizer),
-        f"training: {steps:,} steps of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
+        f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
         f"{run.precision} on {run.device.type}",
         sliding_layers(config),
     ]
@@ -195,4 +195,4 @@ def print_examples(run: PreparedRun, console: Console) -> None:
             parts.append(f"positions {start + skip:,}..{start + skip + length - 1:,} <- text from {start + offset:,}")
             start += length
         more = plans.lengths.shape[1] - len(parts)
-        console.print(f"example {example}: " + "; ".join(parts) + (f"; {more:,} more chunks" if more else ""))
+        console.print(f"example {example}: " + "; ".join(parts) + (f"; {counted(more, 'more chunk')}" if more else ""))

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
-from skipwise.errors import RecipeError, RunError
+from skipwise.errors import RecipeError, RunError, counted
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.schema import Training
@@ -234,8 +234,8 @@ def _first_examples(dataset: Dataset, settings: Training) -> Dataset:
     available, needed = len(cast(Sized, dataset)), settings.max_steps * settings.batch_size
     if available < needed:
         raise RecipeError(
-            f"the data set has {available:,} examples; {settings.max_steps:,} steps of {settings.batch_size} "
-            f"need {needed:,}; set training.max_steps={available // settings.batch_size} or give more"
+            f"the data set has {counted(available, 'example')}; training.max_steps x batch_size = "
+            f"{settings.max_steps:,} x {settings.batch_size} = {needed:,} are needed; set training.max_steps={available // settings.batch_size} or give more"
         )
     return dataset if available == needed else Subset(dataset, range(needed))
 

@@ -443,10 +443,11 @@ class TestChoosing:
 
     def test_dropped_message(self):
         assert dropped_message(1000, 812, 2048) == (
-            "kept 812 of 1,000 documents; 188 have fewer than 2,048 tokens. "
+            "kept 812 of 1,000 documents, and left out 188 of fewer than 2,048 tokens. "
             "To keep more, lower `train_length` or join documents"
         )
-        assert dropped_message(1000, 1000, 2048) == ("kept all 1,000 documents; none has fewer than 2,048 tokens")
+        assert dropped_message(1000, 1000, 2048) == ("kept 1,000 of 1,000 documents; none has fewer than 2,048 tokens")
+        assert dropped_message(1, 1, 2048) == "kept 1 of 1 document; none has fewer than 2,048 tokens"
 
     @given(names=st.lists(st.text(), max_size=50), share=st.floats(0, 0.99))
     def test_split_is_a_partition_by_name(self, names, share):

@@ -26,6 +26,10 @@ def test_importing_the_package_shows_no_warning_of_bitsandbytes() -> None:
     assert "bitsandbytes" not in shown
 
 
+def test_a_public_name_shows_none_either() -> None:
+    assert "no kernel" not in errors_of(f"from skipwise import PoseCollator; {WARN}")
+
+
 @needs_bitsandbytes
 def test_asking_for_4_bits_shows_it() -> None:
     program = f"import skipwise.model.loading, peft; {WARN}; "

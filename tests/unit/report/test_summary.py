@@ -227,10 +227,19 @@ def test_a_number_measured_again_replaces_the_older_one() -> None:
     assert row.found["passkey"][256] == (0, 10)
 
 
-def test_documents_that_are_no_longer_asked_for_are_left_out() -> None:
-    info = {**INFO, "evaluation": {"documents": {"held out": ["d0", "d2"]}}}
-    [row] = rows_of([Folder("a", readings("pose", 256, 9), info)])
-    assert [r.document for r in row.readings(256)] == ["d0", "d2"]
+def test_what_a_resumed_run_no_longer_asks_for_is_left_out(tmp_path) -> None:
+    asked = {"documents": {"held out": ["d0", "d2"]}, "windows": [512], "prompt_lengths": [512], "trials": 4}
+    records = [*readings("original", 256, 9), *readings("original", 512, 9), *readings("original", 1024, 9)]
+    records += [*trials("original", 256, 5, 10), *trials("original", 512, 5, 10)]
+    records += [replace(r, data="another") for r in readings("original", 512, 9)]
+    folder = read_folder(run_folder(tmp_path / "a", records, {**INFO, "evaluation": asked}))
+    [row] = rows_of([folder])
+    assert set(row.perplexity) == {256, 512}  # the original is read in its own window too
+    assert [r.document for r in row.readings(512)] == ["d0", "d2"]
+    assert row.found == {"passkey": {512: (4, 4)}}
+    [row, other] = rows_of([read_folder(run_folder(tmp_path / "b", records, {**INFO, "evaluation": {}}))])
+    assert set(row.perplexity) == {256, 512, 1024}
+    assert other.data == "another"
 
 
 def test_segments_and_steps_of_training_are_in_no_row() -> None:
@@ -254,7 +263,7 @@ def test_a_benchmark_that_was_run_again_counts_last() -> None:
 @pytest.mark.parametrize(
     "info",
     [None, {}, {"model": None, "training": 3}, {"model": {"original_length": "x"}}, {"evaluation": 3},
-     {"evaluation": {"models": 3}}, {"evaluation": {"models": [3]}}],
+     {"evaluation": {"windows": 3, "prompt_lengths": 3, "trials": "x"}}, {"evaluation": {"models": 3}}, {"evaluation": {"models": [3]}}],
 )  # fmt: skip
 def test_every_key_of_run_json_may_be_missing_or_damaged(tmp_path, info) -> None:
     folder = read_folder(run_folder(tmp_path / "a", [*ORIGINAL, *POSE], info))

@@ -121,6 +121,23 @@ def test_a_last_line_cut_off_anywhere_costs_that_record_alone(path: Path) -> Non
             assert read_records(path) == [TRAINING]
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{}", "it has no 'schema'"),
+        ('{"schema": 2}', "it has no 'kind'"),
+        ('{"schema": 2, "kind": "unheard-of"}', "its kind 'unheard-of' is unknown"),
+        ("[1, 2]", "it has no fields"),
+        ("3", "it has no fields"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_why_a_line_is_no_record_is_said_in_words(path: Path, line: str, why: str) -> None:
+    path.write_text(f"{line}\n")
+    with pytest.raises(RunError, match=rf"line 1: not a result record \({why}"):
+        read_records(path)
+
+
 def test_appending_after_a_kill_starts_a_line_of_its_own(path: Path) -> None:
     append_record(path, TRAINING)
     append_record(path, TRIAL)

@@ -1,5 +1,8 @@
 """The run folder: what cannot be written or read is explained."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from skipwise.errors import RunError
@@ -10,6 +13,21 @@ def test_a_folder_that_cannot_be_written_is_explained(tmp_path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"cannot be written: .*; give another --out"):
         RunFolder(tmp_path / "file" / "run").begin(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("called", "command"),
+    [
+        ("/venv/bin/skipwise", "skipwise main --seeds 2"),
+        ("/work/reproduction/__main__.py", "python -m reproduction main --seeds 2"),
+        ("mine.py", "mine.py main --seeds 2"),
+    ],
+)
+def test_the_command_is_kept_as_it_was_called(tmp_path: Path, monkeypatch, called, command) -> None:
+    monkeypatch.setattr(sys, "argv", [called, "main", "--seeds", "2"])
+    run = RunFolder(tmp_path / "run")
+    run.begin()
+    assert run.read()["command"] == command
 
 
 @pytest.mark.parametrize("text", ["{bad", "[1]", "[" * 100_000])

@@ -139,5 +139,5 @@ def test_nothing_is_appended_to_old_records(path, line) -> None:
 def test_a_missing_field_is_named(path) -> None:
     raw = json.loads(PERPLEXITY)
     del raw["nll"]
-    with pytest.raises(RunError, match=r"line 1: not a result record \(KeyError\('nll'\)\)"):
+    with pytest.raises(RunError, match=r"line 1: not a result record \(it has no 'nll'\)"):
         read(path, json.dumps(raw))

@@ -174,6 +174,9 @@ def test_another_number_of_processes_is_refused(tmp_path):
     checkpoints.require_processes(checkpoint, 2)
     with pytest.raises(RunError, match=r"written by 2 processes.*by 1; launch 2 processes"):
         checkpoints.require_processes(checkpoint, 1)
+    (checkpoint / "rng_state_1.pth").unlink()
+    with pytest.raises(RunError, match=r"written by 1 process and .*by 2; launch 1 process$"):
+        checkpoints.require_processes(checkpoint, 2)
 
 
 def free_bytes(monkeypatch, free: int) -> None:

@@ -309,7 +309,7 @@ def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 
 
 def test_too_few_examples(tmp_path):
-    message = "the data set has 15 examples; 4 steps of 4 need 16; set training.max_steps=3"
+    message = "the data set has 15 examples; training.max_steps x batch_size = 4 x 4 = 16 are needed; set training.max_steps=3"
     with pytest.raises(RecipeError, match=message):
         run(tmp_path, dataset=Keyed(15))
 
