@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from skipwise.errors import ModelError, RunError, first_line
 from skipwise.model.families import Conversion, plan_conversion
+from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.stock_tokenizer import require_readable, write_stock_tokenizer
 
 SHARD_BYTES = 2**30
@@ -56,6 +57,7 @@ def convert(
     try:
         _write_weights(plan, _shards(folder), partial, shard_bytes, console)
         plan.config.save_pretrained(partial)
+        write_legacy_keys(partial)
         _require_every_weight(partial)
         for beside in filter(Path.exists, (folder / name for name in _BESIDE)):
             shutil.copyfile(beside, partial / beside.name)

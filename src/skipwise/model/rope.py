@@ -8,6 +8,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import NAMES, Rope, frequencies, rope_parameters
 from skipwise.method.lengths import parse_length
+from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.recipes.schema import Recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
@@ -97,7 +99,9 @@ def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
     try:
         with TemporaryDirectory() as folder, torch.device("meta"):
             extended.save_pretrained(folder)
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
+            write_legacy_keys(Path(folder))
+            read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            AutoModelForCausalLM.from_config(read)
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(

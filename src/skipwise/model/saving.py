@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
+from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin
 from skipwise.model.precision import AUTOCAST, autocast, weights_precision
@@ -39,6 +40,7 @@ def save_extended(
     else:
         model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
+    write_legacy_keys(temporary)
     if origin:
         origin.write(temporary)
     difference = reload_difference(model, temporary, extension)
