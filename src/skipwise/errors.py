@@ -40,6 +40,10 @@ class EvaluationError(SkipwiseError):
     """A model cannot be measured; what was measured before is kept."""
 
 
+class EngineError(SkipwiseError):
+    """An inference engine is not installed, cannot read a checkpoint, or reads it otherwise."""
+
+
 class RunError(SkipwiseError):
     """The run folder is in use, incomplete or belongs to another run."""
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from skipwise import __version__
-from skipwise.cli import evaluation, extension
+from skipwise.cli import evaluation, extension, serving
 from skipwise.cli.terminal import explained
 
 app = typer.Typer(
@@ -39,6 +39,8 @@ for command in (
     evaluation.benchmark,
     evaluation.report,
     extension.convert,
+    serving.export,
+    serving.check,
 ):
     app.command()(command)
 

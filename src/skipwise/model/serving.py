@@ -5,6 +5,9 @@ Taken from the engines' own loaders: vLLM's ``get_rope`` and the length that it 
 """
 
 import json
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 _CONVERTED_BY_LLAMA_CPP = {"default", "linear", "yarn"}
@@ -34,6 +37,34 @@ def llama_cpp(config: dict[str, Any], path: str) -> str:
         f"`python convert_hf_to_gguf.py {path} --outfile model.gguf`, then "
         f"`llama-server -m model.gguf -c {config['max_position_embeddings']}`"
     )
+
+
+def unproved(model: str, run: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield engines that were not run, and what each makes of this checkpoint by its own loader."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+        rope = _extended_rope(config)
+    except (OSError, ValueError, KeyError):
+        return
+    kind, target = rope.get("rope_type", "default"), config.get("max_position_embeddings")
+    if "vllm" not in run:
+        yield "vLLM", f"{vllm(config, model)}"
+    if "llama.cpp" not in run:
+        yield "llama.cpp", f"{llama_cpp(config, model)}"
+    length = f"give it --context-length {target}" + (", for it derives target x factor" if kind == "linear" else "")
+    default = 0.1 * math.log(rope["factor"]) + 1 if "factor" in rope else 1.0
+    if abs(rope.get("attention_factor", default) - default) > 1e-6:
+        length += "; it drops an attention_factor that is not 0.1 ln(factor) + 1"
+    yield "SGLang", length
+    older = (
+        "the older keys are there" if "rope_theta" in config else "the older keys are missing, so it forgets the RoPE"
+    )
+    yield "Ollama", f"of safetensors it reads rope_theta and rope_scaling at the top level alone: {older}"
+    if kind != "default":
+        yield (
+            "TGI",
+            f"it reads no scaling from the config; start it with --rope-scaling, or serve with vLLM ({kind} here)",
+        )
 
 
 def _extended_rope(config: dict[str, Any]) -> dict[str, Any]:

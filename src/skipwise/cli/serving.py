@@ -1,0 +1,55 @@
+"""``skipwise check`` and ``skipwise export``: what other engines make of a checkpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipwise.cli.options import read_length
+from skipwise.cli.terminal import prepare_process
+
+_Length = Annotated[str | None, typer.Option(help="read no farther than this; default: what the config says")]
+
+
+def check(
+    model: Annotated[str, typer.Argument(help="a run folder, a checkpoint's folder, or a name on the model hub")],
+    engine: Annotated[
+        str | None, typer.Option(help="engines, as transformers,vllm,llama.cpp; default: all that are installed")
+    ] = None,
+    python: Annotated[
+        list[str] | None, typer.Option(help="Python of another environment to look for engines in; may be repeated")
+    ] = None,
+    length: _Length = None,
+) -> None:
+    """Read a checkpoint in several engines, and compare what they predict; exit status 1 if one reads it otherwise."""
+    console = prepare_process()
+    from skipwise.engines.check import check, comparison_table, model_folder
+    from skipwise.engines.request import find_engines
+    from skipwise.model.serving import unproved
+
+    folder = model_folder(model)
+    found = find_engines([name.strip() for name in engine.split(",")] if engine else [], python or [])
+    made = check(folder, found, console, length=read_length(length))
+    console.print(comparison_table(model, made))
+    for one in made:
+        if one.problem:
+            console.print(f"{one.engine.name} {one.engine.version}: {one.problem}", style="red")
+    for name, sentence in unproved(folder, {one.engine.name for one in made}):
+        console.print(f"{name}, not run: {sentence}")
+    if not all(one.agrees for one in made):
+        raise typer.Exit(1)
+
+
+def export(
+    model: Annotated[str, typer.Argument(help="a run folder, a checkpoint's folder, or a name on the model hub")],
+    to: Annotated[str, typer.Option(help="gguf, for llama.cpp, Ollama and what is built on them")] = "gguf",
+    type_: Annotated[str, typer.Option("--type", help="of the weights: f32, f16, bf16 or q8_0")] = "f16",
+    out: Annotated[Path | None, typer.Option(help="file to write; default: beside the model's folder")] = None,
+    check: Annotated[bool, typer.Option(help="read the file in llama.cpp and compare it with transformers")] = True,
+    length: _Length = None,
+) -> None:
+    """Write a checkpoint as one GGUF file with an Ollama Modelfile, and check it in llama.cpp."""
+    console = prepare_process()
+    from skipwise.engines.export import export
+
+    export(model, to=to, kind=type_, out=out, checked=check, length=read_length(length), console=console)

