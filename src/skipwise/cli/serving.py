@@ -43,7 +43,9 @@ def check(
 def export(
     model: Annotated[str, typer.Argument(help="a run folder, a checkpoint's folder, or a name on the model hub")],
     to: Annotated[str, typer.Option(help="gguf, for llama.cpp, Ollama and what is built on them")] = "gguf",
-    type_: Annotated[str, typer.Option("--type", help="of the weights: f32, f16, bf16 or q8_0")] = "f16",
+    type_: Annotated[
+        str, typer.Option("--type", help="of the weights: f32, f16, bf16, q8_0, q6_k, q5_k or q4_k")
+    ] = "f16",
     out: Annotated[Path | None, typer.Option(help="file to write; default: beside the model's folder")] = None,
     check: Annotated[bool, typer.Option(help="read the file in llama.cpp and compare it with transformers")] = True,
     length: _Length = None,

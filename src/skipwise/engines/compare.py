@@ -22,7 +22,7 @@ _PLACES = 8  # at each depth
 _COMPARED = 20  # the reference's likeliest tokens at each place
 TOLERANCE = 2e-4  # of the mean at each depth, in nats
 # llama.cpp's CPU code looks GELU up in a table of float16, so even with float32 weights it is further away.
-GGUF_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1}
+GGUF_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1, "q6_k": 2e-1, "q5_k": 3e-1, "q4_k": 5e-1}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,14 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from skipwise.engines.quantise import QUANTISED, quantise
 from skipwise.engines.request import Engine, Request, find_engines
 from skipwise.errors import EngineError, ModelError, first_line, one_of
+from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
 
-TYPES = ("f32", "f16", "bf16", "q8_0")
+CONVERTED = ("f32", "f16", "bf16", "q8_0")  # types that the converter writes
+TYPES = (*CONVERTED, *QUANTISED)
 # llama.cpp's pre-tokenizers, the commonest first; each splits a text by regular expressions of its own.
 _PRE_TOKENIZERS = (
     "gpt-2", "llama-bpe", "qwen2", "superbpe", "smollm", "starcoder", "refact", "falcon", "mpt", "olmo", "dbrx",
@@ -70,15 +73,21 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console) -> None:
         raise ModelError(
             f"{model} is an adapter; a GGUF file needs the whole model: extend again with lora.saved=merged"
         )
-    partial = out.with_name(out.name + ".partial")
+    partial, whole = out.with_name(out.name + ".partial"), out.with_name(out.name + ".f16.partial")
     try:
         with _quiet():
-            _convert(model, partial, kind, console)
+            if kind in CONVERTED:
+                _convert(model, partial, kind, console)
+            else:
+                find_engines(["llama.cpp"], [])
+                _convert(model, whole, "f16", console)
+                quantise(whole, partial, kind)
         partial.replace(out)
     except OSError as error:
         raise EngineError(f"{out} cannot be written ({error.strerror or error}); give another --out") from error
     finally:
         partial.unlink(missing_ok=True)
+        whole.unlink(missing_ok=True)
 
 
 def _known_class(model: Path) -> tuple[dict[str, Any], Any]:
@@ -86,6 +95,8 @@ def _known_class(model: Path) -> tuple[dict[str, Any], Any]:
     from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
 
     settings = ModelBase.load_hparams(model, False)
+    if settings.get("rope_parameters"):  # the class for GPT-NeoX reads older names, which transformers 5 drops
+        settings = legacy_keys(settings) | settings
     try:
         return settings, get_model_class(get_model_architecture(settings, ModelType.TEXT))
     except (NotImplementedError, KeyError) as error:
@@ -99,7 +110,7 @@ def gguf_types() -> dict[str, Any]:
     from gguf import LlamaFileType
 
     names = "ALL_F32", "MOSTLY_F16", "MOSTLY_BF16", "MOSTLY_Q8_0"
-    return {kind: LlamaFileType[name] for kind, name in zip(TYPES, names, strict=True)}
+    return {kind: LlamaFileType[name] for kind, name in zip(CONVERTED, names, strict=True)}
 
 
 def _convert(model: Path, out: Path, kind: str, console: Console) -> None:

