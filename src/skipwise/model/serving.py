@@ -1,7 +1,7 @@
-"""How to load an extended checkpoint in each inference engine, by what the engine reads of ``config.json``.
+"""How to load an extended checkpoint in each inference engine, and what those make of it that were not run.
 
-Taken from the engines' own loaders: vLLM's ``get_rope`` and the length that it derives from a config, and llama.cpp's
-``convert_hf_to_gguf.py``. Both compute YaRN's frequencies and its attention factor 0.1 ln s + 1 as transformers does.
+What is said of transformers, vLLM and llama.cpp was run (docs/engines.md); what is said of SGLang, Ollama and TGI is read
+off their loaders.
 """
 
 import json
@@ -10,66 +10,54 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-_CONVERTED_BY_LLAMA_CPP = {"default", "linear", "yarn"}
+FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types whose GGUF architecture is llama
 
 
 def vllm(config: dict[str, Any], path: str) -> str:
-    """Return the command that serves the checkpoint at ``path``, or why vLLM cannot serve it.
+    """Return the command that serves the checkpoint at ``path``.
 
-    The command always gives the length: for ``linear``, vLLM would derive ``max_position_embeddings`` times the factor.
+    It gives the length: for ``linear``, vLLM would derive ``max_position_embeddings`` times the factor.
     """
-    rope = _extended_rope(config)
-    if rope["rope_type"] == "longrope" and rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return (
-            "cannot express revised YaRN in a model that rotates a part of each head; extend with yarn, ntk or linear"
-        )
     return f"`vllm serve {path} --max-model-len {config['max_position_embeddings']}`"
 
 
 def llama_cpp(config: dict[str, Any], path: str) -> str:
     """Return the commands that convert and serve the checkpoint at ``path``, or why llama.cpp cannot serve it."""
-    if _extended_rope(config)["rope_type"] not in _CONVERTED_BY_LLAMA_CPP:
-        return (
-            "cannot express revised YaRN: its converter writes the name and leaves the frequencies out; extend with "
-            "yarn, ntk or linear"
-        )
+    if _extended_rope(config).get("rope_type") == "longrope" and config["model_type"] not in FACTORS_BY_FREQUENCY:
+        return f"cannot read revised YaRN in {config['model_type']}; extend with yarn, ntk or linear"
     return (
-        f"`python convert_hf_to_gguf.py {path} --outfile model.gguf`, then "
+        f"`skipwise export {path} --out model.gguf`, which reads the file in llama.cpp and compares it, then "
         f"`llama-server -m model.gguf -c {config['max_position_embeddings']}`"
     )
 
 
 def unproved(model: str, run: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield engines that were not run, and what each makes of this checkpoint by its own loader."""
-    try:
-        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-        rope = _extended_rope(config)
-    except (OSError, ValueError, KeyError):
-        return
-    kind, target = rope.get("rope_type", "default"), config.get("max_position_embeddings")
+    """Yield the engines that are not among those ``run``, and what each makes of the checkpoint in folder ``model``."""
+    config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    rope = _extended_rope(config)
+    kind, target = rope.get("rope_type", "default"), config["max_position_embeddings"]
+    default = 0.1 * math.log(rope["factor"]) + 1 if kind == "yarn" else 1.0
+    factor = rope.get("attention_factor", default) if kind == "yarn" else default
+    dropped = f"; it takes {default:g} for the attention_factor {factor:g}" if abs(factor - default) > 1e-6 else ""
     if "vllm" not in run:
-        yield "vLLM", f"{vllm(config, model)}"
+        yield "vLLM", vllm(config, model) + dropped
     if "llama.cpp" not in run:
-        yield "llama.cpp", f"{llama_cpp(config, model)}"
-    length = f"give it --context-length {target}" + (", for it derives target x factor" if kind == "linear" else "")
-    default = 0.1 * math.log(rope["factor"]) + 1 if "factor" in rope else 1.0
-    if abs(rope.get("attention_factor", default) - default) > 1e-6:
-        length += "; it drops an attention_factor that is not 0.1 ln(factor) + 1"
-    yield "SGLang", length
-    older = (
-        "the older keys are there" if "rope_theta" in config else "the older keys are missing, so it forgets the RoPE"
-    )
-    yield "Ollama", f"of safetensors it reads rope_theta and rope_scaling at the top level alone: {older}"
-    if kind != "default":
+        yield "llama.cpp", llama_cpp(config, model) + dropped
+    why = ", for it would derive the target times the factor" if kind == "linear" else ""
+    yield "SGLang", f"start it with --context-length {target}{why}{dropped}"
+    if kind != "default" and "rope_scaling" not in config:
         yield (
-            "TGI",
-            f"it reads no scaling from the config; start it with --rope-scaling, or serve with vLLM ({kind} here)",
+            "Ollama",
+            "it forgets the RoPE: of safetensors it reads rope_scaling at the top level of config.json alone",
         )
+        yield "transformers 4", "it forgets the RoPE: it reads rope_scaling at the top level of config.json alone"
+    if kind != "default":
+        yield "TGI", "it reads no RoPE scaling from the config; use another engine"
 
 
 def _extended_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return the RoPE settings that were extended; Gemma 3 has one set for each kind of layer."""
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return rope.get("full_attention") or rope
 
 
