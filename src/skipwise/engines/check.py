@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from huggingface_hub import snapshot_download
 from rich.console import Console
 from rich.table import Table
 
@@ -18,13 +19,16 @@ from skipwise.model.rope import original_length
 
 
 def model_folder(name: str) -> str:
-    """Return the model of a run folder, else the name itself; an adapter is refused.
+    """Return the folder of a model: of a run folder its model; of a name on the hub its files, downloaded.
 
     Raises:
-        ModelError: it is an adapter.
+        ModelError: there is none, or it is an adapter.
     """
     run = Path(name) / "model"
     folder = str(run) if (run / "config.json").exists() else resolve(name)
+    load_config(folder)
+    if not Path(folder).is_dir():
+        folder = snapshot_download(folder)
     if base_of(folder):
         raise ModelError(f"{folder} is an adapter, and engines read whole models: extend again with lora.saved=merged")
     return folder
