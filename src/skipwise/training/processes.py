@@ -42,7 +42,7 @@ def engine() -> str:
 
 def engine_settings() -> dict[str, Any]:
     """Return the ``TrainingArguments`` fields of the engine's shipped configuration; none without --launch."""
-    file = resources.files("skipwise").joinpath("engines", f"{os.environ.get(ENGINE)}.json")
+    file = resources.files("skipwise").joinpath("training", "launchers", f"{os.environ.get(ENGINE)}.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
