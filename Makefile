@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo reproduce test test-versions test-distributed lint clean
+.PHONY: help demo reproduce test test-versions test-distributed test-engines lint clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
@@ -17,13 +17,17 @@ reproduce: $(VENV)/.installed  ## run the paper's tables; without ARGS, list the
 
 # A process for each core, each with one thread: threads of several processes would wait for each other.
 test: $(VENV)/.installed-dev  ## run the tests, without a network; ARGS="-k passkey" passes options on
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/distributed $(ARGS)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/distributed --ignore tests/engines $(ARGS)
 
-test-versions: $(VENV)/.installed-dev  ## the oldest transformers and the newest Python that are allowed, as far as installable
+test-versions:  ## the oldest packages that are allowed, and the newest Python of this machine; in environments of their own
 	.ci/matrix
 
 test-distributed: $(VENV)/.installed-distributed  ## two processes against one, DDP and ZeRO-3; needs a C++ compiler
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests/distributed $(ARGS)
+
+test-engines:  ## checkpoints read by transformers 4 and 5, vLLM and llama.cpp, in environments of their own (10 GB)
+	PYTHON=$(PYTHON) .ci/engines
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv-engines/main/bin/python -m pytest -n 2 --dist loadfile tests/engines $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
 	$(BIN)/ruff check .
@@ -32,7 +36,7 @@ lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
 	$(BIN)/lint-imports
 
 clean:  ## remove the environment and every cache; runs/ stays
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-engines build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: an install is repeated only when what it depends on is newer. The constraints pin torch to a release

@@ -48,9 +48,13 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
 
     plain = {"add_special": False, "parse_special": False}
     tokens = [post("/tokenize", {"content": text, **plain})["tokens"] for text in request["texts"]]
+    # The server tells no probabilities with a token that is a part of a character, so another one is generated. This
+    # leaves the probabilities, which are those before sampling, as they are.
+    whole = post("/tokenize", {"content": "a", **plain})["tokens"][-1]
+    told = {"n_probs": request["top"], "post_sampling_probs": False, "samplers": [], "logit_bias": [[whole, 1e6]]}
     places = []
     for prefix in request["places"]:
-        answer = asked(prefix, n_predict=1, n_probs=request["top"], samplers=[], post_sampling_probs=False)
+        answer = asked(prefix, n_predict=1, **told)
         found = answer["completion_probabilities"][0]["top_logprobs"]
         places.append([(one["id"], one["logprob"]) for one in found])
     greedy = asked(request["greedy_from"], n_predict=request["greedy"], return_tokens=True)["tokens"] if places else []

@@ -72,9 +72,7 @@ class Engine:
             asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             asked.write_text(json.dumps(asdict(request)))
             words = [self.python, str(script), str(asked), str(answer)]
-            ended = subprocess.run(
-                words, capture_output=True, text=True, errors="replace", env=os.environ | _SETTINGS
-            )
+            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=os.environ | _SETTINGS)
             if ended.returncode or not answer.exists():
                 raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {_reason(ended)}")
             read: dict[str, Any] = json.loads(answer.read_text())

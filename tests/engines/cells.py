@@ -1,0 +1,36 @@
+"""In which engine and version an extended checkpoint is right, and what happens in the others: the tested table."""
+
+from tests.engines.models import FAMILIES, INTERPOLATIONS
+
+WRONG = "wrong"  # without a word; every such cell is written out below
+BOUND = 2e-4  # of the largest difference of a log-probability to the newest transformers, in nats, at 2,000 tokens
+
+_UNKNOWN = "does not recognize this architecture"
+_TWO_FIELDS = "`rope_scaling` must be a dictionary with two fields, `type` and `factor`"
+_NO_FACTORS = "of this architecture it takes no factors by frequency. Extend with yarn, ntk or linear"
+_UNBOUND = "UnboundLocalError: cannot access local variable 'long_inv_freq'"
+_HALF_PRECISION_GELU = 2e-3  # llama.cpp looks GELU up in a table of float16
+
+
+def expected(reader: str, family: str, interpolation: str) -> float | str:
+    """The bound of the largest difference, ``WRONG``, or what the refusal says."""
+    if reader == "transformers 4.45":
+        if family in ("qwen3", "gemma3", "olmo2"):
+            return _UNKNOWN
+        if interpolation == "yarn":  # it takes max_position_embeddings for the original length; right from 4.51 on
+            return WRONG
+        if family == "mistral" and interpolation != "ntk":  # its class reads no rope_scaling; right from 4.48 on
+            return WRONG
+    if reader == "transformers 4.57" and family == "olmo2" and interpolation != "ntk":
+        return _TWO_FIELDS
+    if reader == "transformers 5, oldest" and (family, interpolation) == ("gemma3", "yarn-revised"):
+        return _UNBOUND  # in its second pass beyond the window, up to 5.19; right in 5.23
+    if reader == "llama.cpp":
+        if interpolation == "yarn-revised" and family not in ("llama", "mistral"):
+            return _NO_FACTORS
+        if family in ("gpt_neox", "phi", "gemma3"):
+            return _HALF_PRECISION_GELU
+    return BOUND
+
+
+CELLS = [(family, interpolation) for family in FAMILIES for interpolation in INTERPOLATIONS]
