@@ -154,17 +154,27 @@ def coverage(
 
 
 def convert(
-    checkpoint: Annotated[str, typer.Argument(help="a folder, or a name on the model hub")],
+    checkpoint: Annotated[str, typer.Argument(help="a folder, a name on the model hub, or a GGUF file")],
     out: Annotated[Path, typer.Argument(help="the folder to write; it must not exist")],
     original: Annotated[
         str | None, typer.Option(help="original length of a checkpoint extended by PoSE's authors")
     ] = None,
+    check: Annotated[bool, typer.Option(help="of a GGUF file: compare with llama.cpp where it is installed")] = True,
 ) -> None:
-    """Write GPT-J, Baichuan2-7B, or a checkpoint of PoSE's authors as a stock class with the same logits."""
+    """Write a GGUF file, GPT-J, Baichuan2-7B, or a checkpoint of PoSE's authors as a stock class with the same logits."""
     console = prepare_process()
-    from skipwise.model.convert import convert
+    if checkpoint.lower().endswith(".gguf"):
+        if original is not None:
+            raise RecipeError(
+                f"--original {original} is for a checkpoint of PoSE's authors, not for a GGUF file; leave it out"
+            )
+        from skipwise.engines.gguf_in import convert_gguf
 
-    convert(checkpoint, out, original_length=parse_length(original) if original else None, console=console)
+        convert_gguf(Path(checkpoint), out, console, checked=check)
+    else:
+        from skipwise.model.convert import convert
+
+        convert(checkpoint, out, original_length=parse_length(original) if original else None, console=console)
     console.print(f"model: {out}", soft_wrap=True)
 
 

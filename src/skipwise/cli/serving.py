@@ -46,7 +46,7 @@ def export(
     type_: Annotated[
         str, typer.Option("--type", help="of the weights: f32, f16, bf16, q8_0, q6_k, q5_k or q4_k")
     ] = "f16",
-    out: Annotated[Path | None, typer.Option(help="file to write; default: beside the model's folder")] = None,
+    out: Annotated[Path | None, typer.Option(help="file to write; default: NAME-TYPE.gguf here")] = None,
     check: Annotated[bool, typer.Option(help="read the file in llama.cpp and compare it with transformers")] = True,
     length: _Length = None,
 ) -> None:

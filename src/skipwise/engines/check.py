@@ -24,6 +24,11 @@ def model_folder(name: str) -> str:
     Raises:
         ModelError: there is none, or it is an adapter.
     """
+    if name.endswith(".gguf"):
+        raise ModelError(
+            f"{name} is a GGUF file: skipwise convert FILE.gguf OUT makes a checkpoint of it and checks that; skipwise export "
+            "checks the file that it writes"
+        )
     run = Path(name) / "model"
     folder = str(run) if (run / "config.json").exists() else resolve(name)
     load_config(folder)
@@ -40,9 +45,14 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
     llama.cpp reads a GGUF file with weights of type f32, made for the check. ``length`` in tokens: read no farther, where
     the target is too long for this machine.
     """
+    ours, *_ = find_engines(["transformers"], [])
+    if set(engines) <= {ours}:
+        raise EngineError(
+            "no engine is installed to compare with: pip install 'skipwise[gguf]' for llama.cpp, or give --python PATH of "
+            "an environment with vLLM or another transformers (docs/engines.md)"
+        )
     original, target = _lengths(model, length)
     request = plan_request(model, load_tokenizer(model), original, target)
-    ours, *_ = find_engines(["transformers"], [])
     with console.status(f"reading {target:,} tokens with transformers {ours.version}"):
         reference = ours.answer(request)
     made = []

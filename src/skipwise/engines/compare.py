@@ -1,8 +1,8 @@
 """One checkpoint read by several engines: do they predict the same?
 
 Next-token log-probabilities are compared with those of this environment's transformers, in float32, at eight places
-each at three depths: inside the original window, beyond it, and near the target. A wrong RoPE moves them by 0.1 nats
-and more in the mean; float32 operations in another order, by 1e-5.
+each at three depths: inside the original window, beyond it, and near the target. Where it was tried, a wrong RoPE moved
+them by 0.03 to 13 nats; float32 operations in another order move them by 1e-5.
 """
 
 from collections.abc import Iterator, Sequence
@@ -79,11 +79,9 @@ def _differences(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[floa
 
 def _text(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[int]:
     """The first so many tokens of the standard library's modules, with the tokenizer's own beginning."""
-    text, ids = "", []
+    ids: list[int] = []
     for document, _ in open_corpus(Data()).read(None):
-        text += document.text
-        if len(text) >= 2 * tokens:
-            ids = tokenizer(text, verbose=False).input_ids
-            if len(ids) >= tokens:
-                return list(ids[:tokens])
+        ids += tokenizer(document.text, add_special_tokens=not ids, verbose=False).input_ids
+        if len(ids) >= tokens:
+            return ids[:tokens]
     raise EngineError(f"the standard library has {len(ids):,} tokens, and {tokens:,} are to be read; lower --length")

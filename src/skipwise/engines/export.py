@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from skipwise.engines.check import check_gguf, comparison_table, model_folder
-from skipwise.engines.gguf import TYPES, require_converter, write_gguf, write_modelfile
+from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_gguf, write_modelfile
 from skipwise.engines.request import find_engines
 from skipwise.errors import EngineError, RunError, one_of
 from skipwise.model.loading import load_config, load_tokenizer
@@ -24,11 +24,12 @@ def export(
     """
     one_of("--to", to, ("gguf",))
     one_of("--type", kind, TYPES)
-    folder = Path(model_folder(model))
+    folder = Path(model_folder(model)).resolve()
     name = folder.parent.name if folder.name == "model" else folder.name
     out = out or Path(f"{name}-{kind}.gguf")
-    if out.exists():
-        raise RunError(f"{out} exists and is not overwritten; give another --out")
+    for file in (out, modelfile_of(out)):
+        if file.exists():
+            raise RunError(f"{file} exists and is not overwritten; give another --out")
     require_converter()
     if checked:
         find_engines(["llama.cpp"], [])  # before minutes of writing

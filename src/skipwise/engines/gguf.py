@@ -227,10 +227,8 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
             "prose and code. Serve the checkpoint with vLLM or transformers, which read its own tokenizer"
         )
     name = min(found, key=lambda name: found[name])
-    console.print(
-        f"tokenizer: llama.cpp's pre-tokenizer {name} gives equal tokens on prose and code"
-        + (f"; {found[name]} of {len(hard)} differ on text with odd white space and rare signs" if found[name] else "")
-    )
+    differ = f"; {found[name]} of {len(hard)} differ on odd white space and rare signs" if found[name] else ""
+    console.print(f"tokenizer: llama.cpp's {name} gives equal tokens on prose and code{differ}", soft_wrap=True)
     return name
 
 
@@ -252,12 +250,17 @@ def _tokens(engine: Engine, tiny: Path, pre_tokenizer: str) -> list[list[int]]:
         return []
 
 
+def modelfile_of(file: Path) -> Path:
+    """Where the Modelfile of a GGUF file lies."""
+    return file.with_name(f"{file.stem}.Modelfile")
+
+
 def write_modelfile(file: Path, length: int, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Write Ollama's Modelfile beside a GGUF file: its context length, and where the GGUF gets its chat template."""
     lines = [f"FROM ./{file.name}", f"PARAMETER num_ctx {length}"]
     if not tokenizer.chat_template:
         lines.append('TEMPLATE "{{ .Prompt }}"')  # a base model continues a text
-    path = file.with_name(f"{file.stem}.Modelfile")
+    path = modelfile_of(file)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

@@ -1,6 +1,7 @@
 """``skipwise check`` and ``skipwise export`` with engines that are made up."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,18 +38,21 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | str]:
     return away
 
 
-def test_a_run_folder_stands_for_its_model(tmp_path: Path) -> None:
-    assert model_folder(str(tmp_path)) == str(tmp_path)
-    (tmp_path / "model").mkdir()
-    assert model_folder(str(tmp_path)) == str(tmp_path)
-    (tmp_path / "model" / "config.json").write_text("{}")
-    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
+def test_a_run_folder_stands_for_its_model(checkpoint: Path, tmp_path: Path) -> None:
+    assert model_folder(str(checkpoint)) == str(checkpoint)
     assert model_folder("nano").endswith("nano")
+    shutil.copytree(checkpoint, tmp_path / "model")
+    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
 
 
-def test_an_adapter_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "base", "peft_type": "LORA"}))
+def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="none"):
+        model_folder(str(tmp_path / "none"))
+
+
+def test_an_adapter_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copyfile(checkpoint / "config.json", tmp_path / "config.json")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"skipwise_base": "base"}))
     with pytest.raises(ModelError, match=r"is an adapter, and engines read whole models: .*lora\.saved=merged"):
         model_folder(str(tmp_path))
 

@@ -118,12 +118,12 @@ def test_what_transformers_leaves_at_a_default_is_set() -> None:
 def settings_of(pre: str, **more: object) -> dict[str, object]:
     """A byte-level tokenizer without merges, as a file stores it; id 257 is a user's token."""
     vocabulary = tiny.byte_tokenizer().get_vocab()
-    tokens = [*sorted(vocabulary, key=lambda token: vocabulary[token]), "<think>", "Ġ1", "11"]
+    tokens = [*sorted(vocabulary, key=lambda token: vocabulary[token]), "<think>", "Ġ1", "11", "see"]
     given = {
         "model": "gpt2",
         "pre": pre,
         "tokens": tokens,
-        "token_type": [3] + [1] * 256 + [4, 1, 1],
+        "token_type": [3] + [1] * 256 + [4, 1, 1, 1],
         "bos_token_id": 0,
     }
     settings = {f"tokenizer.ggml.{key}": value for key, value in (given | more).items()}
@@ -148,11 +148,17 @@ def test_text_is_split_as_the_file_says(pre: str, pieces: list[str]) -> None:
     assert [piece for piece, _ in split] == pieces
 
 
+@pytest.mark.parametrize(("pre", "tokens"), [("gpt-2", 3), ("llama-bpe", 1), ("tekken", 1)])
+def test_a_piece_that_is_a_token_is_not_merged_where_llama_cpp_does_not(pre: str, tokens: int) -> None:
+    tokenizer = read_tokenizer(settings_of(pre).get, tiny.byte_tokenizer, 64)
+    assert len(tokenizer("see", add_special_tokens=False).input_ids) == tokens
+
+
 def test_special_tokens_are_the_file_s() -> None:
     tokenizer = read_tokenizer(settings_of("gpt-2", eos_token_id=257).get, tiny.byte_tokenizer, 64)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == ("<|endoftext|>", "<think>", None)
     assert tokenizer("<think>").input_ids == [257]
-    assert (len(tokenizer), tokenizer.model_max_length, tokenizer.chat_template) == (260, 64, "{{ messages }}")
+    assert (len(tokenizer), tokenizer.model_max_length, tokenizer.chat_template) == (261, 64, "{{ messages }}")
 
 
 @pytest.mark.parametrize(
