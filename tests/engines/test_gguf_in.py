@@ -117,9 +117,9 @@ def test_other_tokens_are_said(folder: Path, tmp_path: Path, monkeypatch, capsys
 def test_every_pre_tokenizer_splits_as_in_llama_cpp(pre: str, folder: Path, tmp_path: Path) -> None:
     file = changed(written(folder, base(folder, "llama")), tmp_path / "changed.gguf", pre=pre)
     [engine, *_] = find_engines(["llama.cpp"], [])
-    theirs = engine.answer(Request(str(file), [], [], 0, 64, texts=(gguf._PLAIN, gguf._HARD)))["tokens"]
+    theirs = engine.answer(Request(str(file), [], [], 0, 64, texts=(gguf.PLAIN_TEXT, gguf.HARD_TEXT)))["tokens"]
     tokenizer = read_tokenizer(gguf_in._Source(file).get, lambda: pytest.fail("not byte-level"), 64)
-    ours = [tokenizer(text, add_special_tokens=False).input_ids for text in (gguf._PLAIN, gguf._HARD)]
+    ours = [tokenizer(text, add_special_tokens=False).input_ids for text in (gguf.PLAIN_TEXT, gguf.HARD_TEXT)]
     assert ours == theirs
 
 

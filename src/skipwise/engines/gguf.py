@@ -34,12 +34,12 @@ _PRE_TOKENIZERS = (
     "bloom", "gpt3-finnish", "poro-chat", "viking", "jais", "codeshell", "exaone", "minerva-7b", "pixtral", "kimi-k2",
 )  # fmt: skip
 # On the first every token must be equal. The second has what pre-tokenizers differ in: rare white space, signs, scripts.
-_PLAIN = (
+PLAIN_TEXT = (
     "The captain's log, year 1984: it's 12345678 miles (or 3.14159 x 10^9), they'll say; WE'VE SEEN IT, haven't we?\n"
     "def read(self, path='data.txt'):\n    return {k: v for k, v in zip(self.keys(), range(100))}\n\n\n"
     "Naïve café — “quoted” … straße, Ελληνικά, русский текст, http://example.org/a_b?c=d&e=%20 <b>x</b> #tag @user\n"
 )
-_HARD = (
+HARD_TEXT = (
     "\tTabs\t and  double   spaces \n \n  end.   \r\n日本語の文章、中文标点。 한국어 हिन्दी العربية 🦙🚀 e\u0301 ½ ² ™\n"
     "    x = 1    # twice\n\t\tif x:\n\n \n\t  return\x0b\x0c'S 's \u00a0non\u2003breaking 1,000,000 ۱۲۳ ........\n"
 )
@@ -199,7 +199,9 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
         EngineError: the tokens of none are equal.
     """
     [engine, *_] = find_engines(["llama.cpp"], [])
-    plain, hard = (tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (_PLAIN, _HARD))
+    plain, hard = (
+        tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (PLAIN_TEXT, HARD_TEXT)
+    )
     found: dict[str, int] = {}
     with TemporaryDirectory() as folder, console.status("looking for llama.cpp's pre-tokenizer"):
         tiny = Path(folder)
@@ -245,7 +247,7 @@ def _tokens(engine: Engine, tiny: Path, pre_tokenizer: str) -> list[list[int]]:
 
     Told(tiny, gguf_types()["f32"], file, hparams=settings).write()
     try:
-        return list(engine.answer(Request(str(file), [], [], 0, 64, texts=(_PLAIN, _HARD)))["tokens"])
+        return list(engine.answer(Request(str(file), [], [], 0, 64, texts=(PLAIN_TEXT, HARD_TEXT)))["tokens"])
     except EngineError:
         return []
 

@@ -32,8 +32,9 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from skipwise.engines.compare import compare, plan_request
-from skipwise.engines.gguf import _HARD, _PLAIN, require_converter
+from skipwise.engines.gguf import HARD_TEXT, PLAIN_TEXT, require_converter
 from skipwise.engines.gguf_tokenizer import SPLITS, read_tokenizer
+from skipwise.engines.quantise import writer_like
 from skipwise.engines.request import Engine, Request, find_engines, missing
 from skipwise.errors import EngineError, ModelError, RunError, first_line
 from skipwise.model.legacy_config import write_legacy_keys
@@ -295,8 +296,8 @@ def _check(source: _Source, folder: Path, llama_cpp: Engine, console: Console) -
     console.print(
         f"checked: next-token log-probabilities are {largest:.1e} nats from llama.cpp's in the mean", soft_wrap=True
     )
-    theirs = llama_cpp.answer(Request(str(source.path), [], [], 0, 64, texts=(_PLAIN, _HARD)))["tokens"]
-    mine = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (_PLAIN, _HARD)]
+    theirs = llama_cpp.answer(Request(str(source.path), [], [], 0, 64, texts=(PLAIN_TEXT, HARD_TEXT)))["tokens"]
+    mine = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (PLAIN_TEXT, HARD_TEXT)]
     if mine != theirs:
         where = "prose and code" if mine[0] != theirs[0] else "odd white space and rare signs"
         pre = source.pre_tokenizer or source.get("tokenizer.ggml.model")
@@ -308,15 +309,9 @@ def _in_float32(source: _Source, folder: Path) -> Path:
 
     Matrices are rounded to the checkpoint's type first, so both sides compute with the same numbers.
     """
-    from gguf import GGUFValueType, GGUFWriter
     from gguf.quants import dequantize
 
-    writer = GGUFWriter(folder / "model.gguf", source.architecture)
-    for field in source.reader.fields.values():
-        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
-            kind = field.types[0]
-            of = field.types[-1] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), kind, of)
+    writer = writer_like(source.reader, folder / "model.gguf")
     for tensor in source.reader.tensors:
         shape = [int(size) for size in reversed(tensor.shape)]
         writer.add_tensor_info(tensor.name, shape, torch.zeros(0).numpy().dtype, 4 * int(tensor.n_elements))

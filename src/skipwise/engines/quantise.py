@@ -24,12 +24,8 @@ def quantise(source: Path, out: Path, kind: str) -> None:
     from gguf.quants import dequantize
 
     read = gguf.GGUFReader(source)
-    writer = gguf.GGUFWriter(out, read.fields["general.architecture"].contents())
+    writer = writer_like(read, out)
     file_type, finer = QUANTISED[kind]
-    for field in read.fields.values():
-        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
-            of = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(field.name, field.contents(), field.types[0], of)
     writer.add_file_type(gguf.LlamaFileType[file_type])
     engine = _engine()
     for tensor in read.tensors:
@@ -47,6 +43,18 @@ def quantise(source: Path, out: Path, kind: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def writer_like(source: Any, out: Path) -> Any:
+    """Return a writer of the file ``out`` with the settings of a reader, but for the type of its weights."""
+    import gguf
+
+    writer = gguf.GGUFWriter(out, source.fields["general.architecture"].contents())
+    for field in source.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
+            of = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], of)
+    return writer
 
 
 def _engine() -> Any:
