@@ -49,7 +49,7 @@ def test_what_is_set_is_planned(model, monkeypatch, capsys) -> None:
     assert weights["float32"] == pytest.approx(2 * weights["auto"], rel=0.05)
     assert weights["4bit"] < 0.6 * weights["auto"]  # half of this model is embeddings
     plain, _ = planned(monkeypatch, capsys, model, "--target", "4k")
-    saving, _ = planned(monkeypatch, capsys, model, "--target", "4k", "--set", "training.activation_checkpointing=true")
+    saving, _ = planned(monkeypatch, capsys, model, "--target", "4k", "--set", "training.gradient_checkpointing=true")
     assert saving["activations, each GPU"] != plain["activations, each GPU"]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from skipwise.method.interpolation import Rope
@@ -33,6 +35,8 @@ def rotary(model: torch.nn.Module, prefix: str) -> tuple[np.ndarray, float]:
 def test_frequencies_are_the_formulas_and_survive_a_stock_reload(
     family: str, interpolation: str, tmp_path: Path
 ) -> None:
+    if family == "gemma3" and interpolation == "yarn-revised" and Version(transformers.__version__) < Version("5.21"):
+        pytest.skip("refused with this transformers")
     families.model(family).save_pretrained(tmp_path / "base")
     config = load_config(str(tmp_path / "base"))
     extension = plan_extension(

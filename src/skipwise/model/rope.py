@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from skipwise.errors import ModelError
@@ -88,8 +90,20 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
         interpolation=recipe.interpolation,
         existing_rope=recipe.existing_rope,
     )
+    _check_layer_kinds(config, extension.interpolation)
     _require_buildable(config, extension)
     return extension
+
+
+def _check_layer_kinds(config: PretrainedConfig, interpolation: str) -> None:
+    """Older transformers raise UnboundLocalError in the second forward of longrope for one of several layer kinds."""
+    if interpolation == "yarn-revised" and _FULL in config.rope_parameters:
+        found = transformers.__version__
+        if Version(found) < Version("5.21"):
+            raise ModelError(
+                f"interpolation yarn-revised fails in transformers {found} for a model with several kinds of layers; "
+                "install transformers 5.21 or newer, or choose another --interpolation"
+            )
 
 
 def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:

@@ -22,6 +22,7 @@ from skipwise.errors import ModelError
 from skipwise.model.loading import load_config, load_model
 from skipwise.model.rope import check_frequencies, extension_of, plan_extension, set_interpolation
 from skipwise.recipes.schema import load_recipe
+from tests import families
 from tests.tiny import checkpoint
 
 
@@ -283,3 +284,16 @@ def test_a_model_of_text_and_more_names_its_text_model() -> None:
 def test_lengths_may_be_written_in_thousands() -> None:
     extension = plan_extension(LlamaConfig(max_position_embeddings=64), target_length="2k", original_length="1k")
     assert (extension.target_length, extension.rope.original_length) == (2048, 1024)
+
+
+def test_revised_yarn_for_one_of_several_layer_kinds_needs_newer_transformers(monkeypatch) -> None:
+    config = families.config("gemma3")
+    asked = {"model": "x", "target": 512, "interpolation": "yarn-revised"}
+    monkeypatch.setattr("skipwise.model.rope.transformers.__version__", "5.20.2")
+    with pytest.raises(
+        ModelError, match=r"yarn-revised fails in transformers 5\.20\.2 .*install transformers 5\.21 or"
+    ):
+        extension_of(config, load_recipe(None, asked))
+    assert extension_of(config, load_recipe(None, asked | {"interpolation": "yarn"})).factor == 8
+    monkeypatch.setattr("skipwise.model.rope.transformers.__version__", "5.21.0")
+    assert extension_of(config, load_recipe(None, asked)).factor == 8

