@@ -36,7 +36,7 @@ lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
 	$(BIN)/lint-imports
 
 clean:  ## remove the environment and every cache; runs/ stays
-	rm -rf $(VENV) .venv-engines build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-engines .venv-oldest .venv-newest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: an install is repeated only when what it depends on is newer. The constraints pin torch to a release

@@ -22,6 +22,7 @@ from skipwise.cli.terminal import prepare_process
 from skipwise.data.tokenising import tokenise
 from skipwise.engines import read_with_llama_cpp, read_with_transformers
 from skipwise.engines.check import model_folder
+from skipwise.engines.compare import COMPARED
 from skipwise.engines.gguf import TYPES, write_gguf
 from skipwise.engines.request import Request, find_engines
 from skipwise.evaluation.texts import fair_documents, longest_documents
@@ -31,7 +32,6 @@ from skipwise.recipes.schema import Data
 from skipwise.results.statistics import Interval, mean_interval
 
 TOLD = 256  # likeliest tokens that are asked for at first
-LIKELIEST = 20  # the reference's tokens that are compared at each place, as ``skipwise check`` does
 
 Read = tuple[np.ndarray, np.ndarray]  # log-probabilities [places, vocabulary], and of the actual tokens [places]
 
@@ -67,7 +67,7 @@ def differences(ours: Sequence[Read], theirs: Sequence[Read]) -> tuple[float, fl
     """
     found = []
     for (mine, _), (other, _) in zip(ours, theirs, strict=True):
-        likeliest = np.argsort(-np.nan_to_num(mine, nan=-np.inf), axis=1)[:, :LIKELIEST]
+        likeliest = np.argsort(-np.nan_to_num(mine, nan=-np.inf), axis=1)[:, :COMPARED]
         told = np.where(np.isnan(other), np.nanmin(other, axis=1, keepdims=True), other)
         found.append(np.abs(np.take_along_axis(mine - told, likeliest, axis=1)))
     return float(np.max(found)), float(np.mean(found))

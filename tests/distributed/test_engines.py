@@ -44,6 +44,8 @@ ddp = pytest.param(["--launch", "ddp", "--processes", "2"], id="ddp")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("files")
     os.environ["SKIPWISE_CACHE"] = str(folder / "cache")
+    # DeepSpeed's operators are built here: in the user's folder a build that was killed leaves a lock, and all wait.
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
     return checkpoint(folder / "base", window=64), corpus(folder / "text", documents=24, words=200)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from skipwise.engines import gguf
 from skipwise.engines.compare import TOLERANCE, Comparison, compare, plan_request
-from skipwise.engines.request import _SETTINGS, ENGINES, Engine, Request, _reason, find_engines
+from skipwise.engines.request import ENGINES, SETTINGS, Engine, Request, find_engines, reason_of
 from skipwise.errors import EngineError
 from skipwise.model.loading import load_tokenizer
 from tests.engines.models import TARGET, WINDOW
@@ -59,7 +59,7 @@ class Read(Engine):
     def answer(self, request: Request) -> dict[str, Any]:
         known = self.answers[request.model]
         if "stderr" in known:
-            why = _reason(subprocess.CompletedProcess([], 1, "", known["stderr"]))
+            why = reason_of(subprocess.CompletedProcess([], 1, "", known["stderr"]))
             raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {why}")
         return known
 
@@ -77,7 +77,7 @@ def read_many(engine: Engine, folders: Sequence[Path], work: Path) -> Read:
     answers.unlink(missing_ok=True)
     with resources.as_file(resources.files("skipwise.engines") / ENGINES[engine.name][1]) as script:
         words = [engine.python, Path(__file__).with_name("read_many.py"), script, asked, answers]
-        ended = subprocess.run(words, capture_output=True, text=True, env=os.environ | _SETTINGS | _GIBIBYTES)
+        ended = subprocess.run(words, capture_output=True, text=True, env=os.environ | SETTINGS | _GIBIBYTES)
     assert not ended.returncode, (
         f"{engine.name} {engine.version} ended with {ended.returncode}:\n{ended.stderr[-2000:]}"
     )

@@ -19,7 +19,7 @@ from skipwise.errors import EngineError
 from skipwise.recipes.schema import Data
 
 _PLACES = 8  # at each depth
-_COMPARED = 20  # the reference's likeliest tokens at each place
+COMPARED = 20  # the reference's likeliest tokens at each place
 TOLERANCE = 2e-4  # of the mean at each depth, in nats
 # llama.cpp's CPU code looks GELU up in a table of float16, so even with float32 weights it is further away.
 GGUF_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1, "q6_k": 2e-1, "q5_k": 3e-1, "q4_k": 5e-1}
@@ -64,7 +64,7 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
     differences: dict[int, list[float]] = {}
     for place, ours, theirs in zip(request.places, reference["places"], answer["places"], strict=True):
         depth = next(depth for depth in request.places[_PLACES - 1 :: _PLACES] if place <= depth)
-        differences.setdefault(depth, []).extend(_differences(ours[:_COMPARED], theirs))
+        differences.setdefault(depth, []).extend(_differences(ours[:COMPARED], theirs))
     depths = {depth: (float(np.max(found)), float(np.mean(found))) for depth, found in differences.items()}
     return Comparison(engine, depths, reference["greedy"] == answer["greedy"], tolerance)
 

@@ -21,17 +21,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from skipwise.engines.quantise import QUANTISED, quantise
 from skipwise.engines.request import Engine, Request, find_engines
-from skipwise.errors import EngineError, ModelError, first_line, one_of
+from skipwise.errors import EngineError, first_line, one_of
 from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
 
 CONVERTED = ("f32", "f16", "bf16", "q8_0")  # types that the converter writes
 TYPES = (*CONVERTED, *QUANTISED)
-# llama.cpp's pre-tokenizers, the commonest first; each splits a text by regular expressions of its own.
+# llama.cpp's pre-tokenizers, the commonest first: of names that split a text by the same expressions, one.
 _PRE_TOKENIZERS = (
-    "gpt-2", "llama-bpe", "qwen2", "superbpe", "smollm", "starcoder", "refact", "falcon", "mpt", "olmo", "dbrx",
-    "stablelm2", "deepseek-llm", "deepseek-coder", "deepseek-v3", "command-r", "tekken", "gpt-4o", "chatglm-bpe",
-    "bloom", "gpt3-finnish", "poro-chat", "viking", "jais", "codeshell", "exaone", "minerva-7b", "pixtral", "kimi-k2",
+    "gpt-2", "llama-bpe", "qwen2", "smollm", "superbpe", "dbrx", "falcon", "deepseek-llm", "deepseek-coder",
+    "deepseek-v3", "tekken", "gpt-4o", "chatglm-bpe", "bloom", "viking", "kimi-k2",
 )  # fmt: skip
 # On the first every token must be equal. The second has what pre-tokenizers differ in: rare white space, signs, scripts.
 PLAIN_TEXT = (
@@ -65,14 +64,9 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console) -> None:
     Raises:
         EngineError: the converter is not installed, does not know the architecture, or llama.cpp would misread the
             RoPE or the tokenizer.
-        ModelError: the folder holds an adapter.
     """
     require_converter()
     one_of("type", kind, TYPES)
-    if (model / "adapter_config.json").exists():
-        raise ModelError(
-            f"{model} is an adapter; a GGUF file needs the whole model: extend again with lora.saved=merged"
-        )
     partial, whole = out.with_name(out.name + ".partial"), out.with_name(out.name + ".f16.partial")
     try:
         with _quiet():

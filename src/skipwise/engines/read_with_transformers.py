@@ -16,10 +16,8 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
     model = transformers.AutoModelForCausalLM.from_pretrained(request["model"], torch_dtype=torch.float32).eval()
     ids, places = torch.tensor([request["ids"]]), torch.tensor(request["places"])
 
-    def keep_places(
-        module: torch.nn.Module, hidden: tuple[torch.Tensor]
-    ) -> tuple[torch.Tensor]:  # the logits of all tokens would not fit in memory
-        return (hidden[0][:, places - 1],)
+    def keep_places(module: torch.nn.Module, hidden: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (hidden[0][:, places - 1],)  # the logits of all tokens would not fit in memory
 
     hook = model.get_output_embeddings().register_forward_pre_hook(keep_places)
     with torch.no_grad():

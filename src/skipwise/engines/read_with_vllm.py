@@ -42,7 +42,8 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
         return [answer.outputs[0] for answer in model.generate(prompts, sampling, use_tqdm=False)]
 
     places = asked(request["places"], max_tokens=1, logprobs=request["top"])
-    [greedy] = asked([request["greedy_from"]], max_tokens=request["greedy"])
+    # min_tokens: as the other engines, it never chooses the end of the text.
+    [greedy] = asked([request["greedy_from"]], max_tokens=request["greedy"], min_tokens=request["greedy"])
     return {
         "version": vllm.__version__,
         "places": [[(token, found.logprob) for token, found in place.logprobs[0].items()] for place in places],

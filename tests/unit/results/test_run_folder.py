@@ -19,7 +19,7 @@ def test_a_folder_that_cannot_be_written_is_explained(tmp_path) -> None:
     ("called", "command"),
     [
         ("/venv/bin/skipwise", "skipwise main --seeds 2"),
-        ("/work/reproduction/__main__.py", "python -m reproduction main --seeds 2"),
+        ("/checkout/reproduction/__main__.py", "python -m reproduction main --seeds 2"),
         ("mine.py", "mine.py main --seeds 2"),
     ],
 )
