@@ -22,7 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from skipwise.data.documents import open_corpus
 from skipwise.data.examples import PoseDataset, collate
 from skipwise.model.loading import load_tokenizer
-from skipwise.recipes.schema import Data, Positions, Training, default_cache
+from skipwise.recipes.schema import Data, Positions, Training
+from skipwise.results.files import default_cache
 from skipwise.training.trainer import train
 
 _TOKENS = 8192  # a step

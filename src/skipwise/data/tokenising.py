@@ -30,7 +30,8 @@ from skipwise.data.documents import open_corpus
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError, counted
-from skipwise.recipes.schema import Data, default_cache
+from skipwise.recipes.schema import Data
+from skipwise.results.files import default_cache
 
 _BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
 _BATCH_DOCUMENTS = 2**13

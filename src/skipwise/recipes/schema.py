@@ -4,7 +4,6 @@ A recipe is YAML with the fields below. An unknown key is an error that names th
 from another one, named by ``like``, and give only the differences.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib import resources
@@ -227,13 +226,6 @@ class Recipe(Section):
                 f"{steps} has none; add steps below {last:,}, or set evaluation.keep=last"
             )
         return self
-
-
-def default_cache() -> Path:
-    """Return ``$SKIPWISE_CACHE``, or ``skipwise`` in the user's cache folder (``$XDG_CACHE_HOME`` or ~/.cache)."""
-    if own := os.environ.get("SKIPWISE_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skipwise"
 
 
 def shipped_recipes() -> list[str]:

@@ -23,7 +23,8 @@ from skipwise.data.tokenising import build_token_store as build
 from skipwise.data.tokenising import tokenizer_fingerprint
 from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError
-from skipwise.recipes.schema import Data, default_cache
+from skipwise.recipes.schema import Data
+from skipwise.results.files import default_cache
 from tests.tiny import byte_tokenizer
 
 TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}

@@ -1,7 +1,6 @@
-"""A fingerprint changes with every byte of a model, and a large file is read once."""
+"""A fingerprint changes with every byte of a model."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,15 @@ from skipwise.model import fingerprint, lora
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
 from skipwise.recipes.schema import Lora
+from skipwise.results import files
 from tests.tiny import byte_tokenizer, checkpoint, llama
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache folder of the test's own, and a process that remembers nothing."""
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fingerprint, "_known", {})
-    return tmp_path / "cache" / "weights.json"
+    monkeypatch.setattr(files, "_known", {})
 
 
 def large(folder: Path, last: float) -> Path:
@@ -52,53 +51,6 @@ def test_one_changed_byte_is_noticed_in_the_same_process(tmp_path: Path, name: s
     content[-1] ^= 1
     (folder / name).write_bytes(content)
     assert weights_fingerprint(str(folder)) == before
-
-
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files count as unchanged for long enough to be remembered."""
-    monkeypatch.setattr(fingerprint, "_SETTLED", -3600.0)
-
-
-def test_a_remembered_file_is_read_again_only_after_a_change(tmp_path, cache, monkeypatch) -> None:
-    settled(monkeypatch)
-    folder = large(tmp_path / "model", 0.0)
-    before = weights_fingerprint(str(folder))
-    assert next(iter(json.loads(cache.read_text()))).startswith(str(folder / "model.safetensors"))
-
-    def read(path: Path, start: int) -> bytes:
-        assert path.name != "model.safetensors", "read again"
-        return b"0" * 32
-
-    monkeypatch.setattr(fingerprint, "_known", {})  # another process
-    with monkeypatch.context() as patch:
-        patch.setattr(fingerprint, "_block_digest", read)
-        fingerprint._file_digest(folder / "model.safetensors")
-    weights = folder / "model.safetensors"
-    stat = weights.stat()
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-    os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and mtime as before: ctime gives it away
-    assert weights_fingerprint(str(folder)) != before
-
-
-def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, cache: Path) -> None:
-    """Two changes within one tick of the clock have one time stamp."""
-    weights_fingerprint(str(large(tmp_path / "model", 0.0)))
-    assert not fingerprint._known
-    assert not cache.exists()
-
-
-@pytest.mark.parametrize("content", ["{bad", "[1]", "{}"])
-def test_a_damaged_cache_is_ignored_and_one_that_cannot_be_written_too(tmp_path, cache, monkeypatch, content) -> None:
-    settled(monkeypatch)
-    expected = weights_fingerprint(str(large(tmp_path / "model", 0.0)))
-    cache.write_text(content)
-    fingerprint._known.clear()
-    assert weights_fingerprint(str(tmp_path / "model")) == expected
-    monkeypatch.setenv("SKIPWISE_CACHE", str(cache))  # a file, in which no folder can be made
-    fingerprint._known.clear()
-    assert weights_fingerprint(str(tmp_path / "model")) == expected
 
 
 def test_an_adapter_changes_with_its_base(tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""Files that Skipwise writes and believes later: written whole, and read only if nobody changed them.
+
+A kill, a full disk or a bit that flips on the disk must not change a result unseen. So a file of ours replaces the
+older one in one step, after it has reached the disk; JSON of ours carries a hash of its own content; and a finished
+folder is sealed: the sizes and hashes of its files stand in a file that is written last.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from skipwise.errors import RunError
+
+_CHECK = "check"  # the field of a JSON file with the hash of its other fields
+_BLOCK = 2**23  # bytes that one thread hashes at a time
+_SETTLED = 2.0  # seconds; a file changed later than this may change again within the same time stamp
+_REMEMBERED = 4000  # files
+_ABANDONED = 3600.0  # seconds after which a file that a killed process was writing is removed
+_known: dict[str, str] = {}  # file and its time stamps -> hash
+
+Seal = dict[str, dict[str, Any]]  # file: its bytes and digest
+
+
+def default_cache() -> Path:
+    """``$SKIPWISE_CACHE``, else skipwise in the user's cache folder."""
+    if chosen := os.environ.get("SKIPWISE_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skipwise"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write ``path`` anew: the file opened here takes its place at the end of this context, flushed to the disk."""
+    for left in path.parent.glob(f".{path.name}.*.partial"):
+        with suppress(OSError):  # another process may have removed it
+            if time.time() - left.lstat().st_mtime > _ABANDONED:
+                left.unlink()
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with open(partial, "xb") as file:  # x: if a link was put there, it is not followed
+            yield file
+            flush(file)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write an object as JSON, whole, with the hash of its content."""
+    write_text(path, json.dumps(values | {_CHECK: _content_hash(values)}, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read what ``write_json`` wrote; of a file without a hash, as version 0.2 wrote them, whatever it says.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no JSON object, or not the one that was written.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its brackets are nested too deep") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"it holds a {type(values).__name__}, not facts by name")
+    check = values.pop(_CHECK, None)
+    if check not in (None, _content_hash(values)):
+        raise ValueError("its content is not what was written: the hash differs")
+    return values
+
+
+def _content_hash(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def flush(file: IO[Any]) -> None:
+    """Flush a file to the disk; if it were renamed first, it could be empty after a power cut."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Write renames and removals in ``folder`` through to the disk, if the system can (Windows cannot)."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def seal(folder: Path, names: Iterable[str]) -> Seal:
+    """The size and the hash of each of ``names`` in ``folder``, after they are on the disk."""
+    entries = {}
+    for name in names:
+        with open(folder / name, "rb+") as file:  # + : some systems flush no file that is open for reading
+            os.fsync(file.fileno())
+        entries[name] = {"bytes": (folder / name).stat().st_size, "digest": file_digest(folder / name)}
+    return entries
+
+
+def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
+    """Require every file that a seal names, unchanged.
+
+    Raises:
+        RunError: one is lost or changed; the message ends in ``way_out``.
+    """
+    for name, entry in entries.items():
+        path = folder / name
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise RunError(f"the seal of {folder} names a file outside of it, {name!r}; {way_out}")
+        if not path.is_file():
+            raise RunError(f"{folder} has lost {name}; {way_out}")
+        if path.stat().st_size != entry.get("bytes") or not _has_digest(path, entry):
+            raise RunError(f"{path} is not the file that was written (its size or hash differs); {way_out}")
+
+
+def _has_digest(path: Path, entry: dict[str, Any]) -> bool:
+    if "sha256" in entry:  # of version 0.2
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
+    return file_digest(path) == entry.get("digest")
+
+
+def file_digest(path: Path) -> str:
+    """Return the hash of a file in hex: SHA-256 of the SHA-256 of its blocks of 8 MiB, so that all cores work.
+
+    It is remembered in this process and in the user's cache folder, by path, size, time stamps and inode.
+    """
+    stat = path.stat()
+    key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
+    if key not in _known:
+        _known.update(_read_cache())
+    if key in _known:
+        return _known[key]
+    begun = time.time()
+    with ThreadPoolExecutor() as pool:
+        blocks = pool.map(lambda start: _block_digest(path, start), range(0, stat.st_size, _BLOCK))
+        digest = hashlib.sha256(b"".join(blocks)).hexdigest()
+    if begun - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+        _known[key] = digest
+        if stat.st_size > _BLOCK:  # small files are read again faster than they are looked up
+            _write_cache(_read_cache() | {key: digest})
+    return digest
+
+
+def _block_digest(path: Path, start: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return hashlib.sha256(file.read(_BLOCK)).digest()
+
+
+def _digests() -> Path:
+    return default_cache() / "digests.json"
+
+
+def _read_cache() -> dict[str, str]:
+    try:
+        return {str(key): str(value) for key, value in read_json(_digests()).items()}
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_cache(digests: dict[str, str]) -> None:
+    """Write the newest digests. Without a writable cache folder, the next process hashes the files again."""
+    with suppress(OSError):
+        private_folder(default_cache())
+        write_json(_digests(), dict(list(digests.items())[-_REMEMBERED:]))
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder that its owner alone can enter, unless ``$SKIPWISE_SHARED`` is set; one that exists stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o777 if os.environ.get("SKIPWISE_SHARED") else 0o700)

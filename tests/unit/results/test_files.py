@@ -1,0 +1,176 @@
+"""Files of ours: whole or absent, unchanged or refused, and hashed once."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipwise.errors import RunError
+from skipwise.results import files
+from skipwise.results.files import file_digest, read_json, replacing, require_sealed, seal, write_json, write_text
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, and a process that remembers nothing."""
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "_known", {})
+    return tmp_path / "cache" / "digests.json"
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files count as unchanged for long enough to be remembered."""
+    monkeypatch.setattr(files, "_SETTLED", -3600.0)
+
+
+def large(path: Path) -> Path:
+    """A file of more than one block."""
+    path.write_bytes(bytes(2**23) + b"end")
+    return path
+
+
+def flip(path: Path, at: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.write("a text where bytes are written")
+    assert path.read_text() == "old"
+    write_text(path, "new")
+    assert [left.name for left in tmp_path.iterdir()] == ["file"]
+    assert path.read_text() == "new"
+
+
+def test_a_link_where_the_new_file_is_written_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / f".file.{os.getpid()}.partial").symlink_to(tmp_path / "precious")
+    write_text(tmp_path / "file", "new")
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert not (tmp_path / "file").is_symlink()
+
+
+def test_what_a_killed_process_left_is_removed_after_an_hour(tmp_path: Path) -> None:
+    old, new = tmp_path / ".file.1.partial", tmp_path / ".file.2.partial"
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    write_text(tmp_path / "file", "text")
+    assert not old.exists()
+    assert new.exists()  # perhaps of a process that is writing
+
+
+@given(st.dictionaries(st.text(), st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5)))
+def test_json_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]) -> None:
+    path = tmp_path_factory.mktemp("json") / "file.json"
+    values.pop("check", None)
+    write_json(path, values)
+    assert read_json(path) == values
+
+
+def test_json_with_another_value_or_without_an_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    write_json(path, {"steps": 400})
+    path.write_text(path.read_text().replace("400", "500"))
+    with pytest.raises(ValueError, match="the hash differs"):
+        read_json(path)
+    for text in ('{"steps": ', "[1]", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"."):
+            read_json(path)
+
+
+def test_json_without_a_hash_is_of_an_earlier_version(tmp_path: Path) -> None:
+    (tmp_path / "file.json").write_text('{"steps": 400}')
+    assert read_json(tmp_path / "file.json") == {"steps": 400}
+
+
+def sealed(folder: Path) -> files.Seal:
+    folder.mkdir()
+    (folder / "a.bin").write_bytes(b"abc")
+    (folder / "b.bin").write_bytes(b"def")
+    return seal(folder, ["a.bin", "b.bin"])
+
+
+def test_a_sealed_folder_has_its_files_unchanged(tmp_path: Path) -> None:
+    entries = sealed(tmp_path / "folder")
+    require_sealed(tmp_path / "folder", entries, "restore it")
+    flip(tmp_path / "folder" / "b.bin")
+    with pytest.raises(RunError, match=r"b\.bin is not the file that was written .*; restore it"):
+        require_sealed(tmp_path / "folder", entries, "restore it")
+    (tmp_path / "folder" / "b.bin").write_bytes(b"defg")
+    with pytest.raises(RunError, match=r"b\.bin is not the file that was written"):
+        require_sealed(tmp_path / "folder", entries, "restore it")
+    (tmp_path / "folder" / "b.bin").unlink()
+    with pytest.raises(RunError, match=r"folder has lost b\.bin; restore it"):
+        require_sealed(tmp_path / "folder", entries, "restore it")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/passwd"])
+def test_a_seal_that_names_files_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunError, match="names a file outside of it"):
+        require_sealed(tmp_path, {name: {"bytes": 1, "digest": ""}}, "delete it")
+
+
+def test_every_byte_counts_in_a_digest(tmp_path: Path) -> None:
+    path = large(tmp_path / "file")
+    known = file_digest(path)
+    for at in (0, 2**23 - 1, 2**23, -1):
+        flip(path, at)
+        assert file_digest(path) != known
+        flip(path, at)
+    assert file_digest(path) == known
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_remembered_file_is_read_again_only_after_a_change(tmp_path, cache, monkeypatch) -> None:
+    path = large(tmp_path / "file")
+    before = file_digest(path)
+    assert str(path) in cache.read_text()
+
+    def read(path: Path, start: int) -> bytes:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(files, "_known", {})  # another process
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_block_digest", read)
+        assert file_digest(path) == before
+    stat = path.stat()
+    flip(path)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # size and mtime as before: ctime gives it away
+    assert file_digest(path) != before
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path, cache: Path) -> None:
+    """Two changes within one tick of the clock have one time stamp."""
+    file_digest(large(tmp_path / "file"))
+    assert not files._known
+    assert not cache.exists()
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("content", ["{bad", "[1]", "{}", '{"file": "0", "check": "1"}'])
+def test_a_damaged_cache_is_ignored_and_one_that_cannot_be_written_too(tmp_path, cache, monkeypatch, content) -> None:
+    expected = file_digest(large(tmp_path / "file"))
+    cache.write_text(content)
+    files._known.clear()
+    assert file_digest(tmp_path / "file") == expected
+    monkeypatch.setenv("SKIPWISE_CACHE", str(cache))  # a file, in which no folder can be made
+    files._known.clear()
+    assert file_digest(tmp_path / "file") == expected
+
+
+def test_folders_are_the_owners_alone_unless_they_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.private_folder(tmp_path / "mine")
+    monkeypatch.setenv("SKIPWISE_SHARED", "1")
+    files.private_folder(tmp_path / "ours")
+    modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("mine", "ours")]
+    assert modes[0] == 0o700
+    assert modes[1] != 0o700
