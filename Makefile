@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo reproduce test test-versions test-distributed test-engines lint clean
+.PHONY: help demo reproduce test test-versions test-distributed test-engines test-faults lint clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
@@ -28,6 +28,9 @@ test-distributed: $(VENV)/.installed-distributed  ## two processes against one, 
 test-engines:  ## checkpoints read by transformers 4 and 5, vLLM and llama.cpp, in environments of their own (10 GB)
 	PYTHON=$(PYTHON) .ci/engines
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 .venv-engines/main/bin/python -m pytest -n 2 --dist loadfile tests/engines $(ARGS)
+
+test-faults: $(VENV)/.installed-dev  ## kills, full disks, damaged files, two commands at once: the long form, an hour or more
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.bench $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
 	$(BIN)/ruff check .

@@ -145,7 +145,7 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
         shutil.rmtree(taken.checkpoints, ignore_errors=True)
         return taken
     taken = open_run(run.recipe, taken.path, prepared.name, resume=resume)
-    begin_run(taken, run.recipe)
+    begin_run(taken, run.recipe, resume=resume)
     known = taken.read().get("fingerprints", {})
     taken.record(evaluation=evaluation_facts(evaluation), fingerprints=known | evaluation.fingerprints)
     measure_arms(evaluation, taken, console)

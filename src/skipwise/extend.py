@@ -21,10 +21,11 @@ from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.runner import answered
 from skipwise.method.coverage import coverage
 from skipwise.model import lora
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
-from skipwise.model.saving import require_whole, save_extended
+from skipwise.model.saving import require_saved, save_extended
 from skipwise.recipes.schema import Recipe
 from skipwise.report.model_card import write_card
 from skipwise.report.page import write_page
@@ -39,7 +40,7 @@ from skipwise.results.records import (
     read_records,
     require_results,
 )
-from skipwise.results.run_folder import RunFolder
+from skipwise.results.run_folder import DECIDES, RunFolder
 from skipwise.training import best_checkpoint, processes
 from skipwise.training.checkpoints import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
 from skipwise.training.prepare import PreparedRun, prepare, print_plan
@@ -53,24 +54,33 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     Of several processes the first does all but the training, in which the others join it. An error leaves intact what
     was written.
     """
+    prepared, error = None, None
     with processes.first_ahead():
-        if resume and out is not None and out.exists():
-            require_results(RunFolder(out).results)  # before the model is looked for: of an old run it may be gone
-        prepared = prepare(recipe, console)
+        try:
+            if resume and out is not None and out.exists():
+                require_results(RunFolder(out).results)  # before the model is looked for: of an old run it may be gone
+            prepared = prepare(recipe, console)
+        except SkipwiseError as met:
+            error = met
+    processes.end_together(error)
+    assert prepared is not None
     if not processes.is_first():
         return _join(prepared, resume, console)
     evaluation = plan_run_evaluation(prepared, console)
     run = open_run(recipe, out, prepared.name, resume=resume)
     if run.path.exists():
         require_results(run.results)
-    fingerprints = {"training text": prepared.store.fingerprint, **evaluation.fingerprints}
+    decides = _decides(prepared)
+    fingerprints = {**decides, **evaluation.fingerprints}
     run.require_same(**fingerprints)
     curves = _coverage(prepared)
     print_plan(prepared, console)
     if run.model.exists():
-        require_whole(run.model)
+        require_saved(run.model)
     model = None if run.model.exists() else _load_and_probe(prepared, console)
-    begin_run(run, recipe)
+    if run.results.exists() and not run.facts.exists():
+        console.print(f"{run.facts} was lost, and with it what it said of the run's beginning", style="yellow")
+    begin_run(run, recipe, resume=resume)
     console.print(f"run folder: {run.path}")
     run.record(
         model=_model_facts(prepared),
@@ -80,16 +90,18 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     )
     if drop_cut_off_record(run.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
-    processes.told_by_first((run.path, model is not None))
+    processes.told_by_first((run.path.absolute(), run.identity, decides, model is not None))
+    processes.end_together(None)
     if model is not None:
         trained = _train(prepared, model, run, resume, evaluation)
         if recipe.evaluation.keep == "best":
             _take_best(evaluation, trained, run, console)
         _save(prepared, trained, run)
         del model, trained
-    if not any(isinstance(record, CoverageRecord) for record in read_records(run.results)):
-        append_record(run.results, *curves)
+    drawn = {record.label for record in read_records(run.results) if isinstance(record, CoverageRecord)}
+    append_record(run.results, *(curve for curve in curves if curve.label not in drawn))
     measure_arms(evaluation, run, console)
+    _say_lost_steps(recipe, run, console)
     write_page([run.path])
     measured = read_folder(run.path)
     _write_card(prepared, run, measured)
@@ -97,6 +109,18 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     console.print(f"report: {run.report}")
     console.print(f"model:  {run.model}")
     return run
+
+
+def _say_lost_steps(recipe: Recipe, run: RunFolder, console: Console) -> None:
+    """Say which logged training steps have no record; the loss curve would pass over them in silence."""
+    last, every = recipe.training.max_steps, recipe.training.logging_steps
+    known = {record.step for record in read_records(run.results) if isinstance(record, TrainingRecord)}
+    if lost := sorted({*range(every, last + 1, every), last} - known):
+        console.print(
+            f"{run.results} has lost the training records of {counted(len(lost), 'step')}, of which the first is "
+            f"{lost[0]:,}: the loss curve lacks them",
+            style="yellow",
+        )
 
 
 def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluation:
@@ -133,8 +157,9 @@ def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) ->
 
 def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
     """Train with the first process, which does everything else."""
-    path, training = processes.told_by_first(None)
+    path, identity, decides, training = processes.told_by_first(None)
     run = RunFolder(path)
+    processes.end_together(_other_machine(prepared, run, identity, decides))
     try:
         if training:
             _train(prepared, _load_and_probe(prepared, console), run, resume)
@@ -142,6 +167,28 @@ def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
         print(f"skipwise: process {os.environ.get('RANK')}: {error}", file=sys.stderr)
         raise
     return run
+
+
+def _other_machine(prepared: PreparedRun, run: RunFolder, identity: str, decides: dict[str, str]) -> RunError | None:
+    """What this process has otherwise than the first, where it runs on another machine."""
+    for name, value in _decides(prepared).items():
+        if value != decides[name]:
+            return RunError(
+                f"the {name} is not that of process 0 (fingerprint {value[:12]}, there {decides[name][:12]}): give every "
+                "machine the same"
+            )
+    if not run.facts.exists() or run.identity != identity:
+        return RunError(
+            f"the run folder {run.path} is not the folder that process 0 writes: give --out on a disk that all machines "
+            "share, under the same path"
+        )
+    return None
+
+
+def _decides(prepared: PreparedRun) -> dict[str, str]:
+    """Fingerprints of what decides the model besides the settings."""
+    found = prepared.store.fingerprint, weights_fingerprint(prepared.recipe.model)
+    return dict(zip(DECIDES, found, strict=True))
 
 
 def _load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
@@ -203,6 +250,7 @@ def _train(
         folder=run.checkpoints,
         seed=prepared.recipe.seed,
         resume=resume,
+        run=run.identity,
         on_log=keep if first else None,
         on_step=measure,
         progress=first,

@@ -12,6 +12,7 @@ pytest.importorskip("conversion")
 pytest.importorskip("xllamacpp")
 
 from skipwise.engines import gguf, gguf_in
+from skipwise.engines.compare import TEXTS, tokens_of
 from skipwise.engines.gguf_in import convert_gguf
 from skipwise.engines.gguf_tokenizer import read_tokenizer
 from skipwise.engines.request import Request, find_engines
@@ -107,20 +108,20 @@ def test_another_prediction_is_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["out.unchecked"]
 
 
-def test_other_tokens_are_said(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_other_tokens_on_prose_and_code_are_refused(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("skipwise.engines.gguf_tokenizer.SPLITS", {})
-    run(monkeypatch, "convert", written(folder, base(folder, "llama")), tmp_path / "out")
-    assert "tokenizer (superbpe): some tokens are not llama.cpp's on " in " ".join(capsys.readouterr().out.split())
+    message = refused(monkeypatch, capsys, "convert", written(folder, base(folder, "llama")), tmp_path / "out")
+    assert "its tokenizer gives other tokens: " in message
+    assert message.endswith("out.unchecked; do not use it")
 
 
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o", "tekken", "superbpe"])
 def test_every_pre_tokenizer_splits_as_in_llama_cpp(pre: str, folder: Path, tmp_path: Path) -> None:
     file = changed(written(folder, base(folder, "llama")), tmp_path / "changed.gguf", pre=pre)
     [engine, *_] = find_engines(["llama.cpp"], [])
-    theirs = engine.answer(Request(str(file), [], [], 0, 64, texts=(gguf.PLAIN_TEXT, gguf.HARD_TEXT)))["tokens"]
+    theirs = engine.answer(Request(str(file), [], [], 0, 64, texts=TEXTS))["tokens"]
     tokenizer = read_tokenizer(gguf_in._Source(file).get, lambda: pytest.fail("not byte-level"), 64)
-    ours = [tokenizer(text, add_special_tokens=False).input_ids for text in (gguf.PLAIN_TEXT, gguf.HARD_TEXT)]
-    assert ours == theirs
+    assert tokens_of(tokenizer) == theirs
 
 
 def test_what_cannot_be_read_is_refused(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:

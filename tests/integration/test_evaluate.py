@@ -16,6 +16,7 @@ from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.summary import judgements, read_folder, rows_of
+from skipwise.results.files import read_json, write_json
 from skipwise.results.records import ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus, cut_attention
@@ -81,7 +82,9 @@ def records(folder: Path) -> list:
 
 def without_time(folder: Path) -> set:
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    return {json.dumps({k: v for k, v in line.items() if k != "seconds"}, sort_keys=True) for line in lines}
+    return {
+        json.dumps({k: v for k, v in line.items() if k not in ("seconds", "check")}, sort_keys=True) for line in lines
+    }
 
 
 def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
@@ -157,8 +160,10 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
     run(monkeypatch, "evaluate", evaluated, "--data", "text", *other)
     assert "differ in documents (1, 4)" in refused(monkeypatch, capsys, "merge", "1", "other", "--out", "y")
     lines = (tmp_path / "2" / "results.jsonl").read_text().splitlines()
-    changed = next(line for line in lines if '"trial"' in line).replace('"hit": false', '"hit": true')
-    (tmp_path / "1" / "results.jsonl").open("a").write(changed + "\n")
+    changed = json.loads(next(line for line in lines if '"trial"' in line))
+    del changed["check"]
+    with (tmp_path / "1" / "results.jsonl").open("a") as file:
+        file.write(json.dumps(changed | {"hit": not changed["hit"]}) + "\n")
     message = refused(monkeypatch, capsys, "merge", "1", "2", "--out", "y")
     assert "answer the same request differently" in message
     assert "measure one of them again" in message
@@ -272,11 +277,11 @@ def test_what_settings_cannot_show_is_said_after_what_is_wrong(evaluated, monkey
 
 
 def test_results_of_the_first_release_are_shown_and_not_added_to(evaluated, monkeypatch, capsys, tmp_path) -> None:
-    old = json.loads((tmp_path / "x" / "run.json").read_text())
+    old = read_json(tmp_path / "x" / "run.json")
     old["evaluation"] = {"data": "text", "trials": 3, "models": old["evaluation"]["models"]}
-    (tmp_path / "x" / "run.json").write_text(json.dumps(old))
+    write_json(tmp_path / "x" / "run.json", old)
     lines = (tmp_path / "x" / "results.jsonl").read_text().splitlines()
-    new = ("mode", "begin", "step", "depths", "digest")
+    new = ("mode", "begin", "step", "depths", "digest", "check")
     upgraded = records(tmp_path / "x")
     older = [{k: v for k, v in json.loads(line).items() if k not in new} | {"schema": 1} for line in lines]
     (tmp_path / "x" / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in older))
@@ -339,6 +344,8 @@ def test_a_part_is_measured_again_when_text_or_precision_changed(models, monkeyp
     run(monkeypatch, *words, "float32")
     assert count() == 5
     checkpoint(tmp_path / models, window=512, initializer_range=0.3)
+    assert "is not the file that was written" in refused(monkeypatch, capsys, *words, "float32")
+    Origin("base", 64, Data(source="elsewhere")).write(tmp_path / models)
     run(monkeypatch, *words, "float32")
     assert count() == 7
 
@@ -352,7 +359,7 @@ def test_a_model_that_answers_by_what_it_read_before_is_refused(models, monkeypa
 
 def test_a_damaged_run_json_is_said(evaluated, monkeypatch, capsys, tmp_path) -> None:
     (tmp_path / "x" / "run.json").write_text('{"evaluation": {"models": 3')
-    assert "run.json or recipe.yaml cannot be read" in refused(monkeypatch, capsys, "report", "x")
+    assert "run.json is damaged" in refused(monkeypatch, capsys, "report", "x")
     message = refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--out", "x")
     assert "run.json is damaged" in message
     assert "give one of them" in refused(monkeypatch, capsys, "evaluate", evaluated, "--target", "1k", *ASKED)

@@ -57,7 +57,7 @@ def of_kind(folder: Path, kind: type) -> list:
 def without_time(path: Path) -> list[dict]:
     """The lines of a file of results without what differs from one measurement to the next."""
     lines = map(json.loads, path.read_text().splitlines())
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second", "check")} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -160,15 +160,36 @@ def test_a_running_folder_is_left_alone(finished, files, monkeypatch, capsys) ->
 
 
 def test_changed_text_is_not_resumed_on(finished, files, monkeypatch, capsys, tmp_path) -> None:
-    text = tmp_path / "text"
-    shutil.copytree(files[1], text)
-    copy = tmp_path / "run"
-    shutil.copytree(finished, copy)
-    recipe = (copy / "recipe.yaml").read_text().replace(str(files[1]), str(text))
-    (copy / "recipe.yaml").write_text(recipe)
-    (text / "document-3.txt").write_text("other " * 400)
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    copy = shutil.copytree(finished, tmp_path / "run")
+    document = files[1] / "document-3.txt"
+    before = document.read_bytes()
+    document.write_text("other " * 400)
+    try:
+        message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    finally:
+        document.write_bytes(before)
     assert "the training text has changed since" in message
+
+
+def test_a_changed_base_is_not_resumed_on(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    settings = files[0] / "generation_config.json"
+    before = settings.read_bytes()
+    settings.write_text('{"eos_token_id": 7}')
+    try:
+        message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    finally:
+        settings.write_bytes(before)
+    assert "the base model has changed since" in message
+
+
+def test_lost_training_records_are_said(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    lines = (copy / "results.jsonl").read_text().splitlines(keepends=True)
+    steps = [line for line in lines if '"kind": "training"' in line]
+    (copy / "results.jsonl").write_text("".join(line for line in lines if line != steps[0]))
+    run(monkeypatch, "extend", "--resume", "--out", copy)
+    assert "has lost the training records of 1 step" in " ".join(capsys.readouterr().out.split())
 
 
 def test_damaged_runs_are_explained(finished, files, monkeypatch, capsys, tmp_path) -> None:
@@ -239,7 +260,7 @@ def test_a_resumed_run_measures_on_more_texts(finished, files, monkeypatch, caps
     assert measured == {(a, w, str(t)) for a in ARMS for w in (256, 512) for t in (files[1], other)}
     assert len(of_kind(copy, TrialRecord)) == 6
     (other / "document-1.txt").write_text("other words " * 400)
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy, "--set", sources)
     assert f"the evaluation text {other} has changed" in message
 
 
@@ -378,15 +399,17 @@ def test_other_evaluation_settings_may_be_resumed_with(finished, monkeypatch, ca
     words = ["--set", "evaluation.passkey_lengths=[512, 600]", "--set", "data.workers=1"]
     run(monkeypatch, "extend", "--resume", "--out", copy, *words)
     assert [r.length for r in of_kind(copy, TrialRecord)] == [512] * 6 + [600] * 6
-    assert recipe_of(copy).evaluation.passkey_lengths == [512, 600]
-    assert json.loads((copy / "run.json").read_text())["created"] == created
+    assert recipe_of(copy).evaluation.passkey_lengths == [512]  # as the run was begun
+    facts = json.loads((copy / "run.json").read_text())
+    assert facts["evaluation"]["prompt_lengths"] == [512, 600]
+    assert facts["created"] == created
 
 
 def test_a_model_that_lost_its_weights_is_not_taken_for_whole(finished, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(finished, tmp_path / "run")
     (copy / "model" / "model.safetensors").unlink()
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "has lost model.safetensors: delete the folder, and --resume saves the model again" in message
+    assert "has lost model.safetensors; delete the folder, and --resume saves the model again" in message
     shutil.rmtree(copy / "model")
     run(monkeypatch, "extend", "--resume", "--out", copy)
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (copy, finished))

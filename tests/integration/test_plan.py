@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers import LlamaConfig, MixtralConfig
 
 from tests.command_line import refused, run
@@ -77,6 +78,11 @@ def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(mo
         (["--gpu-memory", "inf"], "--gpu-memory inf must be a number above 0"),
         (["--gpus", "3"], "training.batch_size = 64 must be a multiple of 3"),
         (["--set", "training.gradient_checkpiont=true"], "unknown key training.gradient_checkpiont (did you mean"),
+        (
+            ["--set", "training.per_device_train_batch_size=1000000", "--set", "training.batch_size=1000000"],
+            "no GPU holds",
+        ),
+        (["--target", "999999999999"], "target = '999999999999': Input should be less than or equal to 16777216"),
         (["--target", "1k"], "target 1,024 must exceed the model's 2,048 tokens"),
     ],
 )
@@ -102,3 +108,20 @@ def test_experts_are_refused(tmp_path, monkeypatch, capsys) -> None:
     MixtralConfig(num_hidden_layers=2, num_local_experts=4).save_pretrained(tmp_path / "experts")
     told = refused(monkeypatch, capsys, "plan", tmp_path / "experts", "--target", "256k")
     assert "model_type mixtral is a mixture of 4 experts" in told
+
+
+def test_what_takes_long_is_said_meanwhile(model, monkeypatch, capsys) -> None:
+    said = []
+    status = Console.status
+    monkeypatch.setattr(Console, "status", lambda self, text: said.append(text) or status(self, text))
+    planned(monkeypatch, capsys, model, "--target", "16k")
+    assert [text.split()[0] for text in said] == ["starting", "building", "running"]
+
+
+def test_an_architecture_that_cannot_run_a_step_is_explained(model, monkeypatch, capsys) -> None:
+    def fail(*args) -> None:
+        raise RuntimeError("The size of tensor a (4) must match")
+
+    monkeypatch.setattr("skipwise.training.cost.step_cost", fail)
+    said = refused(monkeypatch, capsys, "plan", model)
+    assert "model_type llama cannot run one training step of 2,048 tokens (The size of tensor a (4) must match)" in said

@@ -1,5 +1,6 @@
 """The commands: thin, and quick to start; torch is imported only by the command that needs it."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from skipwise import __version__
 from skipwise.cli import evaluation, extension, serving
 from skipwise.cli.terminal import explained
+from skipwise.recipes.private import masked
 
 app = typer.Typer(
     name="skipwise", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -46,6 +48,11 @@ for command in (
 
 
 def main() -> None:
-    """Run a command; a user's mistake ends in its message and exit status 1, without a traceback."""
+    """Run a command; a user's mistake ends in its message and exit status 1, without a traceback.
+
+    Records get the command line from ``sys.argv``, so it keeps no secret.
+    """
+    words = sys.argv[1:]
+    sys.argv[1:] = [masked(word) for word in words]
     with explained():
-        app()
+        app(words)

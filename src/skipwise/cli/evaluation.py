@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from skipwise.cli.options import (
+    MOST_TRIALS,
     DataFolder,
     Field,
     Lengths,
@@ -13,6 +14,7 @@ from skipwise.cli.options import (
     Precision,
     Questions,
     Records,
+    Seed,
     Split,
     Stride,
     Subset,
@@ -21,14 +23,19 @@ from skipwise.cli.options import (
     Tokens,
     read_length,
     read_lengths,
+    read_path,
     read_shard,
 )
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, counted
+from skipwise.recipes.names import expanded
 
 
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help="nano, folders, or names on the model hub; several are compared")],
+    models: Annotated[
+        list[str],
+        typer.Argument(parser=expanded, help="nano, folders, or names on the model hub; several are compared"),
+    ],
     data: Text = "stdlib",
     text_field: Field = "text",
     split: Split = "train",
@@ -43,8 +50,8 @@ def evaluate(
     documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
     tokens_per_document: Tokens = None,
     tasks: Annotated[str, typer.Option(help="of passkey,keys,lines; or none")] = "passkey,keys,lines",
-    trials: Annotated[int, typer.Option(help="prompts a task and length")] = 100,
-    seed: Annotated[int, typer.Option(help="of the prompts")] = 0,
+    trials: Annotated[int, typer.Option(max=MOST_TRIALS, help="prompts a task and length")] = 100,
+    seed: Seed = 0,
     benchmarks: Annotated[
         str | None, typer.Option(help="tasks of lm-evaluation-harness besides, as skipwise benchmark's; of bases too")
     ] = None,
@@ -52,7 +59,9 @@ def evaluate(
     include_path: TaskFiles = None,
     limit: Questions = None,
     shard: Annotated[str, typer.Option(help="2/3: of three machines the second; skipwise merge joins them")] = "1/1",
-    out: Annotated[Path | None, typer.Option(help="folder; default: evaluations/ and a name")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder; default: evaluations/ and a name")
+    ] = None,
     precision: Precision = "auto",
 ) -> None:
     """Measure how far models read, and what the extension cost inside the original window; the same command goes on."""
@@ -137,9 +146,9 @@ def perplexity(
 def passkey(
     model: Model,
     lengths: Lengths = None,
-    trials: Annotated[int, typer.Option(help="prompts for each length")] = 50,
+    trials: Annotated[int, typer.Option(max=MOST_TRIALS, help="prompts for each length")] = 50,
     task: Annotated[str, typer.Option(help="passkey; keys: one of four; or lines: one line of a register")] = "passkey",
-    seed: Annotated[int, typer.Option(help="of keys and depths")] = 0,
+    seed: Seed = 0,
     out: Records = None,
     precision: Precision = "auto",
 ) -> None:
@@ -165,8 +174,10 @@ def passkey(
 
 
 def merge(
-    parts: Annotated[list[Path], typer.Argument(help="folders of evaluate, each a shard of the same evaluation")],
-    out: Annotated[Path, typer.Option(help="a new folder")],
+    parts: Annotated[
+        list[Path], typer.Argument(parser=read_path, help="folders of evaluate, each a shard of the same evaluation")
+    ],
+    out: Annotated[Path, typer.Option(parser=read_path, metavar="FOLDER", help="a new folder")],
 ) -> None:
     """Put the shards of one evaluation together."""
     console = prepare_process()
@@ -208,9 +219,17 @@ def benchmark(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders, of which several are compared; or an evaluation's")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(parser=read_path, help="run folders, of which several are compared; or an evaluation's"),
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="the page; default: report.html in the run folder; needed for several runs")
+        Path | None,
+        typer.Option(
+            parser=read_path,
+            metavar="FILE",
+            help="the page; default: report.html in the run folder; needed for several runs",
+        ),
     ] = None,
 ) -> None:
     """Make figures and the page again from the records alone."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from skipwise.cli.options import (
+    LAST_SEED,
     Changes,
     ExistingRope,
     Lora,
@@ -15,10 +16,15 @@ from skipwise.cli.options import (
     Target,
     given_options,
     read_gigabytes,
+    read_path,
 )
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, counted
 from skipwise.method.lengths import parse_length
+from skipwise.recipes.names import expanded
+
+_MOST_CHUNKS = 2**14
+_MOST_SAMPLES = 10**7  # examples, a standard error of at most 0.0002
 
 
 def extend(
@@ -26,7 +32,9 @@ def extend(
     target: Target = None,
     interpolation: Annotated[str | None, typer.Option(help="none, linear, ntk, yarn or yarn-revised")] = None,
     data: Annotated[str | None, typer.Option(help="text to train on: file, folder, data set name, stdlib")] = None,
-    out: Annotated[Path | None, typer.Option(help="run folder; default: runs/ and a name")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder; default: runs/ and a name")
+    ] = None,
     recipe: RecipeName = None,
     existing_rope: ExistingRope = None,
     seed: Annotated[int | None, typer.Option(help="of examples and training")] = None,
@@ -98,8 +106,9 @@ def plan(
     set_: Changes = None,
 ) -> None:
     """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
-    console = prepare_process()
-    from skipwise.training.cost import Hardware, compare_costs
+    with new_console().status("starting"):  # torch and transformers take seconds
+        console = prepare_process()
+        from skipwise.training.cost import Hardware, compare_costs
 
     options = {"model": model, "target": target, "existing_rope": existing_rope}
     settings = _recipe(recipe, options, set_, lora)
@@ -111,13 +120,17 @@ def coverage(
     context: typer.Context,
     original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
     target: Annotated[str, typer.Option(help="target length")] = "16k",
-    chunks: Annotated[int, typer.Option(help="number of chunks, N")] = 2,
+    chunks: Annotated[int, typer.Option(max=_MOST_CHUNKS, help="number of chunks, N")] = 2,
     scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
     skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",
-    samples: Annotated[int | None, typer.Option(help="draw so many examples in place of a closed form")] = None,
-    seed: Annotated[int, typer.Option(help="of those examples")] = 0,
-    figure: Annotated[Path | None, typer.Option(help="write the curve to this .svg or .png file")] = None,
+    samples: Annotated[
+        int | None, typer.Option(max=_MOST_SAMPLES, help="draw so many examples in place of a closed form")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of those examples")] = 0,
+    figure: Annotated[
+        Path | None, typer.Option(parser=read_path, metavar="FILE", help="write the curve to this .svg or .png file")
+    ] = None,
 ) -> None:
     """Show how likely one example trains each relative distance."""
     if scheme != "pose" and (given := given_options(context, "--chunks", "--lengths", "--skips")):
@@ -134,7 +147,9 @@ def coverage(
 
         require_figure_ending(figure)
     rules = ChunkRules(chunks, lengths, skips)  # type: ignore[arg-type]
-    result = compute(original, target, rules, scheme=scheme, samples=samples, seed=seed)
+    console = new_console()
+    with console.status("drawing examples"):
+        result = compute(original, target, rules, scheme=scheme, samples=samples, seed=seed)
     monte_carlo = result.samples > 0
     label = counted(chunks, "chunk") if scheme == "pose" else scheme
     table = Table(title=f"coverage, {original} -> {target}, {label}")
@@ -145,7 +160,6 @@ def coverage(
         if monte_carlo:
             row.append(f"{result.standard_error[distance - 1]:.4f}")
         table.add_row(*row)
-    console = new_console()
     console.print(table)
     console.print("Monte Carlo" if monte_carlo else "closed form")
     if figure is not None:
@@ -154,15 +168,17 @@ def coverage(
 
 
 def convert(
-    checkpoint: Annotated[str, typer.Argument(help="a folder, a name on the model hub, or a GGUF file")],
-    out: Annotated[Path, typer.Argument(help="the folder to write; it must not exist")],
+    checkpoint: Annotated[
+        str, typer.Argument(parser=expanded, help="a folder, a name on the model hub, or a GGUF file")
+    ],
+    out: Annotated[Path, typer.Argument(parser=read_path, help="the folder to write; it must not exist")],
     original: Annotated[
         str | None, typer.Option(help="original length of a checkpoint extended by PoSE's authors")
     ] = None,
     check: Annotated[bool, typer.Option(help="of a GGUF file: compare with llama.cpp where it is installed")] = True,
 ) -> None:
     """Write a GGUF file, GPT-J, Baichuan2-7B, or a checkpoint of PoSE's authors as a stock class with the same logits."""
-    console = prepare_process()
+    console = prepare_process(private=False)
     if checkpoint.lower().endswith(".gguf"):
         if original is not None:
             raise RecipeError(

@@ -7,31 +7,56 @@ import typer
 
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
+from skipwise.recipes.names import expanded
 
+
+def read_path(text: str) -> Path:
+    """Read the path of a file or folder; ``~`` is the home folder."""
+    if not text.strip():
+        raise RecipeError(f"path {text!r} is empty; give a file or folder, or leave the option out")
+    return Path(expanded(text))
+
+
+MOST_TRIALS = 10_000  # prompts of each length, which are planned before the first is asked
+LAST_SEED = 2**32 - 1
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
 ]
-DataFolder = Annotated[Path | None, typer.Option(help="of the benchmarks' data sets, as OWNER/NAME; default: the hub")]
+DataFolder = Annotated[
+    Path | None,
+    typer.Option(
+        parser=read_path, metavar="FOLDER", help="of the benchmarks' data sets, as OWNER/NAME; default: the hub"
+    ),
+]
 ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
 Field = Annotated[str, typer.Option("--text-field", help="of JSON Lines, Parquet or a data set: what holds the text")]
 Lengths = Annotated[
     str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
 ]
 Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")]
-Model = Annotated[str, typer.Argument(help="nano, a folder, or a name on the model hub")]
+Model = Annotated[str, typer.Argument(parser=expanded, help="nano, a folder, or a name on the model hub")]
 Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
 Questions = Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")]
 RecipeName = Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")]
-Records = Annotated[Path | None, typer.Option(help="append the records to this results.jsonl, and go on with it")]
+Records = Annotated[
+    Path | None,
+    typer.Option(parser=read_path, metavar="FILE", help="append the records to this results.jsonl, and go on with it"),
+]
 StartingModel = Annotated[
-    str | None, typer.Argument(help="nano (embedded, the default), a folder, or a name on the model hub")
+    str | None,
+    typer.Argument(parser=expanded, help="nano (embedded, the default), a folder, or a name on the model hub"),
 ]
 Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
 Split = Annotated[str, typer.Option(help="of a Hugging Face data set")]
 Stride = Annotated[str | None, typer.Option(help="tokens by which windows advance; default: half the original length")]
 Subset = Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")]
-TaskFiles = Annotated[Path | None, typer.Option(help="folder of task files of your own (YAML)")]
-Text = Annotated[str, typer.Option(help="text to measure on: file, folder, data set name, stdlib")]
+Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the prompts: keys and depths")]
+TaskFiles = Annotated[
+    Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder of task files of your own (YAML)")
+]
+Text = Annotated[
+    str, typer.Option(parser=expanded, metavar="TEXT", help="text to measure on: file, folder, data set name, stdlib")
+]
 Tokens = Annotated[
     str | None, typer.Option(help="read so many tokens of each document, as 64k; default: see the documentation")
 ]

@@ -5,14 +5,17 @@ from typing import Annotated
 
 import typer
 
-from skipwise.cli.options import read_length
+from skipwise.cli.options import read_length, read_path
 from skipwise.cli.terminal import prepare_process
+from skipwise.recipes.names import expanded
 
 _Length = Annotated[str | None, typer.Option(help="read no farther than this; default: what the config says")]
 
 
 def check(
-    model: Annotated[str, typer.Argument(help="a run folder, a checkpoint's folder, or a name on the model hub")],
+    model: Annotated[
+        str, typer.Argument(parser=expanded, help="a run folder, a checkpoint's folder, or a name on the model hub")
+    ],
     engine: Annotated[
         str | None, typer.Option(help="engines, as transformers,vllm,llama.cpp; default: all that are installed")
     ] = None,
@@ -41,17 +44,21 @@ def check(
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="a run folder, a checkpoint's folder, or a name on the model hub")],
+    model: Annotated[
+        str, typer.Argument(parser=expanded, help="a run folder, a checkpoint's folder, or a name on the model hub")
+    ],
     to: Annotated[str, typer.Option(help="gguf, for llama.cpp, Ollama and what is built on them")] = "gguf",
     type_: Annotated[
         str, typer.Option("--type", help="of the weights: f32, f16, bf16, q8_0, q6_k, q5_k or q4_k")
     ] = "f16",
-    out: Annotated[Path | None, typer.Option(help="file to write; default: NAME-TYPE.gguf here")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=read_path, metavar="FILE", help="file to write; default: NAME-TYPE.gguf here")
+    ] = None,
     check: Annotated[bool, typer.Option(help="read the file in llama.cpp and compare it with transformers")] = True,
     length: _Length = None,
 ) -> None:
     """Write a checkpoint as one GGUF file with an Ollama Modelfile, and check it in llama.cpp."""
-    console = prepare_process()
+    console = prepare_process(private=False)
     from skipwise.engines.export import export
 
     export(model, to=to, kind=type_, out=out, checked=check, length=read_length(length), console=console)

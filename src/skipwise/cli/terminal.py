@@ -1,9 +1,13 @@
 """What a command does with its process: the environment before torch starts, the console, the messages at the end."""
 
 import errno
+import io
 import logging
 import os
+import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +15,21 @@ from typing import Any
 
 from skipwise.errors import CutOffWarning, SkipwiseError
 
+_LONGEST = 1200  # characters of a message
+_UNSAFE = ("trust_remote_code", "weights_only")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
+_UNUSABLE = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM)
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # typer's of Ctrl-C; the launcher's of several processes
 
-def prepare_process(*, trains: bool = False) -> Any:
-    """Set what must be set before torch starts, and return the console; freed memory is kept for training only."""
+
+def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
+    """Set what must be set before torch starts, and return the console; freed memory is kept for training only.
+
+    Files of a ``private`` command are the user's alone: tokens and records hold text. ``$SKIPWISE_SHARED`` lifts that.
+    """
+    if private and not os.environ.get("SKIPWISE_SHARED"):
+        os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if trains:
@@ -38,6 +54,8 @@ def new_console() -> Any:
     from rich.console import Console
 
     quiet = os.environ.get("RANK", "0") != "0"  # of several processes one prints
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that is not UTF-8 is shown by its bytes
     return Console(highlight=False, markup=False, emoji=False, quiet=quiet)
 
 
@@ -45,34 +63,83 @@ def new_console() -> Any:
 def explained(command: str = "") -> Iterator[None]:
     """In this context a user's mistake ends in its message and exit status 1, without a traceback.
 
-    ``command`` is the command that runs; by default the first argument names it.
+    ``command`` is the command that runs; by default the first argument names it. SIGTERM ends it as Ctrl-C does, with
+    exit status 143.
     """
+    terminated: list[int] = []
     try:
-        with _plain_warnings():
+        with _plain_warnings(), _sigterm_as_ctrl_c(terminated):
             yield
     except SkipwiseError as error:
-        if os.environ.get("RANK", "0") == "0":  # of several processes one says it
-            print(f"skipwise: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+        if os.environ.get("RANK", "0") != "0":  # of several processes one says it
+            raise SystemExit(1) from None
+        raise _refused(str(error)) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise
         where = f" ({error.filename})" if error.filename else ""
-        print(
-            f"skipwise: the disk cannot be written{where}: {error.strerror}; what was written is kept. Make room, and "
-            "go on: extend with --resume, other commands as they are",
-            file=sys.stderr,
-        )
-        raise SystemExit(1) from None
-    except SystemExit as end:
-        if end.code == 130:  # typer's, of Ctrl-C
+        if error.errno in _FULL:
+            raise _refused(
+                f"the disk cannot be written{where}: {error.strerror}; what was written is kept. Make room, and go on: "
+                "extend with --resume, other commands as they are"
+            ) from None
+        if error.errno in _UNUSABLE and error.filename:
+            raise _refused(
+                f"{error.filename} cannot be used: {error.strerror}; correct the path, or its rights"
+            ) from None
+        raise
+    except (SystemExit, KeyboardInterrupt) as end:
+        code = 128 + terminated[0] if terminated else getattr(end, "code", None)
+        if code in _STOPPED:
             ways_on = {
                 "extend": "; the same command with --resume goes on, if its run folder was begun",
                 "reproduce": "; the same command goes on, and what is done is not done again",
                 "evaluate": "; the same command goes on, and what is measured is not measured again",
             }
             print(f"\nskipwise: stopped{ways_on.get(command or sys.argv[1], '')}", file=sys.stderr)
+            raise SystemExit(code) from None
         raise
+
+
+def _refused(message: str) -> SystemExit:
+    """Print a message, and return the end of the process."""
+    print(f"skipwise: {readable(message)}", file=sys.stderr)
+    return SystemExit(1)
+
+
+def readable(message: str) -> str:
+    """Return a message of at most a paragraph, without the sentences in which another library advises what is unsafe."""
+    if any(word in message for word in _UNSAFE):
+        message = " ".join(part for part in _SENTENCE.split(message) if not any(word in part for word in _UNSAFE))
+    if len(message) > _LONGEST:
+        kept = message[:_LONGEST].rsplit(maxsplit=1)[0]
+        message = f"{kept} ... (and {len(message) - len(kept):,} characters more)"
+    return message
+
+
+@contextmanager
+def _sigterm_as_ctrl_c(terminated: list[int]) -> Iterator[None]:
+    """In this context SIGTERM raises KeyboardInterrupt, so that it leaves what Ctrl-C leaves, and is noted.
+
+    A process that a launcher started keeps the default: it may wait for others inside a library, where no handler of
+    Python's runs, and the launcher would wait for it.
+    """
+    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != owner:  # a worker that was forked: its parent expects it to end at once
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        terminated.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """What all sources of text have in common: named documents, a fingerprint, and a place to continue reading from."""
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ class Document:
     """One text and its name, by which ``is_held_out`` decides.
 
     The name is the POSIX path relative to the folder, or that of a single file; records add ``:`` and their line or
-    row, from 1. In text files every line end becomes ``\\n`` and a byte order mark is dropped.
+    row, from 1; ``names.document_name`` has made it safe to print. In text files every line end becomes ``\\n`` and a byte order mark is dropped.
     """
 
     name: str
@@ -70,8 +69,3 @@ def hash_parts(parts: Iterable[str]) -> str:
     for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
-
-
-def printable(name: str) -> str:
-    """Return a file name with its bytes that are not UTF-8 escaped, so that it can be hashed and written."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")

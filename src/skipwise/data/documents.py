@@ -3,20 +3,22 @@
 A source is a text file (.txt, .md, .rst, .py, .tex: one document), a file of records (.jsonl, .jsonl.gz, .jsonl.zst,
 .parquet: one document per line or row), a folder of all these, recursively, sorted by name, a Hugging Face data set (a
 folder written by ``save_to_disk``, or a name on the hub, streamed or downloaded), ``stdlib`` (Python's own standard
-library, available everywhere), or ``pydoc`` (Python's language reference, prose, as its ``help()`` shows it). Only one
-document is in memory at a time, whole.
+library, available everywhere), or ``pydoc`` (Python's language reference, prose, as its ``help()`` shows it). A
+document is in memory as a whole, so its size has a limit (``formats.LARGEST``); a source is not.
 """
 
 import hashlib
 import os
+import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts, printable
+from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
 from skipwise.data.formats import ENDINGS, NotUtf8Error, reader_of, unreadable
 from skipwise.data.hugging_face import open_hub, open_saved
+from skipwise.data.names import document_name, printable
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 
@@ -25,6 +27,13 @@ _READABLE = "readable files end in " + ", ".join(ENDINGS)
 # Left out of ``stdlib``: installed packages, tests, and generated tables.
 _STDLIB_SKIPPED = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _STDLIB_TABLES = {"encodings", "pydoc_data"}
+
+_NO_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def is_held_out(name: str, share: float) -> bool:
@@ -45,16 +54,26 @@ def open_corpus(source: str | Path | Data) -> Corpus:
         return TopicsCorpus("pydoc", data.text_field)
     if not data.source.strip():
         raise DataError("data.source is empty; give a file, a folder, a Hugging Face data set, or stdlib")
-    path = Path(data.source).expanduser()
+    path = _path(data.source)
+    if path is None:
+        return open_hub(data)
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return open_saved(path, data)
-        return FileCorpus(data.source, data.text_field, _folder_files(path))
-    if path.exists():
-        if reader_of(path) is None:
-            raise DataError(f"{data.source}: cannot read files ending in {path.suffix!r}; {_READABLE}")
-        return FileCorpus(data.source, data.text_field, [(printable(path.name), path)])
-    return open_hub(data)
+        return FileCorpus(printable(data.source), data.text_field, _folder_files(path))
+    _require_file(path)
+    if reader_of(path) is None:
+        raise DataError(f"{printable(path)}: cannot read files ending in {path.suffix!r}; {_READABLE}")
+    return FileCorpus(printable(data.source), data.text_field, [(document_name(path.name), path)])
+
+
+def _path(source: str) -> Path | None:
+    """Return the path that ``source`` names, or None if there is nothing under that path."""
+    path = Path(source)
+    try:
+        return path if path.is_symlink() or path.exists() else None
+    except OSError as error:  # a folder that may not be entered
+        raise unreadable(path, error) from error
 
 
 @dataclass(frozen=True)
@@ -103,9 +122,19 @@ def _topics() -> dict[str, str]:
     return dict(topics)
 
 
-def _folder_files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
-    """List the readable files under ``folder`` by name, except hidden ones and those in a ``skipped`` folder."""
-    files, walked = {}, set()
+def _folder_files(folder: Path) -> list[tuple[str, Path]]:
+    """List the readable files under ``folder`` by name, except hidden ones."""
+    files = dict(_walk(folder))
+    for path in files.values():
+        _require_file(path)
+    if not files:
+        raise DataError(f"{printable(folder)} holds no document; {_READABLE}")
+    return sorted(files.items())
+
+
+def _walk(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of what ends like a readable file, except hidden ones and those in a ``skipped`` folder."""
+    walked = set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         if os.path.realpath(parent) in walked:  # a link to a folder above it, or to one seen already
             folders.clear()
@@ -113,11 +142,26 @@ def _folder_files(folder: Path, skipped: frozenset[str] = frozenset()) -> list[t
         walked.add(os.path.realpath(parent))
         folders[:] = [name for name in sorted(folders) if not name.startswith(".") and name not in skipped]
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
-            if reader_of(path) is not None and path.is_file():
-                files[printable(path.relative_to(folder).as_posix())] = path
-    if not files:
-        raise DataError(f"{folder} holds no document; {_READABLE}")
-    return sorted(files.items())
+            if reader_of(path) is not None:
+                yield document_name(path.relative_to(folder).as_posix()), path
+
+
+def _require_file(path: Path) -> None:
+    """Raise a DataError for what is no file: a link to nothing, or a pipe, for which reading would wait for ever."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError as error:
+        if path.is_symlink():
+            raise DataError(
+                f"{printable(path)}: is a link that leads to no file ({error.strerror}); "
+                "remove the link, or restore what it leads to"
+            ) from error
+        raise unreadable(path, error) from error
+    if kind in _NO_FILES:
+        raise DataError(
+            f"{printable(path)}: is {_NO_FILES[kind]}, not a file; texts are read more than once, so write its content "
+            "to a file and give that"
+        )
 
 
 def _refuse(error: OSError) -> None:
@@ -125,5 +169,6 @@ def _refuse(error: OSError) -> None:
 
 
 def _stdlib_files() -> list[tuple[str, Path]]:
-    files = _folder_files(Path(sysconfig.get_paths()["stdlib"]), _STDLIB_SKIPPED)
-    return [(name, path) for name, path in files if name.endswith(".py") and name.split("/")[0] not in _STDLIB_TABLES]
+    found = sorted(_walk(Path(sysconfig.get_paths()["stdlib"]), _STDLIB_SKIPPED))
+    files = [(name, path) for name, path in found if name.endswith(".py") and path.is_file()]
+    return [(name, path) for name, path in files if name.split("/")[0] not in _STDLIB_TABLES]

@@ -6,18 +6,32 @@ for a file that is one document.
 
 import codecs
 import gzip
+import io
 import json
+import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from skipwise.data.names import printable
 from skipwise.errors import DataError, first_line
 
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".tex")
 _NAME_THE_FIELD = "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
+LARGEST = 2**28  # bytes of one document in its file
+_IN_PARQUET = 2**27  # bytes of one document in Parquet, which has three copies of it while it is decoded
+_IN_MEMORY = 2**29  # bytes of its text in memory, where Python gives every character as many as the widest needs
+_LIMITS = {
+    LARGEST: "in its file",
+    _IN_PARQUET: "in Parquet",
+    _IN_MEMORY: "in memory, where every character takes as many as the widest",
+}
+_PART = 2**22  # bytes that are decoded at a time
 _PARQUET_ROWS = 64
-_ZSTD_BYTES = 2**16  # a malicious frame expands at most about 10,000 times: 600 MB
+_ZSTD_BYTES = 2**11  # a malicious frame expands at most about 33,000 times: 67 MB
 
 Reader = Callable[[Path, str], Iterator[tuple[str, str]]]
 
@@ -33,45 +47,100 @@ def reader_of(path: Path) -> Reader | None:
 
 
 def _read_text(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
+    shown = printable(path)
+    text = _file_text(path, shown)
+    if "\0" in text:
+        raise DataError(
+            f"{shown}: character {text.index(chr(0)):,} is NUL, so this is UTF-16 or no text; convert the file, for example "
+            "with `iconv -f utf-16le -t utf-8`, or remove the NULs with `tr -d '\\000'`"
+        )
+    yield "", text
+
+
+def _file_text(path: Path, shown: str) -> str:
     try:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            _require_bearable(os.fstat(file.fileno()).st_size, shown)
+            parts = list(_decoded(file))
+    except UnicodeDecodeError:
+        return _decode(path.read_bytes(), shown)  # raises, with the place in the whole file
     except OSError as error:
         raise unreadable(path, error) from error
-    yield "", _decode(data, str(path)).replace("\r\n", "\n").replace("\r", "\n")
+    # The widest character of a long part, in bytes: Python adds less than a hundred for the string itself.
+    width = max((sys.getsizeof(part) // len(part) for part in parts if len(part) > _PART // 4), default=1)
+    _require_bearable(width * sum(map(len, parts)), shown, _IN_MEMORY)
+    return "".join([parts[0].removeprefix("\ufeff"), *parts[1:]])
+
+
+def _decoded(file: IO[bytes]) -> Iterator[str]:
+    """Decode UTF-8 part by part, each line end as ``\\n``."""
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
+    while data := file.read(_PART):
+        yield decoder.decode(data)
+    yield decoder.decode(b"", final=True)
 
 
 def _read_json_lines(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
-    begin = 0
-    for number, line in enumerate(_lines(path), 1):
-        where = f"{path}, line {number:,}"
-        if line.strip():
-            text = _decode(line, where, begin)
-            try:
-                record = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                raise DataError(f'{where}: not JSON ({error}); write one object per line: {{"text": "..."}}') from error
-            yield f":{number}", text_of(record, text_field, where)
-        begin += len(line)
+    number = begin = 0
+    for line in _lines(path):
+        number, size = number + 1, len(line)
+        where = f"{printable(path)}, line {number:,}"
+        _require_bearable(size, where)
+        if not line.isspace():
+            record = _decode(line, where, begin)
+            del line  # a long line or record is not held while its text is read and tokenised
+            text = text_of(_parse(record, where), text_field, where)
+            del record
+            yield f":{number}", text
+        begin += size
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f'{where}: not JSON ({error}); write one object per line: {{"text": "..."}}') from error
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
     import pyarrow
     from pyarrow import parquet
 
-    row = 0
+    row, shown = 0, printable(path)
     try:
-        with parquet.ParquetFile(path) as file:
-            require_field(file.schema_arrow.names, text_field, str(path))
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=[text_field]):
-                for value in batch.column(text_field):
+        with parquet.ParquetFile(path, buffer_size=_PART) as file:
+            names = file.schema_arrow.names
+            require_field(names, text_field, shown)
+            if names.count(text_field) > 1:
+                raise DataError(f"{shown}: has {names.count(text_field)} columns {text_field!r}; rename all but one")
+            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata), columns=[text_field]):
+                for value in batch.column(0):
                     row += 1
-                    yield f":{row}", text_of({text_field: value.as_py()}, text_field, f"{path}, row {row:,}")
+                    where = f"{shown}, row {row:,}"
+                    yield f":{row}", text_of({text_field: _of_arrow(value, where)}, text_field, where)
     except UnicodeDecodeError as error:
-        raise _not_utf8(f"{path}, row {row:,}", error) from error
+        raise _not_utf8(f"{shown}, row {row:,}", error) from error
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{path}, after row {row:,}: not Parquet, cut short or damaged ({first_line(error)}); download it again"
+            f"{shown}, after row {row:,}: not Parquet, cut short or damaged ({first_line(error)}); download it again"
         ) from error
+
+
+def _of_arrow(value: Any, where: str) -> Any:
+    """The Python value of an Arrow scalar; ``as_py`` of a text would copy it once more."""
+    import pyarrow
+
+    if isinstance(value, pyarrow.StringScalar | pyarrow.LargeStringScalar) and value.is_valid:
+        _require_bearable(value.as_buffer().size, where, _IN_PARQUET)
+        return str(value.as_buffer(), "utf-8")
+    return value.as_py()
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """So many rows of a Parquet file that they take about ``_PART`` bytes, at most ``_PARQUET_ROWS``."""
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    widest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, min(_PARQUET_ROWS, _PART // max(widest, 1)))
 
 
 def _decode(data: bytes, where: str, begin: int = 0) -> str:
@@ -91,14 +160,25 @@ def text_of(record: Any, field: str, where: str) -> str:
     if not isinstance(text, str):
         kind = "empty (null)" if text is None else f"of type {type(text).__name__}"
         raise DataError(f"{where}: field {field!r} is {kind}, not text; {_NAME_THE_FIELD}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"{where}: field {field!r}, character {error.start:,} is half of a surrogate pair, "
-            "which UTF-8 cannot encode; correct or remove the record"
-        ) from error
+    for begin in range(0, len(text), _PART):  # not encoded as a whole: it may be long
+        try:
+            text[begin : begin + _PART].encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where}: field {field!r}, character {begin + error.start:,} is half of a surrogate pair, "
+                "which UTF-8 cannot encode; correct or remove the record"
+            ) from error
+    _require_bearable(sys.getsizeof(text), where, _IN_MEMORY)
     return text
+
+
+def _require_bearable(size: int, where: str, limit: int = LARGEST) -> None:
+    """Raise a DataError for a document of more bytes than ``limit``, one of ``_LIMITS``."""
+    if size > limit:
+        raise DataError(
+            f"{where}: takes {size:,} bytes or more {_LIMITS[limit]}; one document may take {limit:,} there. "
+            "Split it into several files or records"
+        )
 
 
 def require_field(fields: Sequence[str], field: str, where: str) -> None:
@@ -119,36 +199,42 @@ def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataErro
 
 def unreadable(path: Path, error: OSError) -> DataError:
     """Return the error for a path that the operating system cannot read."""
-    return DataError(f"{path}: cannot be read ({error.strerror or error}); make it readable, or move it elsewhere")
+    return DataError(
+        f"{printable(path)}: cannot be read ({error.strerror or error}); make it readable, or move it elsewhere"
+    )
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed lines of ``path`` with their line ends."""
-    open_lines = next(opener for ending, opener in _LINES.items() if path.name.lower().endswith(ending))
+    """Yield the decompressed lines of ``path`` with their line ends, a longer one than ``LARGEST`` only so far."""
+    unpacked = next(opener for ending, opener in _LINES.items() if path.name.lower().endswith(ending))
     try:
-        yield from open_lines(path)
+        with unpacked(path) as file:
+            yield from iter(lambda: file.readline(LARGEST + 1), b"")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: the compressed file is cut short or damaged ({error}); download it again") from error
+        raise DataError(
+            f"{printable(path)}: the compressed file is cut short or damaged ({error}); download it again"
+        ) from error
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def _lines_by(opener: Callable[..., Any]) -> Callable[[Path], Iterator[bytes]]:
-    def lines(path: Path) -> Iterator[bytes]:
-        with opener(path, "rb") as file:
-            yield from file
+class _Unpacked(io.RawIOBase):
+    """Chunks of bytes as a file."""
 
-    return lines
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
 
+    def readable(self) -> bool:
+        return True
 
-def _zstd_lines(path: Path) -> Iterator[bytes]:
-    tail = b""
-    for chunk in _zstd_chunks(path):
-        *lines, tail = (tail + chunk).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if tail:
-        yield tail
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            if (chunk := next(self._chunks, None)) is None:
+                return 0
+            self._rest = memoryview(chunk)
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
 
 
 def _zstd_chunks(path: Path) -> Iterator[bytes]:
@@ -171,10 +257,10 @@ def _zstd_chunks(path: Path) -> Iterator[bytes]:
         raise EOFError("the last frame does not end")
 
 
-_LINES: dict[str, Callable[[Path], Iterator[bytes]]] = {
-    ".jsonl": _lines_by(open),
-    ".jsonl.gz": _lines_by(gzip.open),
-    ".jsonl.zst": _zstd_lines,
+_LINES: dict[str, Callable[[Path], Any]] = {
+    ".jsonl": partial(open, mode="rb"),
+    ".jsonl.gz": partial(gzip.open, mode="rb"),
+    ".jsonl.zst": lambda path: io.BufferedReader(_Unpacked(_zstd_chunks(path)), _PART),
 }
 
 

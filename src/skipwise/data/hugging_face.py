@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts, printable
+from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
 from skipwise.data.formats import reader_of, require_field, text_of
+from skipwise.data.names import document_name, printable
 from skipwise.errors import DataError, first_line, nearest
 from skipwise.recipes.schema import Data
 
@@ -90,12 +91,12 @@ def open_saved(folder: Path, data: Data) -> Corpus:
         dataset = datasets.load_from_disk(str(folder))
     except Exception as error:  # datasets, pyarrow and json each raise their own
         raise DataError(
-            f"{folder}: this saved Hugging Face data set cannot be loaded ({first_line(error)}); save it again"
+            f"{printable(folder)}: this saved Hugging Face data set cannot be loaded ({first_line(error)}); save it again"
         ) from error
     if isinstance(dataset, datasets.DatasetDict):
         if data.split not in dataset:
             raise DataError(
-                f"{folder}: no split {data.split!r}{nearest(data.split, dataset)}; choose one of {', '.join(dataset)}: "
+                f"{printable(folder)}: no split {data.split!r}{nearest(data.split, dataset)}; choose one of {', '.join(dataset)}: "
                 "data.split of a recipe, --split of evaluate"
             )
         dataset = dataset[data.split]
@@ -104,14 +105,14 @@ def open_saved(folder: Path, data: Data) -> Corpus:
     def identity() -> str:
         return hash_parts(hash_files((file.name, file) for file in files))
 
-    return RowCorpus(str(folder), data.text_field, printable(folder.resolve().name), dataset, identity)
+    return RowCorpus(printable(folder), data.text_field, document_name(folder.resolve().name), dataset, identity)
 
 
 def open_hub(data: Data) -> Corpus:
     """Open a data set by its name on the hub; a source that cannot be such a name is a missing path."""
-    source, path = data.source, Path(data.source).expanduser()
-    siblings = os.listdir(path.parent) if path.parent.is_dir() else []
-    missing = f"{source!r} is neither a file nor a folder here{nearest(path.name, siblings)}"
+    source, path = data.source, Path(data.source)
+    siblings = os.listdir(path.parent) if os.access(path.parent, os.R_OK) and path.parent.is_dir() else []
+    missing = f"{source!r} is neither a file nor a folder here{printable(nearest(path.name, siblings))}"
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", source) or reader_of(path) is not None:
         raise DataError(f"{missing}; give a file, a folder, a Hugging Face data set, or stdlib")
     import datasets

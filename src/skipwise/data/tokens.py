@@ -5,9 +5,10 @@
       offsets.npy    int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
       names.jsonl    one name per line
       digests.bin    uint64 [documents], little-endian: a hash of each document's text
-      store.json     schema, counts and file sizes; written last, so a store without it is incomplete
+      store.json     schema, counts and the seal, which holds the size and hash of each other file; written last, so a
+                     store without it is incomplete
 
-``skipwise.data.tokenising`` writes it.
+``skipwise.data.tokenising`` writes it, and checks the seal when it opens a store.
 """
 
 import json
@@ -20,13 +21,17 @@ import numpy as np
 
 from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError, counted
+from skipwise.results.files import Seal, read_json
 
-SCHEMA = 1
+SCHEMA = 2  # 1, of version 0.2.0, had no seal
+_FACTS = {"schema", "documents", "tokens", "largest_token", "dtype", "fingerprint", "source", "seal"}  # of store.json
 FILES = ("tokens.bin", "offsets.npy", "names.jsonl", "digests.bin")
 
 
 class TokenStore:
     """The tokens of a source, memory-mapped and read-only. Pickles as its path.
+
+    Opening it checks sizes and counts. Hashes are checked by ``skipwise.data.tokenising``, once for all processes.
 
     ``tokens`` are uint16 or uint32 [tokens], all documents in order; ``offsets`` int64 [documents + 1]; ``fingerprint``
     the SHA-256 in hex of the documents' content and the tokenizer; ``largest_token`` -1 if the store has no token.
@@ -35,17 +40,22 @@ class TokenStore:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         try:
-            about = json.loads((self.path / "store.json").read_text(encoding="utf-8"))
-            sizes = {name: (self.path / name).stat().st_size for name in FILES}
-            if about["schema"] != SCHEMA or sizes != about["bytes"]:
-                raise ValueError(f"schema {about['schema']}, sizes {sizes}")
+            about = read_json(self.path / "store.json")
+            if about["schema"] != SCHEMA:
+                raise ValueError(f"schema {about['schema']}")
+            if set(about) != _FACTS:  # another one may be its hash, under a damaged name
+                raise ValueError("store.json has other fields than were written")
+            self.seal: Seal = {name: about["seal"][name] for name in FILES}
+            for name, entry in self.seal.items():
+                if (size := (self.path / name).stat().st_size) != entry["bytes"]:
+                    raise ValueError(f"{name} has {size:,} bytes, not {entry['bytes']:,}")
             self.fingerprint: str = about["fingerprint"]
             self.largest_token: int = about["largest_token"]
             self.offsets: np.ndarray = np.load(self.path / "offsets.npy", mmap_mode="r", allow_pickle=False)
             # An empty file cannot be mapped.
             self.tokens: np.ndarray = (
                 np.memmap(self.path / "tokens.bin", dtype=about["dtype"], mode="r")
-                if sizes["tokens.bin"]
+                if self.seal["tokens.bin"]["bytes"]
                 else np.empty(0, dtype=about["dtype"])
             )
             if len(self) != about["documents"] or self.offsets[-1] != len(self.tokens):

@@ -1,5 +1,6 @@
 """``skipwise check`` and the check of an exported file: read, compare, and say what stays unproved."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +13,14 @@ from skipwise.engines.compare import GGUF_TOLERANCES, TOLERANCE, Comparison, com
 from skipwise.engines.gguf import write_gguf
 from skipwise.engines.request import Engine, find_engines
 from skipwise.errors import EngineError, ModelError, RecipeError
+from skipwise.model.legacy_config import contradictions
 from skipwise.model.loading import load_config, load_tokenizer, resolve
 from skipwise.model.lora import base_of
 from skipwise.model.origin import read_origin
 from skipwise.model.rope import original_length
+from skipwise.model.sealed import FILE, require_unchanged
+
+_SHORTEST = 64  # tokens that are read
 
 
 def model_folder(name: str) -> str:
@@ -30,12 +35,18 @@ def model_folder(name: str) -> str:
             "checks the file that it writes"
         )
     run = Path(name) / "model"
-    folder = str(run) if (run / "config.json").exists() else resolve(name)
+    folder = str(run) if (run / "config.json").exists() or (run / FILE).exists() else resolve(name)
+    require_unchanged(Path(folder))
     load_config(folder)
     if not Path(folder).is_dir():
         folder = snapshot_download(folder)
     if base_of(folder):
         raise ModelError(f"{folder} is an adapter, and engines read whole models: extend again with lora.saved=merged")
+    single, index = (Path(folder) / name for name in ("model.safetensors", "model.safetensors.index.json"))
+    if single.exists() and index.exists():
+        raise ModelError(
+            f"{folder} holds weights twice, {single.name} and those of {index.name}; delete the stale ones"
+        )
     return folder
 
 
@@ -45,13 +56,21 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
     llama.cpp reads a GGUF file with weights of type f32, made for the check. ``length`` in tokens: read no farther, where
     the target is too long for this machine.
     """
+    settings = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    for key in contradictions(settings):
+        console.print(
+            f"config.json: {key} says otherwise than rope_parameters; transformers 5 reads {key} first, and others the one "
+            "or the other. Make both say the same",
+            style="yellow",
+            soft_wrap=True,
+        )
     ours, *_ = find_engines(["transformers"], [])
     if set(engines) <= {ours}:
         raise EngineError(
             "no engine is installed to compare with: pip install 'skipwise[gguf]' for llama.cpp, or give --python PATH of "
             "an environment with vLLM or another transformers (docs/engines.md)"
         )
-    original, target = _lengths(model, length)
+    original, target = lengths_of(model, length)
     request = plan_request(model, load_tokenizer(model), original, target)
     with console.status(f"reading {target:,} tokens with transformers {ours.version}"):
         reference = ours.answer(request)
@@ -73,29 +92,40 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
                 made.append(Comparison(engine, {}, False, TOLERANCE, str(error)))
             else:
                 made.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
+                if made[-1].note:
+                    console.print(f"llama.cpp's tokenizer: {made[-1].note}", soft_wrap=True)
     return made
 
 
 def check_gguf(file: Path, model: str, kind: str, console: Console, length: int | None = None) -> Comparison:
     """Compare what llama.cpp reads of a GGUF file with what transformers reads of the checkpoint behind it."""
     [engine, *_] = find_engines(["llama.cpp"], [])
-    original, target = _lengths(model, length)
+    original, target = lengths_of(model, length)
     request = plan_request(model, load_tokenizer(model), original, target)
     ours, *_ = find_engines(["transformers"], [])
     with console.status(f"reading {target:,} tokens with transformers and llama.cpp"):
         return compare(ours.answer(request), engine, request.of(file), GGUF_TOLERANCES[kind])
 
 
-def _lengths(model: str, length: int | None) -> tuple[int, int]:
-    """The original length, and how far to read, in tokens."""
+def lengths_of(model: str, length: int | None) -> tuple[int, int]:
+    """Return the original length, and how far to read, in tokens; at least 64 are read.
+
+    Raises:
+        ModelError: the config has no length, or a shorter one.
+        RecipeError: ``length`` is shorter.
+    """
     config = load_config(model)
     origin = read_origin(model)
-    target = int(config.get_text_config().max_position_embeddings)
+    target = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(target, int) or target < _SHORTEST:
+        raise ModelError(
+            f"{model}: max_position_embeddings = {target} in config.json must be at least {_SHORTEST} tokens; correct it"
+        )
     original = min((origin.original_length if origin else None) or original_length(config), target)
     if length is None or length >= target:
         return original, target
-    if length < 64:
-        raise RecipeError(f"--length {length} must be at least 64 tokens; raise it")
+    if length < _SHORTEST:
+        raise RecipeError(f"--length {length} must be at least {_SHORTEST} tokens; raise it")
     return min(original, length), length
 
 
@@ -114,6 +144,7 @@ def comparison_table(model: str, made: Sequence[Comparison]) -> Table:
     for one in made:
         cells = [f"{one.depths[at][0]:.1e}\n{one.depths[at][1]:.1e}" if at in one.depths else "" for at in depths]
         greedy = "" if not one.depths else "equal" if one.same_greedy else "other"
-        verdict = "the same" if one.agrees else f"otherwise\n> {one.tolerance:g}" if one.depths else "not"
+        far = f"otherwise\n> {one.tolerance:g}"
+        verdict = "the same" if one.agrees else "not" if not one.depths else "other\ntokens" if one.problem else far
         table.add_row(f"{one.engine.name}\n{one.engine.version}", *cells, greedy, verdict)
     return table

@@ -7,9 +7,10 @@ writes none; and tokenizers that it does not know.
 
 import io
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
-from difflib import SequenceMatcher
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,29 +20,21 @@ import torch
 from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from skipwise.engines.compare import TEXTS, differing, tokens_of
 from skipwise.engines.quantise import QUANTISED, quantise
 from skipwise.engines.request import Engine, Request, find_engines
-from skipwise.errors import EngineError, first_line, one_of
+from skipwise.errors import EngineError, SkipwiseError, first_line, one_of
 from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
 
 CONVERTED = ("f32", "f16", "bf16", "q8_0")  # types that the converter writes
 TYPES = (*CONVERTED, *QUANTISED)
+FINE = ("f32", "f16")  # types whose weights hide no error of a RoPE
 # llama.cpp's pre-tokenizers, the commonest first: of names that split a text by the same expressions, one.
 _PRE_TOKENIZERS = (
     "gpt-2", "llama-bpe", "qwen2", "smollm", "superbpe", "dbrx", "falcon", "deepseek-llm", "deepseek-coder",
     "deepseek-v3", "tekken", "gpt-4o", "chatglm-bpe", "bloom", "viking", "kimi-k2",
 )  # fmt: skip
-# On the first every token must be equal. The second has what pre-tokenizers differ in: rare white space, signs, scripts.
-PLAIN_TEXT = (
-    "The captain's log, year 1984: it's 12345678 miles (or 3.14159 x 10^9), they'll say; WE'VE SEEN IT, haven't we?\n"
-    "def read(self, path='data.txt'):\n    return {k: v for k, v in zip(self.keys(), range(100))}\n\n\n"
-    "Naïve café — “quoted” … straße, Ελληνικά, русский текст, http://example.org/a_b?c=d&e=%20 <b>x</b> #tag @user\n"
-)
-HARD_TEXT = (
-    "\tTabs\t and  double   spaces \n \n  end.   \r\n日本語の文章、中文标点。 한국어 हिन्दी العربية 🦙🚀 e\u0301 ½ ² ™\n"
-    "    x = 1    # twice\n\t\tif x:\n\n \n\t  return\x0b\x0c'S 's \u00a0non\u2003breaking 1,000,000 ۱۲۳ ........\n"
-)
 
 
 def require_converter() -> None:
@@ -56,10 +49,13 @@ def require_converter() -> None:
         )
 
 
-def write_gguf(model: Path, out: Path, kind: str, console: Console) -> None:
+def write_gguf(
+    model: Path, out: Path, kind: str, console: Console, *, prove: Callable[[Path], None] | None = None
+) -> None:
     """Convert the checkpoint in folder ``model`` to the file ``out``, with weights of type ``kind``.
 
-    The file is there only when it is whole.
+    The file is there only when it is whole. ``prove`` is given a file of float16 weights before one of a coarser type
+    is made: both have the same RoPE and tokenizer, and coarse weights can hide an error in them.
 
     Raises:
         EngineError: the converter is not installed, does not know the architecture, or llama.cpp would misread the
@@ -67,21 +63,42 @@ def write_gguf(model: Path, out: Path, kind: str, console: Console) -> None:
     """
     require_converter()
     one_of("type", kind, TYPES)
-    partial, whole = out.with_name(out.name + ".partial"), out.with_name(out.name + ".f16.partial")
+    fine, partial = (out.with_name(f".{out.name}.{os.getpid()}.{name}") for name in ("f16", "partial"))
     try:
-        with _quiet():
-            if kind in CONVERTED:
-                _convert(model, partial, kind, console)
-            else:
+        with _quiet(), _foreign_errors(model):
+            if kind in QUANTISED:
                 find_engines(["llama.cpp"], [])
-                _convert(model, whole, "f16", console)
-                quantise(whole, partial, kind)
+            if kind in QUANTISED or (prove and kind not in FINE):
+                _convert(model, fine, "f16", console)
+                if prove:
+                    prove(fine)
+            if kind in QUANTISED:
+                quantise(fine, partial, kind)
+            else:
+                _convert(model, partial, kind, console)
         partial.replace(out)
     except OSError as error:
-        raise EngineError(f"{out} cannot be written ({error.strerror or error}); give another --out") from error
+        full = shutil.disk_usage(out.parent).free < 2**20 if out.parent.is_dir() else False
+        why = "the disk is full" if full else error.strerror or error
+        raise EngineError(f"{out} cannot be written ({why}); make room, or give another --out") from error
     finally:
-        partial.unlink(missing_ok=True)
-        whole.unlink(missing_ok=True)
+        for file in (fine, partial):
+            with suppress(OSError):
+                file.unlink()
+
+
+@contextmanager
+def _foreign_errors(model: Path) -> Iterator[None]:
+    """The converter raises errors of any type for a checkpoint that it does not expect, asserts among them."""
+    try:
+        yield
+    except (SkipwiseError, OSError):
+        raise
+    except Exception as error:
+        raise EngineError(
+            f"llama.cpp's converter cannot convert {model} ({type(error).__name__}: {first_line(error)}); look whether its "
+            "config, weights and tokenizer belong together, or serve it with vLLM"
+        ) from error
 
 
 def _known_class(model: Path) -> tuple[dict[str, Any], Any]:
@@ -193,10 +210,7 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
         EngineError: the tokens of none are equal.
     """
     [engine, *_] = find_engines(["llama.cpp"], [])
-    plain, hard = (
-        tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (PLAIN_TEXT, HARD_TEXT)
-    )
-    found: dict[str, int] = {}
+    ours, found = tokens_of(tokenizer), dict[str, int]()
     with TemporaryDirectory() as folder, console.status("looking for llama.cpp's pre-tokenizer"):
         tiny = Path(folder)
         config = LlamaConfig(
@@ -212,10 +226,10 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
         for name in _PRE_TOKENIZERS:
             with redirect_stderr(io.StringIO()):  # a progress bar for each
                 tokens = _tokens(engine, tiny, name)
-            if tokens and tokens[0] == plain:
-                same = sum(block.size for block in SequenceMatcher(None, hard, tokens[1], False).get_matching_blocks())
-                found[name] = len(hard) - same
-                if not found[name]:
+            plain, hard = differing(ours, tokens) if tokens else (1, 1)
+            if not plain:
+                found[name] = hard
+                if not hard:
                     break
     if not found:
         raise EngineError(
@@ -223,13 +237,12 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
             "prose and code. Serve the checkpoint with vLLM or transformers, which read its own tokenizer"
         )
     name = min(found, key=lambda name: found[name])
-    differ = f"; {found[name]} of {len(hard)} differ on odd white space and rare signs" if found[name] else ""
-    console.print(f"tokenizer: llama.cpp's {name} gives equal tokens on prose and code{differ}", soft_wrap=True)
+    console.print(f"tokenizer: llama.cpp's {name} gives equal tokens on prose and code", soft_wrap=True)
     return name
 
 
 def _tokens(engine: Engine, tiny: Path, pre_tokenizer: str) -> list[list[int]]:
-    """The tokens of both texts under a pre-tokenizer; nothing where llama.cpp aborts."""
+    """The tokens of ``TEXTS`` under a pre-tokenizer; nothing where llama.cpp aborts."""
     file = tiny / "tiny.gguf"
     settings, known = _known_class(tiny)
 
@@ -241,7 +254,7 @@ def _tokens(engine: Engine, tiny: Path, pre_tokenizer: str) -> list[list[int]]:
 
     Told(tiny, gguf_types()["f32"], file, hparams=settings).write()
     try:
-        return list(engine.answer(Request(str(file), [], [], 0, 64, texts=(PLAIN_TEXT, HARD_TEXT)))["tokens"])
+        return list(engine.answer(Request(str(file), [], [], 0, 64, texts=TEXTS))["tokens"])
     except EngineError:
         return []
 

@@ -32,14 +32,16 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from skipwise.engines.compare import compare, plan_request
-from skipwise.engines.gguf import HARD_TEXT, PLAIN_TEXT, require_converter
+from skipwise.engines.gguf import require_converter
 from skipwise.engines.gguf_tokenizer import SPLITS, read_tokenizer
 from skipwise.engines.quantise import writer_like
-from skipwise.engines.request import Engine, Request, find_engines, missing
-from skipwise.errors import EngineError, ModelError, RunError, first_line
+from skipwise.engines.request import Engine, find_engines, missing
+from skipwise.errors import EngineError, ModelError, RunError, SkipwiseError, first_line
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.rope import original_length, rope_of, rotated_dims
+from skipwise.model.sealed import write_seal
+from skipwise.results.files import fresh_folder
 
 _TOLERANCE = 5e-3  # of the mean at each depth, in nats; both sides compute in float32 from the same numbers
 _READ = 2048  # tokens that the check reads at most
@@ -69,23 +71,25 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
     console.print(
         f"{source.architecture} with weights of type {source.types} -> {str(source.dtype)[6:]}", soft_wrap=True
     )
-    partial, unchecked = (out.with_name(out.name + ending) for ending in (".partial", ".unchecked"))
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, unchecked = out.with_name(f".{out.name}.partial"), out.with_name(f"{out.name}.unchecked")
+    if unchecked.exists():
+        raise RunError(f"{unchecked} exists and is not overwritten; remove it, or give another folder")
     try:
-        partial.mkdir(parents=True)
-        _write(source, partial)
+        fresh_folder(partial)
+        with _foreign_errors(source):
+            _write(source, partial)
         if checked and (engine := next((one for one in find_engines([], []) if one.name == "llama.cpp"), None)):
             try:
                 _check(source, partial, engine, console)
             except EngineError as error:
-                shutil.rmtree(unchecked, ignore_errors=True)
                 os.replace(partial, unchecked)
                 raise EngineError(f"{error}. The checkpoint was left as {unchecked}; do not use it") from error
         else:
             why = missing("llama.cpp") if checked else "--no-check"
             console.print(f"unchecked: whether it predicts what llama.cpp does was not tried ({why})", soft_wrap=True)
-            if source.pre_tokenizer not in (*SPLITS, None):
-                what = f"how pre-tokenizer {source.pre_tokenizer} splits a text is not known here; tokens may be others"
+            if source.pre_tokenizer not in SPLITS:
+                kind = source.pre_tokenizer or source.get("tokenizer.ggml.model")
+                what = f"whether a tokenizer of kind {kind} gives llama.cpp's tokens was not tried; they may be others"
                 console.print(f"tokenizer: {what}", style="yellow", soft_wrap=True)
         os.replace(partial, out)
     except (OSError, SafetensorError) as error:
@@ -97,6 +101,20 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
             f"The weights come from {source.types}. What quantisation cost cannot be won back.", soft_wrap=True
         )
     return out
+
+
+@contextmanager
+def _foreign_errors(source: "_Source") -> Iterator[None]:
+    """transformers and tokenizers raise errors of any type for settings that they do not expect."""
+    try:
+        yield
+    except (SkipwiseError, OSError, SafetensorError):
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{source.path}, of architecture {source.architecture}, cannot be converted ({type(error).__name__}: "
+            f"{first_line(error)}); give the model's own checkpoint"
+        ) from error
 
 
 class _Source:
@@ -113,10 +131,17 @@ class _Source:
         except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
             raise ModelError(f"{path} is not a whole GGUF file ({first_line(error)}); fetch it again") from error
         self.path = path
-        if self.get("split.count", 1) > 1:
+        if self.get("split.count", 1) not in (0, 1):
             raise ModelError(f"{path} is a part of a split GGUF; put the parts together with llama-gguf-split --merge")
         if not self.get("tokenizer.ggml.tokens"):
             raise ModelError(f"{path} holds no tokenizer; give a GGUF file that has one")
+        if not self._matrices:
+            raise ModelError(f"{path} holds no weights; give a GGUF file that has them")
+        blocks = len({tensor.name.split(".")[1] for tensor in self.reader.tensors if tensor.name.startswith("blk.")})
+        if self.setting("block_count") != blocks:
+            raise ModelError(
+                f"{path} says block_count {self.setting('block_count')} and holds {blocks}; it is damaged, fetch it again"
+            )
 
     def get(self, name: str, default: Any = None) -> Any:
         field = self.reader.fields.get(name)
@@ -125,6 +150,13 @@ class _Source:
     def setting(self, name: str, default: Any = None) -> Any:
         """A setting of the architecture."""
         return self.get(f"{self.architecture}.{name}", default)
+
+    def number(self, name: str, default: float) -> float:
+        """A setting that must be a number above 0; 0 stands for the default, as in llama.cpp."""
+        value = self.setting(name) or default
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ModelError(f"{self.path} says {name} = {value!r}, which must be a number above 0; fetch it again")
+        return float(value)
 
     @property
     def pre_tokenizer(self) -> str | None:
@@ -175,6 +207,7 @@ def _write(source: _Source, folder: Path) -> None:
     """Write config, weights and tokenizer."""
     with source.alone() as file:
         config = AutoConfig.from_pretrained(**file)
+    source.number("context_length", 0)
     _set_rope(config, source)
     _set_attention(config, source)
     with source.alone() as file:
@@ -185,6 +218,7 @@ def _write(source: _Source, folder: Path) -> None:
     _stock(source, config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_legacy_keys(folder)
+    write_seal(folder, {"converted_from": source.path.name})
 
 
 def _stock(source: _Source, config: PretrainedConfig) -> PreTrainedModel:
@@ -212,12 +246,12 @@ def _set_rope(config: PretrainedConfig, source: _Source) -> None:
     """Set the scaling of the RoPE, which transformers passes over, to what llama.cpp makes of the file."""
     rope = rope_of(config)
     kind = source.setting("rope.scaling.type", "linear")  # llama.cpp's default
-    factor = float(source.setting("rope.scaling.factor") or source.setting("rope.scale_linear") or 1)
-    attention = float(source.setting("rope.scaling.attn_factor", 1.0))
+    factor = source.number("rope.scaling.factor", source.number("rope.scale_linear", 1))
+    attention = source.number("rope.scaling.attn_factor", 1)
     lists = {tensor.name: tensor.data for tensor in source.reader.tensors if tensor.name.startswith("rope_")}
     plain = kind == "none" or (kind == "linear" and factor == 1)
     if plain and list(lists) == ["rope_freqs.weight"]:
-        _set_factors(config, [float(value) for value in lists["rope_freqs.weight"]], attention)
+        _set_factors(config, torch.tensor(lists["rope_freqs.weight"]).flatten().tolist(), attention)
     elif lists or kind not in ("none", "linear", "yarn"):
         what = f"{kind} RoPE" + (f" with {', '.join(lists)}" if lists else "")
         raise ModelError(
@@ -228,11 +262,11 @@ def _set_rope(config: PretrainedConfig, source: _Source) -> None:
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": int(
-                source.setting("rope.scaling.original_context_length", config.max_position_embeddings / factor)
+                source.number("rope.scaling.original_context_length", config.max_position_embeddings / factor)
             ),
             "attention_factor": (0.1 * math.log(factor) + 1) * attention,  # as llama.cpp computes it
-            "beta_fast": float(source.setting("rope.scaling.yarn_beta_fast", 32)),
-            "beta_slow": float(source.setting("rope.scaling.yarn_beta_slow", 1)),
+            "beta_fast": source.number("rope.scaling.yarn_beta_fast", 32),
+            "beta_slow": source.number("rope.scaling.yarn_beta_slow", 1),
         }
     elif not plain:
         rope |= {"rope_type": "linear", "factor": factor}
@@ -241,6 +275,12 @@ def _set_rope(config: PretrainedConfig, source: _Source) -> None:
 def _set_factors(config: PretrainedConfig, factors: list[float], attention: float) -> None:
     """Set a RoPE whose frequencies are divided by ``factors``: Llama 3.1's own scaling, or longrope with one list."""
     rope = rope_of(config)
+    half = rotated_dims(config, rope) // 2
+    if len(factors) != half or not all(0 < factor < math.inf for factor in factors):
+        raise ModelError(
+            f"rope_freqs.weight of {config.model_type} must be {half} numbers above 0, and it has {len(factors)}; give the "
+            "model's own checkpoint"
+        )
     llama3 = {
         "rope_type": "llama3",
         "factor": max(factors),
@@ -296,12 +336,8 @@ def _check(source: _Source, folder: Path, llama_cpp: Engine, console: Console) -
     console.print(
         f"checked: next-token log-probabilities are {largest:.1e} nats from llama.cpp's in the mean", soft_wrap=True
     )
-    theirs = llama_cpp.answer(Request(str(source.path), [], [], 0, 64, texts=(PLAIN_TEXT, HARD_TEXT)))["tokens"]
-    mine = [tokenizer(text, add_special_tokens=False, verbose=False).input_ids for text in (PLAIN_TEXT, HARD_TEXT)]
-    if mine != theirs:
-        where = "prose and code" if mine[0] != theirs[0] else "odd white space and rare signs"
-        pre = source.pre_tokenizer or source.get("tokenizer.ggml.model")
-        console.print(f"tokenizer ({pre}): some tokens are not llama.cpp's on {where}", style="yellow", soft_wrap=True)
+    if compared.note:
+        console.print(f"tokenizer: {compared.note} from llama.cpp's", style="yellow", soft_wrap=True)
 
 
 def _in_float32(source: _Source, folder: Path) -> Path:

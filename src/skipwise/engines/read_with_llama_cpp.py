@@ -46,11 +46,13 @@ def read(request: dict[str, Any]) -> dict[str, Any]:
         body = {"prompt": request["ids"][:prefix], "temperature": 0, "ignore_eos": True, **settings}
         return post("/completion", body)
 
-    plain = {"add_special": False, "parse_special": False}
-    tokens = [post("/tokenize", {"content": text, **plain})["tokens"] for text in request["texts"]]
+    def tokens_of(text: str, **settings: Any) -> Any:
+        return post("/tokenize", {"content": text, "parse_special": False, **settings})["tokens"]
+
+    tokens = [tokens_of(text, add_special=True) for text in request["texts"]]
     # The server tells no probabilities with a token that is a part of a character, so another one is generated. This
     # leaves the probabilities, which are those before sampling, as they are.
-    whole = post("/tokenize", {"content": "a", **plain})["tokens"][-1]
+    whole = tokens_of("a", add_special=False)[-1]
     told = {"n_probs": request["top"], "post_sampling_probs": False, "samplers": [], "logit_bias": [[whole, 1e6]]}
     places = []
     for prefix in request["places"]:

@@ -13,7 +13,13 @@ import transformers
 
 def read(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(request["model"], torch_dtype=torch.float32).eval()
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        request["model"], torch_dtype=torch.float32, output_loading_info=True
+    )
+    model, lost = loaded[0], sorted(loaded[1]["missing_keys"])
+    if lost:  # it would draw them at random
+        raise ValueError(f"the checkpoint lacks {len(lost)} of its weights: {', '.join(lost[:3])}")
+    model.eval()
     ids, places = torch.tensor([request["ids"]]), torch.tensor(request["places"])
 
     def keep_places(module: torch.nn.Module, hidden: tuple[torch.Tensor]) -> tuple[torch.Tensor]:

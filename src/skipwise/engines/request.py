@@ -2,9 +2,9 @@
 
 A request is JSON: ``model`` (a folder, or a GGUF file), ``ids`` (tokens of a text), ``places`` (numbers of tokens after
 which the next one is predicted), ``top`` (how many of the likeliest tokens to tell), ``greedy_from`` and ``greedy`` (the
-prefix that is continued, and by how many tokens), ``max_length`` (the window to serve) and ``texts`` (to tokenise). An
-answer has ``version``, ``places`` (for each a list of token and log-probability), ``greedy`` (tokens) and, of a GGUF
-file, ``tokens`` of each text.
+prefix that is continued, and by how many tokens), ``max_length`` (the window to serve) and ``texts`` (to tokenise;
+``tokens`` are what must come out). An answer has ``version``, ``places`` (for each a list of token and
+log-probability), ``greedy`` (tokens) and, of a GGUF file, ``tokens`` of each text.
 """
 
 import json
@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +46,7 @@ class Request:
     greedy_from: int
     max_length: int
     texts: tuple[str, ...] = ()
+    tokens: list[list[int]] = field(default_factory=list)
     top: int = 100
     greedy: int = 16
 
@@ -75,8 +76,11 @@ class Engine:
             ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=os.environ | SETTINGS)
             if ended.returncode or not answer.exists():
                 raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {reason_of(ended)}")
-            read: dict[str, Any] = json.loads(answer.read_text())
-            return read
+            try:
+                read: dict[str, Any] = dict(json.loads(answer.read_text()))
+                return read
+            except (ValueError, TypeError) as error:
+                raise EngineError(f"{self.name} {self.version} gave no answer that can be read ({error})") from None
 
 
 def find_engines(names: list[str], pythons: list[str]) -> list[Engine]:
@@ -88,9 +92,11 @@ def find_engines(names: list[str], pythons: list[str]) -> list[Engine]:
     """
     for name in names:
         one_of("engine", name, ENGINES)
+    # The folder tells environments apart: their Pythons may be links to one file, and one may have several names.
+    environments = {Path(python).absolute().parent.resolve(): python for python in [*reversed(pythons), sys.executable]}
     found = [
         Engine(name, python, version)
-        for python in dict.fromkeys([sys.executable, *pythons])
+        for python in reversed(environments.values())
         for name, version in _installed(python).items()
         if not names or name in names
     ]
@@ -128,10 +134,12 @@ def _installed(python: str) -> dict[str, str]:
     try:
         words = [python, "-c", _ASK_VERSIONS, json.dumps(asked)]
         ended = subprocess.run(words, capture_output=True, text=True, check=True)
-        found: dict[str, str] = json.loads(ended.stdout)
-    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        found: dict[str, str] = dict(json.loads(ended.stdout))
+    except (OSError, ValueError, TypeError, subprocess.CalledProcessError) as error:
         why = reason_of(error) if isinstance(error, subprocess.CalledProcessError) else error
-        raise EngineError(f"--python {python} does not run as a Python ({why}); give the path of bin/python") from None
+        raise EngineError(
+            f"--python {python!r} does not run as a Python ({why}); give the path of bin/python"
+        ) from None
     return found
 
 

@@ -41,15 +41,19 @@ def evaluate(
     too.
     """
     folder = _folder(out, models, specification)
+    for model in models:
+        if model.control:  # the file of a downloaded model may name any
+            console.print(f"base: {model.name} is loaded and measured too; --base none leaves it out", soft_wrap=True)
     texts = _texts(models, specification, console)
     batches = {model.label: list(_plan(model, models, specification, texts, console)) for model in models}
     requests = sum(len(batch.requests) for each in batches.values() for batch in each)
     for warning in specification.warnings(models):
         console.print(warning, style="yellow")
-    folder.begin()
     fingerprints = {f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read}
+    facts = {"evaluation": _asked(models, specification), "fingerprints": fingerprints, "records": requests}
+    folder.begin(**facts)  # with them, so that a kill leaves no folder that says nothing
     folder.require_same(**fingerprints)
-    folder.record(evaluation=_asked(models, specification), fingerprints=fingerprints, records=requests)
+    folder.record(**facts)
     if drop_cut_off_record(folder.results):
         console.print("the last record was cut off by a kill; it is measured again", style="yellow")
     console.print(f"folder: {folder.path}", soft_wrap=True)
@@ -87,11 +91,10 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
                     f"{_answer(record)}); measure one of them again"
                 )
     whole = RunFolder(out)
-    if whole.path.exists() and (not whole.path.is_dir() or any(whole.path.iterdir())):
+    if not whole.is_free:
         why = "is not empty" if whole.path.is_dir() else "is a file, and merge writes a folder"
         raise RunError(f"{out} exists and {why}; give another --out")
-    whole.begin()
-    whole.record(**facts[0])
+    whole.begin(**facts[0])
     append_record(whole.results, *merged.values())
     return whole
 
@@ -113,7 +116,7 @@ def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: S
     """The folder of this evaluation: a new one, or one that was begun with the same specification."""
     folder = RunFolder(out or Path("evaluations") / models[0].label.replace("/", "-"))
     if not folder.facts.exists():
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        if not folder.is_free:
             raise RunError(f"{folder.path} exists and is no evaluation of skipwise; give another --out")
         return folder
     asked = folder.read().get("evaluation")

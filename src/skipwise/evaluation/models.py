@@ -11,10 +11,11 @@ from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_config, load_model
+from skipwise.model.loading import load_config, load_model, resolve
 from skipwise.model.origin import read_origin
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.model.rope import Extension, original_length
+from skipwise.model.sealed import require_unchanged
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def _model(
     *,
     control: bool = False,
 ) -> EvaluatedModel:
+    require_unchanged(Path(resolve(name)))
     config = load_config(name)
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":

@@ -19,7 +19,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from skipwise.errors import ModelError, RunError, first_line
 from skipwise.model.families import Conversion, plan_conversion
 from skipwise.model.legacy_config import write_legacy_keys
+from skipwise.model.sealed import write_seal
 from skipwise.model.stock_tokenizer import require_readable, write_stock_tokenizer
+from skipwise.results.files import fresh_folder
 
 SHARD_BYTES = 2**30
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -51,9 +53,8 @@ def convert(
         require_readable(folder)
     for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.notes):
         console.print(line, soft_wrap=True)
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    partial = out.with_name(f".{out.name}.partial")
+    fresh_folder(partial)
     try:
         _write_weights(plan, _shards(folder), partial, shard_bytes, console)
         plan.config.save_pretrained(partial)
@@ -63,6 +64,7 @@ def convert(
             shutil.copyfile(beside, partial / beside.name)
         if remote_tokenizer:
             write_stock_tokenizer(partial)
+        write_seal(partial, {"converted_from": checkpoint})
         os.replace(partial, out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

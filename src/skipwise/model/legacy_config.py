@@ -44,6 +44,20 @@ def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
+def contradictions(config: dict[str, Any]) -> list[str]:
+    """Return the older keys of a config that say otherwise than its ``rope_parameters``; engines read the one or the other."""
+    if not isinstance(config.get("rope_parameters"), dict):
+        return []
+    return [key for key, value in legacy_keys(config).items() if key in config and not _agrees(config[key], value)]
+
+
+def _agrees(ours: Any, theirs: Any) -> bool:
+    """Whether two values agree; of two objects only what both have counts."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return all(_agrees(ours[key], theirs[key]) for key in ours.keys() & theirs.keys())
+    return bool(ours == theirs)
+
+
 def _read(path: Path) -> dict[str, Any]:
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read

@@ -1,14 +1,18 @@
 """Load a checkpoint as a stock transformers class, as it is or with an interpolation set."""
 
+import json
+import os
+import re
+from collections.abc import Iterator
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -17,56 +21,166 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from skipwise.errors import ModelError, first_line
+from skipwise.errors import ModelError, nearest
 from skipwise.model import lora
 from skipwise.model.four_bit import quantization_settings
 from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
+from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import mask_by_position
+from skipwise.recipes.names import expanded
+
+_REASON = 300  # characters of another library's message that one of ours repeats
+_UNSAFE = ("trust_remote_code", "weights_only")  # advised by other libraries, never by us
+_SILENCED = ("the above", "see above", "For details")  # what transformers prints before an error is not shown
+
+
+def _dtype(name: str) -> str:
+    """Require the name of a torch dtype."""
+    if not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
+        raise ValueError("it must name a dtype of torch, as float32 or bfloat16")
+    return name
+
+
+Size = Annotated[int, Field(ge=1, le=2**24)]
+Dtype = Annotated[str, AfterValidator(_dtype)]
+
+
+class _Written(BaseModel):
+    """What a config.json may say of a model that can be built at all; the other fields are for transformers to check.
+
+    A size far beyond any model's would take hours to build, or all memory.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    vocab_size: Size | None = None
+    hidden_size: Size | None = None
+    intermediate_size: Size | list[Size] | None = None
+    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    num_attention_heads: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    num_key_value_heads: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    head_dim: Annotated[int, Field(ge=1, le=2**16)] | None = None
+    max_position_embeddings: Annotated[int, Field(ge=1)] | None = None
+    sliding_window: Annotated[int, Field(ge=0)] | None = None
+    layer_types: list[str] | None = None
+    dtype: Dtype | None = None
+    torch_dtype: Dtype | None = None
+    quantization_config: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
 
 
 def resolve(name: str) -> str:
-    """Return the folder of the embedded model for ``nano``, else ``name`` itself, which must not be empty."""
+    """Return the folder of the embedded model for ``nano``, else ``name`` itself, with ``~`` as the home folder.
+
+    Raises:
+        ModelError: it is empty, a file, or a path where no folder is; the hub is not asked for a path.
+    """
     if not name.strip():
         raise ModelError(f"model = {name!r} names none; give nano, a folder or a name on the model hub")
-    return str(resources.files("skipwise").joinpath("assets", "nano")) if name == "nano" else name
+    if name == "nano":
+        return str(resources.files("skipwise").joinpath("assets", "nano"))
+    path = Path(expanded(name))
+    if path.is_file():
+        raise ModelError(f"model {name!r} is a file; give its folder, or convert a GGUF file first: skipwise convert")
+    if not path.is_dir() and _is_path(name):
+        beside = [str(path.parent / one) for one in os.listdir(path.parent)] if path.parent.is_dir() else []
+        raise ModelError(
+            f"there is no folder {name}{nearest(str(path), beside)}; give nano, a folder here or a name on the model hub, "
+            "as OWNER/NAME"
+        )
+    return str(path) if path.is_dir() else name
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a name can only be a path: names on the hub have one slash, and no folder is called as the owner."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def load_config(name: str) -> PretrainedConfig:
-    """Read the config of a folder or a hub name; no remote code is run.
+    """Read the config of a folder or a hub name; no code of the checkpoint or of the hub is run.
 
     Raises:
-        ModelError: there is no config that transformers can read.
+        ModelError: there is no config that transformers can read, or it asks for such code.
     """
+    folder, read = resolve(name), {}
     try:
+        read = _read_config(folder)
+        _Written.model_validate(read)
         # Without this argument transformers asks the user whether to run remote code.
-        return AutoConfig.from_pretrained(resolve(name), trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
-        if (kind := _model_type(name)) in CONVERTED:  # its own class would be remote code
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers raises what it happens to meet in the file
+        kind = str(read.get("model_type"))
+        if kind in CONVERTED:  # its own class would be remote code
             raise ModelError(converted_first(kind, name)) from error
+        if read.get("auto_map") and kind not in CONFIG_MAPPING:
+            raise ModelError(
+                f"model {name!r} ({kind}) is known only to the code in its auto_map, which Skipwise never runs "
+                f"({reason(error)}); choose a model that transformers has a class for"
+            ) from error
         raise ModelError(_unreadable(name, error)) from error
+    for key, value in _settings(read):
+        if key.endswith("_implementation") and _is_fetched(str(value)):
+            raise ModelError(
+                f"the config of model {name!r} has {key} {value!r}, a kernel on the hub: that is code, which Skipwise "
+                f"neither fetches nor runs; remove {key} from config.json"
+            )
+    return config
 
 
-def _model_type(name: str) -> str:
-    """Return the config's model_type, whether or not transformers has a class for it."""
+def _is_fetched(kernel: str) -> bool:
+    """Return whether transformers would fetch a kernel from the hub: OWNER/NAME, or one whose package is not installed."""
+    return "/" in kernel or ("flash" in kernel and find_spec("flash_attn") is None)
+
+
+def _read_config(folder: str) -> dict[str, Any]:
+    """Return what a config.json says, before transformers makes anything of it."""
+    path = Path(folder) / "config.json"
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ValueError("config.json is not a file")
+    if not path.exists():  # on the hub
+        return PretrainedConfig.get_config_dict(folder)[0]
     try:
-        return str(PretrainedConfig.get_config_dict(resolve(name))[0].get("model_type"))
-    except (OSError, ValueError):
-        return ""
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("config.json is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"config.json is not JSON ({error})") from None
+    if not isinstance(read, dict):
+        raise ValueError(f"config.json holds a {type(read).__name__}, not settings by name")
+    return read
+
+
+def _settings(read: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield every setting of a config, with those of the configs in it."""
+    for key, value in read.items():
+        yield key, value
+        if isinstance(value, dict):
+            yield from _settings(value)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a model.
+    """Load the tokenizer of a model, and try it.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is none, or it cannot read text.
     """
     try:
-        return AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
+        read = tokenizer("a text, 12345").input_ids
+    except ModelError:
+        raise
+    except Exception as error:  # the tokenizers library raises Exception itself
         raise ModelError(
-            f"model {name!r} has no tokenizer that transformers can load ({first_line(error)}); "
-            "save one beside it with tokenizer.save_pretrained"
+            f"model {name!r} has no tokenizer that transformers can load ({type(error).__name__}: {reason(error)}); fetch "
+            "its files again, or save one beside it with tokenizer.save_pretrained"
         ) from error
+    if len(set(read)) < 2:
+        raise ModelError(
+            f"the tokenizer of model {name!r} reads 'a text, 12345' as {read}: it has {len(tokenizer):,} tokens, and not "
+            "those of text; fetch the tokenizer's files again"
+        )
+    return tokenizer
 
 
 def load_model(
@@ -93,11 +207,13 @@ def load_model(
 
     Raises:
         ModelError: transformers cannot load it, or its frequencies are not those of ``extension``.
+        RunError: Skipwise saved it, and a file was lost or changed since.
     """
+    folder = resolve(name)
+    require_unchanged(Path(folder))
     config = load_config(name)
     if extension is not None:
         set_interpolation(config, extension)
-    folder = resolve(name)
     base = lora.base_of(folder)
     settings = quantization_settings(dtype, device) if four_bits else {}
     model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
@@ -115,11 +231,17 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
     """Load a model by transformers; refuse a checkpoint that lacks weights, which transformers would draw at random."""
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, trust_remote_code=False, output_loading_info=True, **settings
+            folder, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
-    except (OSError, ValueError, KeyError, RuntimeError, EOFError, SafetensorError, UnpicklingError) as error:
+    except Exception as error:  # of damaged files, a quantizer that is not installed, too little memory
         raise ModelError(_unreadable(name, error)) from error
-    model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
+    model, missing, others = loaded[0], sorted(loaded[1]["missing_keys"]), sorted(loaded[1]["mismatched_keys"])
+    if others:
+        key, stored, wanted = others[0]
+        raise ModelError(
+            f"model {name!r} has weights of other shapes than its config says: {key} is {list(stored)} in the file, and "
+            f"{list(wanted)} by config.json; correct config.json, or fetch the checkpoint again"
+        )
     if missing:
         raise ModelError(
             f"model {name!r} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, ...), which would be drawn "
@@ -129,9 +251,36 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
 
 
 def _unreadable(name: str, error: Exception) -> str:
-    if Path(name).exists():
-        return f"model folder {name} cannot be loaded: {first_line(error)}"
+    said = _invalid(error) if isinstance(error, ValidationError) else reason(error)
+    if Path(expanded(name)).exists():
+        return f"model folder {name} cannot be loaded: {said}; correct its files, or fetch the checkpoint again"
     return (
         f"model {name!r} is neither nano, nor a folder here, nor reachable on the model hub "
-        f"({first_line(error)}); download it first and give its folder"
+        f"({said}); download it first and give its folder"
     )
+
+
+def _invalid(error: ValidationError) -> str:
+    """Return what is wrong with the first bad field of a config."""
+    problem = error.errors()[0]
+    rule = problem["msg"].removeprefix("Value error, ")
+    return f"config.json has {problem['loc'][0]} {repr(problem['input'])[:60]}: {rule}"
+
+
+def reason(error: BaseException) -> str:
+    """Return what another library says of an error, in a part of a sentence.
+
+    Its first line is often a heading that ends in a colon, so lines are joined up to one that says something. Left out is
+    advice to run a checkpoint's code, and what refers to lines that were not shown.
+    """
+    said = ""
+    for line in filter(None, map(str.strip, str(error).splitlines())):
+        said = f"{said} {line}".strip()
+        if not said.endswith(":"):
+            break
+    said = re.sub(r"<class '([\w.]+)'>", r"\1", said)
+    kept = [
+        part for part in re.split(r"(?<=[.!?])\s+", said) if not any(word in part for word in (*_UNSAFE, *_SILENCED))
+    ]
+    said = " ".join(kept).rstrip(".: ")
+    return (said if len(said) <= _REASON else f"{said[:_REASON]} ...") or type(error).__name__

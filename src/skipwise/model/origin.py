@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from skipwise.errors import ModelError
 from skipwise.model.loading import resolve
+from skipwise.model.sealed import damaged, read_seal, write_seal
 from skipwise.recipes.schema import Data, load_recipe
-
-_NAME = "skipwise.json"
 
 
 def _no_documents() -> np.ndarray:
@@ -32,14 +30,14 @@ class Origin:
     documents: np.ndarray = field(default_factory=_no_documents)  # TokenStore.digests of those trained on; uint64 [n]
 
     def write(self, folder: Path) -> None:
-        """Write it into a model's folder."""
+        """Write it into a model's folder, which this seals."""
         about = {
             "base": self.base,
             "original_length": self.original_length,
             "data": self.text.model_dump(exclude={"cache", "workers"}),
             "documents": base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode(),
         }
-        (folder / _NAME).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        write_seal(folder, about)
 
 
 def read_origin(name: str) -> Origin | None:
@@ -51,18 +49,14 @@ def read_origin(name: str) -> Origin | None:
         ModelError: the file is damaged.
     """
     folder = Path(resolve(name)).resolve()
-    path = folder / _NAME
+    about = read_seal(folder)
+    if about is None or "converted_from" in about:  # what that was trained on is not known
+        return _of_run(folder)
     try:
-        if path.exists():
-            about = json.loads(path.read_text(encoding="utf-8"))
-            documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
-            return Origin(about["base"], about["original_length"], Data(**about["data"]), documents)
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        raise ModelError(
-            f"{path} is damaged ({type(error).__name__}); it says what the model was trained on. Copy it again from "
-            "the run, or delete it, and measure on text that the model was not trained on"
-        ) from error
-    return _of_run(folder)
+        documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
+        return Origin(about["base"], about["original_length"], Data(**about["data"]), documents)
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise damaged(folder, error) from error
 
 
 def _of_run(folder: Path) -> Origin | None:

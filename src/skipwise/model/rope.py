@@ -22,7 +22,7 @@ from skipwise.errors import ModelError
 from skipwise.method.interpolation import NAMES, Rope, frequencies, rope_parameters
 from skipwise.method.lengths import parse_length
 from skipwise.model.legacy_config import write_legacy_keys
-from skipwise.recipes.schema import Recipe
+from skipwise.recipes.schema import LONGEST, Recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
@@ -71,6 +71,8 @@ def plan_extension(
     _check_scaling(config, current, existing_rope)
     original = parse_length(original_length) if original_length else _original_length(config, current)
     target = parse_length(target_length) if target_length else 8 * original
+    if target > LONGEST:
+        raise ModelError(f"target {target:,} must be at most {LONGEST:,} tokens; give a smaller --target")
     if target <= original:
         raise ModelError(
             f"target {target:,} must exceed the model's {original:,} tokens; "
@@ -195,6 +197,11 @@ def rope_of(config: PretrainedConfig) -> dict[str, Any]:
             "there, as in Llama, Mistral or Qwen"
         )
     extended = current.get(_FULL) or current
+    if not isinstance(extended, dict) or ("rope_theta" not in extended and "rope_type" in extended):
+        raise ModelError(
+            f"config has rope_parameters {str(extended)[:80]}, which must give rope_theta, the base of the frequencies; "
+            "correct config.json"
+        )
     if "rope_theta" not in extended:
         raise ModelError(
             f"model_type {kind} has several RoPEs ({', '.join(map(str, current))}) and none for {_FULL} layers, "
@@ -221,6 +228,13 @@ def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
     _require_number("rope_theta", current["rope_theta"], "above 1")
     if current.get("factor") is not None:  # longrope has a list instead
         _require_number("rope factor", current["factor"], "at least 1")
+    if current.get("original_max_position_embeddings") is not None:
+        _require_number("original_max_position_embeddings", current["original_max_position_embeddings"], "at least 1")
+    share = current.get("partial_rotary_factor", 1.0)
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise ModelError(
+            f"config has partial_rotary_factor {share!r}, which must be above 0 and at most 1; correct config.json"
+        )
     if rotated_dims(config, current) < 2:
         raise ModelError("config has no dims to rotate; correct head_dim, hidden_size or num_attention_heads in it")
 
@@ -233,7 +247,7 @@ def _require_number(name: str, value: Any, rule: str) -> None:
 
 def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_rope: str) -> None:
     """Refuse an existing scaling, unless it can be replaced and is to be."""
-    kind, factor = current.get("rope_type", "default"), current.get("factor")
+    kind, factor = str(current.get("rope_type", "default")), current.get("factor")
     if kind == "default" or (existing_rope == "replace" and kind in SCALED | {"dynamic"}):
         return
     one_list = kind == "longrope" and current.get("short_factor") == current.get("long_factor")
@@ -294,7 +308,10 @@ def _original_length(config: PretrainedConfig, current: dict[str, Any]) -> int:
     kind = current.get("rope_type", "default")
     given = None if kind == "default" else current.get("original_max_position_embeddings")
     if given is None and kind == "linear":
+        _require_number("rope factor", current.get("factor"), "at least 1")
         return int(config.max_position_embeddings / current["factor"])
+    if given is not None:
+        _require_number("original_max_position_embeddings", given, "at least 1")
     return int(given or config.max_position_embeddings)
 
 

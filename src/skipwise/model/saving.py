@@ -1,8 +1,6 @@
 """Save the extended checkpoint as stock files that load anywhere, and check them by loading them."""
 
-import json
 import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -15,6 +13,8 @@ from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin
 from skipwise.model.precision import AUTOCAST, autocast, weights_precision
 from skipwise.model.rope import Extension
+from skipwise.model.sealed import FILE, require_unchanged
+from skipwise.results.files import fresh_folder
 
 _TOLERANCE = 1e-5  # of logits, saved against reloaded
 
@@ -33,7 +33,7 @@ def save_extended(
     ``origin`` is written beside them. If ``adapter_of`` names a base, only the adapter is written.
     """
     temporary = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(temporary, ignore_errors=True)
+    fresh_folder(temporary)
     tokenizer.model_max_length = extension.target_length
     if adapter_of:
         lora.save_adapter(model, temporary, adapter_of)
@@ -52,20 +52,12 @@ def save_extended(
     os.replace(temporary, folder)
 
 
-def require_whole(folder: Path) -> None:
-    """Require a saved model to have every file that its config and index name."""
-    index = folder / "model.safetensors.index.json"
-    names = {"config.json", "tokenizer.json" if (folder / "tokenizer.json").exists() else "tokenizer_config.json"}
-    if lora.base_of(str(folder)):
-        names.add("adapter_model.safetensors")
-    else:
-        shards = json.loads(index.read_text())["weight_map"].values() if index.exists() else ()
-        names |= set(shards) or {"model.safetensors"}
-    if lost := sorted(name for name in names if not (folder / name).exists()):
-        raise RunError(
-            f"{folder} has lost {', '.join(lost)}: delete the folder, and --resume saves the model again from the last "
-            "checkpoint"
-        )
+def require_saved(folder: Path) -> None:
+    """Require the model of a finished run to be the one that was saved."""
+    way_out = "delete the folder, and --resume saves the model again from the last checkpoint"
+    if not (folder / FILE).exists():
+        raise RunError(f"{folder} has lost {FILE}, or was saved by skipwise 0.2; {way_out}")
+    require_unchanged(folder, way_out)
 
 
 @torch.no_grad()

@@ -4,8 +4,8 @@ A recipe is YAML with the fields below. An unknown key is an error that names th
 from another one, named by ``like``, and give only the differences.
 """
 
+import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -17,12 +17,20 @@ from skipwise.errors import RecipeError, nearest, one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
+from skipwise.recipes.names import expanded
+from skipwise.recipes.private import is_secret, refusal, refuse_secrets
+from skipwise.recipes.reading import read_file, read_text
+from skipwise.results.files import write_text
 
 Arm = Literal["original", "pi-only", "trained"]
 
 _SHIPPED = resources.files("skipwise") / "recipes"
 _MOST = 2**31 - 1  # steps or examples
 _LAST_SEED = 2**32 - 1  # the largest that numpy accepts
+LONGEST = 2**24  # tokens: coverage is computed for each distance below the target
+MOST_TRIALS = 10_000  # prompts of each length, which are planned before the first is asked
+_SHOWN = 160  # characters of a value in a message
+_WARMUP = 10  # steps
 _LORA_RATE = 2e-4  # ten times the rate for training all weights
 
 
@@ -52,7 +60,9 @@ def _listed(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_no_truth)]
 Real = Annotated[float, BeforeValidator(_no_truth)]
-Length = Annotated[int, BeforeValidator(_reported(parse_length)), Field(gt=0)]
+Tokens = Annotated[int, BeforeValidator(_reported(parse_length)), Field(gt=0)]
+Length = Annotated[Tokens, Field(le=LONGEST)]
+Name = Annotated[str, AfterValidator(_reported(expanded))]
 Lengths = Annotated[list[Length], Field(min_length=1)]
 Interpolation = Annotated[
     str, AfterValidator(_reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
@@ -70,7 +80,7 @@ class Positions(Section):
     """Which positions the training examples get; ``skipwise.method.positions`` describes schemes and rules."""
 
     scheme: Scheme = Field("pose", description="a name in ``skipwise.method.positions.SCHEMES``")
-    chunks: Whole = Field(PAPER.chunks, ge=1, description="number of chunks N (pose)")
+    chunks: Whole = Field(PAPER.chunks, ge=1, le=LONGEST, description="number of chunks N (pose)")
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field(PAPER.content, description="how content offsets v_i are drawn (pose)")
@@ -84,11 +94,11 @@ class Positions(Section):
 class Data(Section):
     """The text, and what training uses of it."""
 
-    source: str = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
+    source: Name = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
     stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
-    max_tokens: Length | None = Field(None, description="stop after the document that reaches it; default: all")
+    max_tokens: Tokens | None = Field(None, description="stop after the document that reaches it; default: all")
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
     min_tokens: Length | None = Field(None, description="shortest document used; default: the train length")
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
@@ -101,11 +111,12 @@ class Data(Section):
     min_context: Whole = Field(
         0,
         ge=0,
+        le=LONGEST,
         description="train a label only if at least so many tokens of its own document stand directly before it in the "
         "example; 0 trains all that train_jumps allows",
     )
-    cache: str | None = Field(None, description="token cache folder; default: the user's cache folder")
-    workers: Whole | None = Field(None, ge=1, description="tokenisation threads; default: all cores")
+    cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
+    workers: Whole | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
 
     @classmethod
     def of(cls, source: "str | Path | Data") -> "Data":
@@ -127,6 +138,21 @@ class Data(Section):
         return self
 
 
+class _PassedOn(BaseModel):
+    """Bounds of fields that are passed on to TrainingArguments, which takes any number.
+
+    They stand in a recipe only if they are given.
+    """
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    adam_beta1: Real = Field(0, ge=0, lt=1)
+    adam_beta2: Real = Field(0, ge=0, lt=1)
+    adam_epsilon: Real = Field(1, gt=0)
+    label_smoothing_factor: Real = Field(0, ge=0, lt=1)
+    weight_decay: Real = Field(0, ge=0)
+
+
 class Training(BaseModel):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
@@ -141,18 +167,28 @@ class Training(BaseModel):
     per_device_train_batch_size: Whole = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
     learning_rate: Real = Field(2e-5, gt=0)
     lr_scheduler_type: str = "linear"
-    warmup_steps: Real = Field(10, ge=0, le=_MOST, description="below 1: a share of max_steps")
+    warmup_steps: Real = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"
     precision: Literal["auto", "bf16", "fp16", "float32"] = Field("auto", description="auto: bf16 where it is fast")
     save_steps: Whole = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
     save_total_limit: Whole = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
     logging_steps: Whole = Field(10, gt=0, le=_MOST)
 
+    @model_validator(mode="after")
+    def _in_bounds(self) -> "Training":
+        _PassedOn.model_validate(self.model_extra or {})
+        if self.warmup_steps > max(self.max_steps, _WARMUP):  # fewer steps than the default are a trial run
+            raise ValueError(
+                f"training.warmup_steps {self.warmup_steps:g} must not exceed training.max_steps {self.max_steps:,}: the "
+                "learning rate would never be reached; lower it, or give a share of max_steps, as 0.1"
+            )
+        return self
+
 
 class Lora(Section):
     """Train low-rank additions to frozen weights instead of all weights (``skipwise.model.lora``)."""
 
-    rank: Whole = Field(16, ge=1, description="r, the rank of each addition")
+    rank: Whole = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
     alpha: Real | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
     dropout: Real = Field(0.0, ge=0, lt=1)
     targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
@@ -169,19 +205,19 @@ class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
     arms: list[Arm] = Field(["original", "pi-only", "trained"], min_length=1, description="models measured")
-    source: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] | None = Field(
+    source: Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)] | None = Field(
         None, description="one text or several; default: the held-out documents of data"
     )
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
     stride: Length | None = Field(
         None, description="at most half the window; default: half the original length, or target / 16 if larger"
     )
-    documents: Whole = Field(8, gt=0, description="largest number of documents")
+    documents: Whole = Field(8, gt=0, le=_MOST, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
     passkey_lengths: Lengths | None = Field(None, description="default: the windows")
-    passkey_trials: Whole = Field(50, ge=0, description="prompts per length; 0 leaves passkey out")
+    passkey_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per length; 0 leaves passkey out")
     segment_lengths: Lengths | None = Field(None, description="for loss by position")
-    segments: Whole = Field(32, gt=0, description="largest number of segments of each length")
+    segments: Whole = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     steps: list[Annotated[Whole, Field(gt=0)]] | None = Field(
         None, description="training steps after which perplexity at the largest window is also measured"
     )
@@ -197,7 +233,7 @@ class Recipe(Section):
         RecipeError: through ``load_recipe``; it names the key, its rule and the nearest valid name.
     """
 
-    model: str = Field("nano", description="nano (embedded), a folder, or a model name on the hub")
+    model: Name = Field("nano", description="nano (embedded), a folder, or a model name on the hub")
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
     original_length: Length | None = Field(None, description="L_c; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length")
@@ -210,6 +246,12 @@ class Recipe(Section):
     lora: Lora | None = Field(None, description="train low-rank additions only; default: train all weights")
     evaluation: Evaluation = Evaluation()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_secrets(cls, values: Any) -> Any:
+        refuse_secrets(values)
+        return values
+
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         if self.lora and "learning_rate" not in self.training.model_fields_set:
@@ -220,6 +262,11 @@ class Recipe(Section):
                 "a chunk has at least one token"
             )
         steps, last = self.evaluation.steps, self.training.max_steps
+        if beyond := [step for step in steps or [] if step > last]:
+            raise ValueError(
+                f"evaluation.steps {beyond} lie beyond training.max_steps {last:,} and would never be measured; lower them, "
+                "or raise training.max_steps"
+            )
         if self.evaluation.keep == "best" and not any(step < last for step in steps or []):
             raise ValueError(
                 f"evaluation.keep 'best' compares the last step, {last:,}, with earlier ones, and evaluation.steps "
@@ -262,36 +309,35 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
     for word in assignments:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise RecipeError(f"--set {word!r} must be KEY=VALUE, for example training.learning_rate=1e-5")
+            raise RecipeError(f"--set {_short(word)} must be KEY=VALUE, for example training.learning_rate=1e-5")
+        if is_secret(key):  # before the value could stand in a message
+            raise RecipeError(refusal(f"--set {key}"))
         try:
-            changes[key.strip()] = _number(yaml.safe_load(text))
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise RecipeError(f"--set {key}: {text!r} is not a YAML value ({error})") from None
+            changes[key.strip()] = read_text(text)
+        except ValueError as error:
+            raise RecipeError(f"--set {key}: {_short(text)} is not a YAML value ({error}); correct it") from None
     return changes
 
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:
     """Write every setting, with the defaults, as YAML that ``load_recipe`` reads back as an equal recipe."""
     text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    write_text(path, text)
 
 
 def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Return the keys of a recipe, with those of the recipe named by ``like``; ``behind`` led here by ``like``."""
-    path = Path(source)
+    path = Path(expanded(str(source)))
     name = str(source).removeprefix("recipes/").removesuffix(".yaml")
     shipped = shipped_recipes()
-    if not path.is_file() and name in shipped:
+    if not os.path.isfile(path) and name in shipped:
         path = Path(str(_SHIPPED / f"{name}.yaml"))
-    if not path.is_file():
+    if not os.path.isfile(path):  # a pipe or a device is none, and could be read without end
         raise RecipeError(
             f"recipe {str(source)!r} is neither a file nor shipped{nearest(path.stem, shipped)}; "
             f"give a file or one of {', '.join(shipped)}"
         )
-    try:
-        values = _number(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is not YAML: {error}") from None
+    values = read_file(path)
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -299,10 +345,10 @@ def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, A
     like = values.pop("like", None)
     if like is None:
         return values
-    if not isinstance(like, str) or path in behind:
-        raise RecipeError(f"{path}: like = {like!r} must name another recipe, a file or a shipped one")
-    beside = path.parent / like
-    return _merged(_read_yaml(beside if beside.is_file() else like, (*behind, path)), values)
+    if not isinstance(like, str) or path.resolve() in behind:
+        raise RecipeError(f"{path}: like = {_short(like)} must name another recipe, a file or a shipped one")
+    beside = path.parent / expanded(like)
+    return _merged(_read_yaml(beside if os.path.isfile(beside) else like, (*behind, path.resolve())), values)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -311,16 +357,10 @@ def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return base | changes | {key: _merged(base[key], changes[key]) for key in sections}
 
 
-def _number(value: Any) -> Any:
-    """Turn every ``1e-5`` in a recipe, which YAML 1.1 reads as text, into a number."""
-    if isinstance(value, dict):
-        return {key: _number(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    if isinstance(value, str) and "e" in value.lower():
-        with suppress(ValueError):
-            return float(value)
-    return value
+def _short(value: Any) -> str:
+    """A value in a message: its beginning, if it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}... ({len(text):,} characters)"
 
 
 def _explain(error: ValidationError) -> str:
@@ -333,7 +373,8 @@ def _explain(error: ValidationError) -> str:
             lines.append(f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}")
         else:
             rule = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{key} = {problem['input']!r}: {rule}" if problem["loc"] else rule)
+            said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
+            lines.append(rule if said else f"{key} = {_short(problem['input'])}: {rule}")
     return "\n".join(lines)
 
 

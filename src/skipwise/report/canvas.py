@@ -4,7 +4,6 @@ The SVG takes its text colour from the page (``currentColor``) and keeps text as
 on light and dark; the same records give the same bytes.
 """
 
-import csv
 import io
 import math
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.lengths import format_length
 from skipwise.report.svg import FAINT, INK, for_any_page, standalone
+from skipwise.results.files import replacing, write_csv, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,11 +69,11 @@ class Plot:
 def write(plot: Plot, folder: Path) -> Figure:
     """Draw a plot as ``NAME.svg``, ``.png`` and ``.csv``, replacing what lies there."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f"{plot.name}.csv", "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([plot.columns, *plot.data])
-    (folder / f"{plot.name}.png").write_bytes(_png(plot))
+    write_csv(folder / f"{plot.name}.csv", [plot.columns, *plot.data])
+    with replacing(folder / f"{plot.name}.png") as file:
+        file.write(_png(plot))
     svg = _svg(plot)
-    (folder / f"{plot.name}.svg").write_text(standalone(svg), encoding="utf-8")
+    write_text(folder / f"{plot.name}.svg", standalone(svg))
     return Figure(plot.name, plot.title, svg, plot.caption)
 
 

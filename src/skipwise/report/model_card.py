@@ -2,12 +2,12 @@
 
 import html
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from skipwise.model import lora, serving
 from skipwise.model.loading import resolve
+from skipwise.results.files import replacing, write_text
 
 _SHORT_OF_MEMORY = (
     "Where memory is short pass `dtype=torch.bfloat16`. Do not cast the loaded model, because that rounds the rotary "
@@ -24,9 +24,10 @@ def write_card(
     lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
     if figure is not None and figure.exists():
-        shutil.copyfile(figure, folder / figure.name)
+        with replacing(folder / figure.name) as copy:
+            copy.write(figure.read_bytes())
         lines += ["", f"![Perplexity by window]({figure.name})"]
-    (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(folder / "README.md", "\n".join(lines) + "\n")
 
 
 def _ways_to_load(folder: Path) -> list[str]:

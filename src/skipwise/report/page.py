@@ -1,6 +1,5 @@
 """Folders of runs or evaluations -> figures, ``numbers.csv`` and one HTML page, from their records alone."""
 
-import csv
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from skipwise.report.canvas import Figure
 from skipwise.report.figures import ARM_COLOURS, OTHER_COLOUR, draw_figures
 from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, mapping, read_folder, rows_of
 from skipwise.report.tables import tables_of
+from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, wilson_interval
 
@@ -44,11 +44,10 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     with _writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         figures = draw_figures(read, page.parent / "figures")
-        with open(page.parent / "numbers.csv", "w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(_numbers(rows, judged))
+        write_csv(page.parent / "numbers.csv", _numbers(rows, judged))
     text = _html(read, rows, judged, figures)
     with _writing(page):
-        page.write_text(text, encoding="utf-8")
+        write_text(page, text)
     return page
 
 
@@ -104,8 +103,8 @@ def _require_own(page: Path, *, new: bool) -> None:
     if page.is_dir():
         raise RunError(f"{page} is a folder, and the report is a file; move it, or give another --out")
     with _writing(page):
-        found = page.read_bytes() if page.exists() else b""
-    if found and not any(mark in found for mark in _MARKS):
+        found = page.read_bytes() if page.is_file() else b""
+    if (found and not any(mark in found for mark in _MARKS)) or (page.exists() and not page.is_file()):
         raise RunError(f"{page} is no report of skipwise and is left as it is; give another --out")
     for name in ("numbers.csv", "figures"):
         if new and not page.exists() and (page.parent / name).exists():

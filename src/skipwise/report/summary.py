@@ -4,7 +4,6 @@ A folder of ``skipwise extend`` holds the arms of one run, a folder of ``skipwis
 rows: one model on one text.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,9 @@ from typing import Any
 
 from skipwise.errors import RunError
 from skipwise.results.effective_length import EffectiveLength, effective_length
+from skipwise.results.files import file_digest
 from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, TrialRecord, read_records
+from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
@@ -200,17 +201,19 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
             "command"
         )
     try:
-        info_file, recipe_file = folder / "run.json", folder / "recipe.yaml"
-        info = json.loads(info_file.read_text(encoding="utf-8")) if info_file.exists() else {}
-        recipe = recipe_file.read_text(encoding="utf-8") if recipe_file.exists() else ""
-    except (ValueError, OSError, RecursionError) as error:
-        raise RunError(f"{folder}: run.json or recipe.yaml cannot be read ({error}); correct or delete it") from None
+        run = RunFolder(folder)
+        if run.recipe.exists() and not run.facts.exists():
+            raise RunError(f"{folder} has lost run.json; restore it, or let extend --resume write it again")
+        info, recipe = run.read(), run.recipe.read_text(encoding="utf-8") if run.recipe.exists() else ""
+        if recipe and info.get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
+            raise RunError(f"{run.recipe} was edited or damaged since the run was begun; restore it")
+    except (ValueError, OSError) as error:
+        raise RunError(f"{folder}: recipe.yaml cannot be read ({error}); correct or delete it") from None
     if not info and not recipe and all(isinstance(record, Measured) for record in records):
         raise RunError(
             f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "
             "print their tables again, and skipwise evaluate makes a page"
         )
-    info = mapping(info)
     return Folder(name or folder.name, [record for record in records if _asked_for(info, record)], info, recipe)
 
 

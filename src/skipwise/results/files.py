@@ -5,9 +5,12 @@ older one in one step, after it has reached the disk; JSON of ours carries a has
 folder is sealed: the sizes and hashes of its files stand in a file that is written last.
 """
 
+import csv
 import hashlib
+import io
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -59,6 +62,13 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write a table whole."""
+    table = io.StringIO(newline="")
+    csv.writer(table).writerows(rows)
+    write_text(path, table.getvalue())
+
+
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write an object as JSON, whole, with the hash of its content."""
     write_text(path, json.dumps(values | {_CHECK: _content_hash(values)}, indent=2) + "\n")
@@ -71,6 +81,8 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it is no JSON object, or not the one that was written.
     """
+    if not path.is_file():
+        raise ValueError("it is missing, or no file")  # a pipe or a device could be read without end
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -180,6 +192,18 @@ def _write_cache(digests: dict[str, str]) -> None:
     with suppress(OSError):
         private_folder(default_cache())
         write_json(_digests(), dict(list(digests.items())[-_REMEMBERED:]))
+
+
+def fresh_folder(path: Path) -> None:
+    """Make an empty folder that is written before it takes its name; what a killed process left there is removed.
+
+    Raises:
+        RunError: a link or a file lies there; a link would be written through.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise RunError(f"{path} is a link or a file, and a folder is to be written there; remove it")
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
 
 
 def private_folder(path: Path) -> None:

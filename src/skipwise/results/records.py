@@ -268,7 +268,13 @@ def append_record(path: Path, *records: Any) -> None:
 
 def _as_dict(record: Any) -> dict[str, Any]:
     key = {"key": record.key} if isinstance(record, Measured) else {}
-    return {"schema": SCHEMA, "kind": record.kind, **key, **asdict(record)}
+    values = {"schema": SCHEMA, "kind": record.kind, **key, **asdict(record)}
+    return values | {"check": _check(values)}
+
+
+def _check(values: dict[str, Any]) -> str:
+    """8 hex digits of a line's content: a changed digit would still be a number."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def read_records(path: Path) -> list[Record]:
@@ -353,6 +359,7 @@ def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
         raw: dict[str, Any] = json.loads(line)
         if not isinstance(raw, dict):
             raise ValueError("it has no fields")
+        unchanged = raw.pop("check", None) in (None, _check(raw))
         if (schema := raw.pop("schema")) == schema_1.SCHEMA:
             found = list(schema_1.upgraded(raw))
         elif schema == SCHEMA:
@@ -362,7 +369,10 @@ def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
                 f"{path}, line {number}: schema {schema!r}, and this skipwise reads schemas 1 and {SCHEMA}; "
                 "read it with the version that run.json names"
             )
-        yield from map(_validated, found)
+        records = [_validated(one) for one in found]
+        if not unchanged:
+            raise ValueError("its content is not what was written: the check differs")
+        yield from records
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         if isinstance(error, ValidationError):

@@ -1,12 +1,13 @@
 """The folder of one run or evaluation: its paths, its lock, and ``run.json``.
 
-recipe.yaml   resolved, every default written out
-run.json      versions, seed, machine, command, data fingerprint, probe
+recipe.yaml   resolved, every default written out; of a run it is the first file, and is written once
+run.json      versions, seed, machine, command, fingerprints of text and base, probe
 checkpoints/  of the training, each with its marker of completeness
 model/        the extended checkpoint
 results.jsonl figures/ report.html
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -19,7 +20,9 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from skipwise.errors import RunError
+from skipwise.results.files import private_folder, read_json, write_json
 
+DECIDES = ("training text", "base model")  # names of fingerprints
 _PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 
 
@@ -37,42 +40,59 @@ class RunFolder:
         self.report = path / "report.html"
         self._lock = FileLock(path / ".lock")
 
-    def begin(self, **facts: Any) -> None:
-        """Lock the folder for this process; in a new one record versions, machine, command and ``facts``."""
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing lies there; hidden files are left by a process that was killed as it began."""
+        return not self.path.exists() or (
+            self.path.is_dir() and all(path.name.startswith(".") for path in self.path.iterdir())
+        )
+
+    def lock(self) -> None:
+        """Make the folder, and keep it for this process until its end."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
             self._lock.acquire(timeout=0)
-            if not self.facts.exists():
-                self.record(**_provenance(), **facts)
         except Timeout:
             raise RunError(f"another process is running {self.path}; wait for it, or give another --out") from None
         except (OSError, UnicodeError) as error:
             raise RunError(f"run folder {str(self.path)!r} cannot be written: {error}; give another --out") from None
 
+    def begin(self, **facts: Any) -> None:
+        """Lock the folder; in a new one record versions, machine, command and ``facts``."""
+        self.lock()
+        if not self.facts.exists():
+            self.record(**_provenance(), **facts)
+
     def require_same(self, **fingerprints: str) -> None:
-        """Require the text of a resumed run to be what it began with, lest one table hold numbers of two texts."""
+        """Require the texts and models of a resumed run to be those that it began with."""
         known = self.read().get("fingerprints", {})
         for name, value in fingerprints.items():
             if known.get(name, value) != value:
                 raise RunError(
                     f"the {name} has changed since {self.path} was begun (fingerprint {value[:12]}, was "
-                    f"{known[name][:12]}): bring it back, or begin a run with another --out"
+                    f"{str(known[name])[:12]}): bring it back, or begin a run with another --out"
                 )
 
+    @property
+    def identity(self) -> str:
+        """16 hex digits of what decides the run's model: its settings, its text and its base, as it was begun."""
+        facts = self.read()
+        decides = [facts.get("settings"), [facts.get("fingerprints", {}).get(name) for name in DECIDES]]
+        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+
     def record(self, **facts: Any) -> None:
-        """Add facts to ``run.json``; written whole and renamed, so a kill never leaves half of it."""
-        temporary = self.facts.with_suffix(".partial")
-        temporary.write_text(json.dumps(self.read() | facts, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, self.facts)
+        """Add facts to ``run.json``."""
+        write_json(self.facts, self.read() | facts)
 
     def read(self) -> dict[str, Any]:
-        """The facts recorded so far."""
+        """The facts recorded so far.
+
+        Raises:
+            RunError: the file is damaged, or another than was written.
+        """
         try:
-            facts = json.loads(self.facts.read_text(encoding="utf-8")) if self.facts.exists() else {}
-            if not isinstance(facts, dict):
-                raise ValueError(f"it holds a {type(facts).__name__}, not facts by name")
-            return facts
-        except (ValueError, RecursionError) as error:
+            return read_json(self.facts) if os.path.lexists(self.facts) else {}
+        except (OSError, ValueError) as error:
             raise RunError(f"{self.facts} is damaged ({error}); delete it to go on without what it recorded") from None
 
 

@@ -20,6 +20,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 
 from skipwise.errors import RecipeError, nearest
+from skipwise.model.loading import reason
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
@@ -139,7 +140,7 @@ def settings_errors() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
-        raise RecipeError(f"training: {error}") from error
+        raise RecipeError(f"training: {reason(error)}; correct the setting, or leave it out") from error
 
 
 def _check_arguments(args: TrainingArguments) -> None:

@@ -1,26 +1,26 @@
 """Checkpoints of a run: which are complete, and how they are sealed, verified and rotated.
 
-A checkpoint is complete if it holds ``complete.json``, the list of its files with sizes and SHA-256, which is written
-last. A folder without it is an incomplete checkpoint, left by an interrupted save or removal, and is ignored. A
-complete checkpoint that has lost or changed a file is refused, because a resume would continue with other weights.
+A checkpoint is complete if it holds ``complete.json``, the list of its files with sizes and digests, which is written
+last and names the run that it belongs to. A folder without it is an incomplete checkpoint, left by an interrupted save
+or removal, and is ignored. A complete checkpoint that has lost or changed a file is refused, because a resume would
+continue with other weights.
 """
 
 import errno
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.filesize import decimal
 
 from skipwise.errors import RunError, TrainingError
+from skipwise.results import files
+from skipwise.results.files import sync_folder
 
 MARKER = "complete.json"
 
@@ -34,30 +34,21 @@ _PARTS = {
 }
 
 
-def mark_complete(checkpoint: Path) -> None:
-    """Seal ``checkpoint``, which must have all files that a resume needs."""
+def mark_complete(checkpoint: Path, run: str = "") -> None:
+    """Seal ``checkpoint`` of ``run`` (``RunFolder.identity``), which must have all files that a resume needs."""
     if missing := _missing_parts(_names(checkpoint)):
         raise TrainingError(
             f"{checkpoint} was written without {missing[0]}, so training cannot be resumed from it or finished; let "
             "Trainer save it (no training.save_only_model; for a sharded model: fsdp_state_dict_type FULL_STATE_DICT, "
             f"or ZeRO-3's stage3_gather_16bit_weights_on_model_save); {intact(checkpoint.parent)}"
         )
-    seal(checkpoint)
+    seal(checkpoint, run)
 
 
-def seal(folder: Path) -> None:
-    """Write the marker of ``folder``: ``{file: {bytes, sha256}}`` of all its files, after they are on the disk."""
-    names = _names(folder)
-    with ThreadPoolExecutor() as pool:
-        entries = dict(zip(names, pool.map(_synced_fingerprint, (folder / name for name in names)), strict=True))
-    temporary = folder / f"{MARKER}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(entries, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, folder / MARKER)
-    _sync_folder(folder)
-    _sync_folder(folder.parent)
+def seal(folder: Path, run: str = "") -> None:
+    """Write the marker of ``folder``, after all its files are on the disk."""
+    files.write_json(folder / MARKER, {"run": run, "files": files.seal(folder, _names(folder))})
+    sync_folder(folder.parent)
 
 
 def verify(checkpoint: Path) -> None:
@@ -66,22 +57,14 @@ def verify(checkpoint: Path) -> None:
     Transformers then reads them as safetensors, as JSON or by ``torch.load(weights_only=True)``: none runs code.
     """
     way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
-    if missing := _missing_parts(_read_marker(checkpoint)):
+    if missing := _missing_parts(_read_marker(checkpoint)["files"]):
         raise RunError(f"{checkpoint / MARKER} does not list {missing[0]}, which an exact resume needs; {way_out}")
     require_sealed(checkpoint, way_out)
 
 
 def require_sealed(folder: Path, way_out: str) -> None:
     """Require every file that the marker of ``folder`` lists, unchanged; an error message ends in ``way_out``."""
-    entries = _read_marker(folder)
-    for name in entries:
-        if not (folder / name).is_file():
-            raise RunError(f"{folder} has lost {name}, which an exact resume needs; {way_out}")
-    with ThreadPoolExecutor() as pool:
-        found = pool.map(lambda name: _fingerprint(folder / name), entries)
-        for (name, entry), actual in zip(entries.items(), found, strict=True):
-            if actual != entry:
-                raise RunError(f"{folder / name} is not the file that training wrote (SHA-256); {way_out}")
+    files.require_sealed(folder, _read_marker(folder)["files"], way_out)
 
 
 def latest_complete(folder: Path) -> Path | None:
@@ -90,6 +73,16 @@ def latest_complete(folder: Path) -> Path | None:
     if newest:
         verify(newest)
     return newest
+
+
+def require_run(checkpoint: Path, run: str) -> None:
+    """Require the checkpoint to be of ``run``; one of another recipe, text or base would be continued as if it were."""
+    written = _read_marker(checkpoint)["run"]
+    if written not in (run, ""):
+        raise RunError(
+            f"{checkpoint} belongs to a run of another recipe, text or base model than {checkpoint.parent.parent}; "
+            f"restore the run's own, or delete {checkpoint} to resume from {_before(checkpoint)}"
+        )
 
 
 def require_engine(checkpoint: Path, engine: str) -> None:
@@ -126,7 +119,7 @@ def discard(checkpoint: Path) -> None:
     """Remove ``checkpoint``, its marker first, so that an interrupted removal leaves an incomplete checkpoint."""
     (checkpoint / MARKER).unlink(missing_ok=True)
     if checkpoint.exists():
-        _sync_folder(checkpoint)
+        sync_folder(checkpoint)
         shutil.rmtree(checkpoint)
 
 
@@ -201,36 +194,14 @@ def _any_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for name in names for pattern in patterns)
 
 
-def _read_marker(checkpoint: Path) -> dict[str, dict[str, Any]]:
+def _read_marker(checkpoint: Path) -> dict[str, Any]:
+    """The marker's ``files`` and ``run``; version 0.2 wrote the files alone."""
     path = checkpoint / MARKER
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        inside = all(isinstance(entry, dict) for entry in entries.values())
-        inside &= not any(path.is_absolute() or ".." in path.parts for path in map(PurePosixPath, entries))
-    except (OSError, ValueError, AttributeError) as error:
+        read = files.read_json(path)
+        marker = {"run": "", "files": read} | (read if "files" in read else {})
+        if not all(isinstance(entry, dict) for entry in dict(marker["files"]).values()):
+            raise ValueError("an entry is no object")
+    except (OSError, ValueError, TypeError) as error:
         raise RunError(f"{path} is not a list of files ({error}); delete {checkpoint}") from error
-    if not inside:
-        raise RunError(f"{path} names files outside the checkpoint; delete {checkpoint}")
-    return entries
-
-
-def _synced_fingerprint(path: Path) -> dict[str, Any]:
-    """Write a file through to the disk first, so that after a power cut no marker exists without its files."""
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-    return _fingerprint(path)
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write renames and removals in ``folder`` through to the disk, if the system can (Windows cannot)."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    return marker

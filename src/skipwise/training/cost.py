@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import PretrainedConfig
 
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError, RecipeError, SkipwiseError
 from skipwise.method.lengths import format_length
-from skipwise.model.loading import load_config
+from skipwise.model.loading import load_config, reason
 from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.recipes.schema import Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
+
+_MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,15 @@ def estimate_cost(
     known_fields(settings)
     _refuse_experts(config)
     micro = min(micro or settings.per_device_train_batch_size, batch)
+    if micro * window > _MOST_TOKENS:
+        raise RecipeError(
+            f"training.per_device_train_batch_size makes {micro:,} x {window:,} tokens in one forward pass, and no GPU holds "
+            f"more than {_MOST_TOKENS:,}; lower it, or the target"
+        )
     gpus, sharded = hardware.gpus, hardware.gpus > 1
     frozen_low = rules is not None and rules.base != "float32"
     low = settings.precision != "float32" and (sharded or frozen_low)
-    cost = step_cost(
+    cost = _one_step(
         config,
         StepSettings(
             window,
@@ -105,10 +112,23 @@ def estimate_cost(
     )
 
 
+def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
+    try:
+        return step_cost(config, settings)
+    except SkipwiseError:
+        raise
+    except Exception as error:  # of the architecture's own code, which runs here first
+        raise ModelError(
+            f"model_type {config.model_type} cannot run one training step of {settings.window:,} tokens "
+            f"({reason(error)}); correct config.json, or choose another model"
+        ) from error
+
+
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     """Print PoSE beside full-length training of as many tokens, and what reduces memory if one does not fit."""
-    config = load_config(recipe.model)
-    extension = extension_of(config, recipe)
+    with console.status(f"building {recipe.model} without weights"):
+        config = load_config(recipe.model)
+        extension = extension_of(config, recipe)
     train = recipe.train_length or extension.rope.original_length
     batch, micro = recipe.training.batch_size, recipe.training.per_device_train_batch_size
     gpus = hardware.gpus

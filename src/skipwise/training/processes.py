@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from skipwise.errors import TrainingError
+from skipwise.errors import SkipwiseError, TrainingError
 
 ENGINE = "SKIPWISE_ENGINE"  # set by ``skipwise extend --launch``
 _ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "zero3", "ACCELERATE_USE_FSDP": "fsdp"}
@@ -78,6 +78,23 @@ def told_by_first(value: Any) -> Any:
     except RuntimeError:  # the first process has printed its error
         raise SystemExit(1) from None
     return values[0]
+
+
+def end_together(error: SkipwiseError | None) -> None:
+    """End every process if one has met an error, each with its own or with that of the other.
+
+    Raises:
+        SkipwiseError: this process's own.
+        TrainingError: another's.
+    """
+    if launched() > 1:
+        _state()
+        told = gather_object([str(error or "")])
+        number = next((number for number, text in enumerate(told) if text), None)
+        if number is not None and error is None:
+            raise TrainingError(f"process {number}: {told[number]}")
+    if error is not None:
+        raise error
 
 
 def require_engine(wrapped: torch.nn.Module) -> None:

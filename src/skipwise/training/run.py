@@ -6,6 +6,7 @@ from typing import Any
 
 from skipwise.errors import RecipeError, RunError
 from skipwise.recipes.schema import Recipe, dump_recipe, load_recipe
+from skipwise.results.files import file_digest
 from skipwise.results.run_folder import RunFolder
 
 
@@ -14,23 +15,38 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
 
     Without ``out`` it is ``runs/<default_name>``, with a number if that exists.
     """
-    folder = RunFolder(out or _default_folder(recipe, default_name, resume))
-    if folder.recipe.exists():
+    run = RunFolder(out or _default_folder(recipe, default_name, resume))
+    _require_ours(run, recipe, resume)
+    return run
+
+
+def _require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
+    """Require a folder to be free for a new run, or to hold the run of this recipe where one is resumed."""
+    if run.recipe.exists():
         if not resume:
-            raise RunError(f"{folder.path} holds another run: pass --resume to continue it, or give another --out")
-        for key, old, new in _changed(load_recipe(folder.recipe), recipe):
+            raise RunError(f"{run.path} holds another run: pass --resume to continue it, or give another --out")
+        written = deciding_settings(_read(run))
+        begun = written | run.read().get("settings", {})
+        for key, old, new in _differences(begun, written):
             raise RunError(
-                f"{folder.path} was begun with {key} = {old!r}, now it is {new!r}: "
+                f"{run.recipe} was edited: the run was begun with {key} = {old!r}, and the file has {new!r}; undo that, "
+                "or give another --out"
+            )
+        if run.read().get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
+            raise RunError(
+                f"{run.recipe} was edited since the run was begun; undo that, and say what else is to be measured by --set"
+            )
+        for key, old, new in _differences(begun, deciding_settings(recipe)):
+            raise RunError(
+                f"{run.path} was begun with {key} = {old!r}, now it is {new!r}: "
                 "resume with the recipe it began with, or give another --out"
             )
-        return folder
-    if folder.facts.exists():
-        raise RunError(f"{folder.path} is a run that lost its recipe.yaml; restore it, or give another --out")
-    if folder.path.exists() and (not folder.path.is_dir() or any(p.name != ".lock" for p in folder.path.iterdir())):
-        raise RunError(f"{folder.path} exists and is not a run of skipwise; give another --out")
-    if resume:
-        raise RunError(f"{folder.path} holds no run to resume; leave --resume out to begin one")
-    return folder
+    elif run.facts.exists():
+        raise RunError(f"{run.path} is a run that lost its recipe.yaml; restore it, or give another --out")
+    elif not run.is_free:
+        raise RunError(f"{run.path} exists and is not a run of skipwise; give another --out")
+    elif resume:
+        raise RunError(f"{run.path} holds no run to resume; leave --resume out to begin one")
 
 
 def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
@@ -39,15 +55,14 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
     if not resume:
         return next(folder for folder in numbered if not folder.exists())
     for folder in reversed(list(takewhile(Path.exists, numbered))):
-        saved = folder / "recipe.yaml"
-        if saved.exists() and not _changed(load_recipe(saved), recipe):
+        run = RunFolder(folder)
+        if run.recipe.exists() and not _differences(deciding_settings(_read(run)), deciding_settings(recipe)):
             return folder
     raise RunError(f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out")
 
 
-def _changed(saved: Recipe, wanted: Recipe) -> list[tuple[str, Any, Any]]:
-    """Return (key, old, new) of every deciding setting that differs."""
-    old, new = deciding_settings(saved), deciding_settings(wanted)
+def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (key, old, new) of every setting that differs."""
     return [(k, old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)]
 
 
@@ -77,15 +92,26 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def begin_run(run: RunFolder, recipe: Recipe) -> None:
-    """Lock the run's folder and write its recipe, whose evaluation a resumed run may change."""
-    run.begin(seed=recipe.seed)
-    dump_recipe(recipe, run.recipe)
+def begin_run(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
+    """Lock the run's folder, and write the recipe of a new one before anything else.
+
+    What ``open_run`` saw is looked at again under the lock: meanwhile another process may have begun a run there. A
+    resumed run may measure other things than its recipe.yaml says; run.json has what was asked last.
+    """
+    run.lock()
+    _require_ours(run, recipe, resume)
+    if not run.recipe.exists():
+        dump_recipe(recipe, run.recipe)
+    run.begin(seed=recipe.seed, settings=deciding_settings(recipe), recipe=file_digest(run.recipe))
 
 
 def recipe_of(folder: Path) -> Recipe:
     """Return the recipe of a run."""
+    return _read(RunFolder(folder))
+
+
+def _read(run: RunFolder) -> Recipe:
     try:
-        return load_recipe(RunFolder(folder).recipe)
+        return load_recipe(run.recipe)
     except RecipeError as error:
-        raise RunError(f"{folder} holds no run that can be read: {error}") from None
+        raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name}: {error}") from None

@@ -46,6 +46,7 @@ def train(
     folder: Path,
     seed: int,
     resume: bool,
+    run: str = "",
     on_log: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[int], None] | None = None,
     progress: bool = True,
@@ -58,6 +59,7 @@ def train(
     Args:
         collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length].
         seed: of dropout and everything else that the model draws.
+        run: what the checkpoints belong to (``RunFolder.identity``); those of another run are refused.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
         on_step: gets the number of each step after it; the model has the weights of that step.
         progress: show a progress bar in a terminal, or lines elsewhere.
@@ -68,7 +70,7 @@ def train(
         TrainingError: too little memory or disk space, or (NonFiniteLossError) a loss that is not finite.
     """
     args = training_arguments(settings, folder, seed)
-    checkpoint = _resume_point(folder, resume, args.world_size)
+    checkpoint = _resume_point(folder, resume, args.world_size, run)
     meter, guard, display = _Meter(on_log, on_step), NonFiniteGuard(folder), TrainingProgress(progress)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
@@ -82,6 +84,7 @@ def train(
             callbacks=[guard, meter, display],
             guard=guard,
             keep=settings.save_total_limit,
+            run=run,
         )
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
@@ -104,9 +107,9 @@ def train(
 class _Trainer(Trainer):
     """The stock Trainer, with guards before each update and around each save."""
 
-    def __init__(self, *args: Any, guard: NonFiniteGuard, keep: int, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, guard: NonFiniteGuard, keep: int, run: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.guard, self.keep = guard, keep
+        self.guard, self.keep, self.run = guard, keep, run
         self.micro_batch: tuple[int, ...] = (0, 0)  # examples, tokens
         self._sliced: bool | None = None
 
@@ -186,7 +189,7 @@ class _Trainer(Trainer):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            checkpoints.mark_complete(checkpoint)
+            checkpoints.mark_complete(checkpoint, self.run)
             checkpoints.rotate(folder, self.keep)
 
 
@@ -218,12 +221,13 @@ class _Meter(TrainerCallback):
             self._on_log({"step": state.global_step, **record, "tokens": tokens, "tokens_per_second": speed})
 
 
-def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
+def _resume_point(folder: Path, resume: bool, world_size: int, run: str) -> Path | None:
     """Return the checkpoint to resume from, or None for a start; refuse to overwrite checkpoints."""
     if not resume and (existing := checkpoints.complete_checkpoints(folder)):
         raise RunError(f"{folder} holds {existing[-1].name} already; pass --resume, or another folder with --out")
     checkpoint = checkpoints.latest_complete(folder)
     if checkpoint:
+        checkpoints.require_run(checkpoint, run)
         checkpoints.require_processes(checkpoint, world_size)
         checkpoints.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
     return checkpoint

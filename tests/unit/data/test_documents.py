@@ -9,6 +9,7 @@ import string
 import sys
 import sysconfig
 from pathlib import Path
+from unittest.mock import patch
 
 import datasets
 import pyarrow
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from skipwise.data import formats
 from skipwise.data.documents import Document, is_held_out, open_corpus
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
@@ -361,3 +363,155 @@ def test_a_python_without_its_reference_says_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DataError, match="this Python has no pydoc_data"):
         list(open_corpus("pydoc"))
+
+
+class TestUnusualFiles:
+    """Nothing hangs, and every message is one sentence with the value, the rule and the way out."""
+
+    @pytest.fixture
+    def pipe(self, tmp_path) -> Path:
+        os.mkfifo(tmp_path / "pipe.txt")
+        return tmp_path / "pipe.txt"
+
+    def test_a_named_pipe(self, pipe):
+        for source in (pipe, pipe.parent):
+            assert error_of(source) == (
+                f"{pipe}: is a named pipe, not a file; texts are read more than once, so write its content to a file and "
+                "give that"
+            )
+
+    def test_a_device(self):
+        assert error_of("/dev/zero").startswith("/dev/zero: is a device, not a file")
+
+    def test_links_that_lead_nowhere(self, tmp_path):
+        (tmp_path / "round.txt").symlink_to(tmp_path / "again.txt")
+        (tmp_path / "again.txt").symlink_to(tmp_path / "round.txt")
+        (tmp_path / "gone").mkdir()
+        (tmp_path / "gone" / "a.txt").symlink_to(tmp_path / "missing")
+        for source in (tmp_path / "round.txt", tmp_path):
+            assert "round.txt: is a link that leads to no file (Too many" in error_of(tmp_path / "round.txt"), source
+        message = error_of(tmp_path / "gone")
+        assert message.endswith("(No such file or directory); remove the link, or restore what it leads to")
+
+    def test_the_standard_library_may_have_such_links(self, tmp_path, monkeypatch):
+        write(tmp_path / "good.py", "x = 1\n")
+        (tmp_path / "sitecustomize.py").symlink_to(tmp_path / "missing.py")
+        monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+        assert [name for name, _ in pairs("stdlib")] == ["good.py"]
+
+    def test_unreadable(self, tmp_path, monkeypatch):
+        """As root every file can be read, so the system's refusal is made."""
+        path = write(tmp_path / "a.txt", "text")
+
+        def refused(*arguments, **options):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        corpus = open_corpus(path)
+        monkeypatch.setattr("builtins.open", refused)
+        for read in (corpus.fingerprint, lambda: list(corpus)):
+            with pytest.raises(DataError, match=r"a\.txt: cannot be read \(Permission denied\); make it readable"):
+                read()
+        monkeypatch.setattr(Path, "exists", refused)
+        with pytest.raises(DataError, match="cannot be read"):
+            open_corpus(path)
+
+    def test_long_paths(self, tmp_path):
+        folder = tmp_path / ("a" * 200) / ("b" * 200)
+        assert pairs(write(folder / "c.txt", "text").parent) == [("c.txt", "text")]
+
+    def test_control_characters_reach_no_message_and_no_name(self, tmp_path):
+        write(tmp_path / "a\x1b[31m.txt", "text")
+        write(tmp_path / r"a\x1b[31m.txt", "text")
+        assert [name for name, _ in pairs(tmp_path)] == [r"a\\x1b[31m.txt", r"a\x1b[31m.txt"]
+        datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "set\x1b"))
+        assert pairs(tmp_path / "set\x1b")[0][0] == r"set\x1b:1"
+        for name in ("b\x1b.txt", "b\x1b.jsonl", "b\x1b.parquet", "b\x1b.jsonl.gz", "b\x1b.csv"):
+            message = error_of(write(tmp_path / name, b"\xff\xfe{"))
+            assert message.isprintable()
+            assert r"b\x1b." in message
+        assert opened(tmp_path / "a\x1b[31m.txt").source.isprintable()
+        assert error_of(tmp_path / "c\x1b.txt").isprintable()
+        write(tmp_path / "near\x1b.txt", "text")
+        assert error_of(tmp_path / "near\x1b.tx").isprintable()
+
+    def test_nul_bytes(self, tmp_path):
+        path = write(tmp_path / "a.txt", "text".encode("utf-16-le"))
+        assert error_of(path) == (
+            f"{path}: character 1 is NUL, so this is UTF-16 or no text; convert the file, for example with "
+            "`iconv -f utf-16le -t utf-8`, or remove the NULs with `tr -d '\\000'`"
+        )
+        assert pairs(write(tmp_path / "a.jsonl", rb'{"text": "a\u0000b"}')) == [("a.jsonl:1", "a\0b")]
+
+    def test_an_empty_document_is_one(self, tmp_path):
+        assert pairs(write(tmp_path / "a.txt", b"")) == [("a.txt", "")]
+
+    def test_two_columns_of_one_name(self, tmp_path):
+        column = pyarrow.array(["a"])
+        parquet.write_table(pyarrow.table([column, column], names=["text", "text"]), tmp_path / "a.parquet")
+        assert error_of(tmp_path / "a.parquet") == f"{tmp_path}/a.parquet: has 2 columns 'text'; rename all but one"
+
+    def test_parquet_damaged_within(self, tmp_path):
+        texts = [hashlib.sha256(bytes([i])).hexdigest() for i in range(200)]
+        parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+        data = (tmp_path / "a.parquet").read_bytes()
+        write(tmp_path / "a.parquet", data[:4] + bytes(4_000) + data[4_004:])
+        assert "a.parquet, after row 0: not Parquet, cut short or damaged" in error_of(tmp_path / "a.parquet")
+
+
+class TestSizes:
+    """A document that would fill the memory is refused when it is met, by a limit on its bytes."""
+
+    @pytest.fixture(autouse=True)
+    def small(self, monkeypatch):
+        monkeypatch.setattr(formats, "_PART", 64)
+        for name, limit, place in (
+            ("LARGEST", 1_000, "file"),
+            ("_IN_PARQUET", 500, "parquet"),
+            ("_IN_MEMORY", 2_000, ""),
+        ):
+            monkeypatch.setattr(formats, name, limit)
+            monkeypatch.setitem(formats._LIMITS, limit, place)
+        monkeypatch.setattr(formats._require_bearable, "__defaults__", (1_000,))
+
+    def test_of_a_text_file(self, tmp_path):
+        assert len(pairs(write(tmp_path / "a.txt", "x" * 1_000))[0][1]) == 1_000
+        path = write(tmp_path / "a.txt", "x" * 1_001)
+        assert error_of(path) == (
+            f"{path}: takes 1,001 bytes or more file; one document may take 1,000 there. "
+            "Split it into several files or records"
+        )
+
+    def test_in_memory(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(formats, "_PART", 512)
+        path = write(tmp_path / "a.txt", "x" * 900 + "\U0001f600")
+        assert "one document may take 2,000" in error_of(path)
+
+    @pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)])
+    def test_of_a_line_however_well_it_is_packed(self, tmp_path, ending, pack, monkeypatch):
+        """Of a bomb no more is unpacked than a document may have."""
+        line = json_lines([{"text": "x" * 10**6}])
+        path = write(tmp_path / f"a.jsonl{ending}", pack(json_lines(ROWS[:1]) + line))
+        assert f"{path}, line 2: takes 1,001 bytes or more" in error_of(path)
+
+    def test_of_a_row(self, tmp_path):
+        parquet.write_table(pyarrow.table({"text": ["x" * 500, "x" * 501]}), tmp_path / "a.parquet")
+        assert "a.parquet, row 2: takes 501 bytes" in error_of(tmp_path / "a.parquet")
+
+    def test_lines_may_be_as_long_as_they_like_together(self, tmp_path):
+        rows = [{"text": "x" * 900}] * 20
+        assert len(pairs(write(tmp_path / "a.jsonl.zst", zstandard.compress(json_lines(rows))))) == 20
+
+    def test_surrogates_are_found_in_every_part(self, tmp_path):
+        path = write(tmp_path / "a.jsonl", json.dumps({"text": "x" * 100 + "\ud83d"}))
+        assert "character 100 is half of a surrogate pair" in error_of(path)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "\r", "\n", "\r\n", "é", "天", "😀", "\ufeff", "\u2028"]), max_size=60).map("".join),
+    st.integers(3, 9),  # bytes; a byte order mark lies in the first part
+)
+def test_text_is_decoded_the_same_in_parts(tmp_path_factory, text, part):
+    path = write(tmp_path_factory.mktemp("parts") / "a.txt", text)
+    with patch.object(formats, "_PART", part), patch.object(formats, "_IN_MEMORY", 10**9):
+        ((_, read),) = pairs(path)
+    assert read == text.encode().decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

@@ -1,10 +1,14 @@
 """The token store: the tokenizer's own ids, cached by content, never half written."""
 
+import hashlib
+import io
 import json
 import os
 import pickle
+import stat
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +18,22 @@ import datasets
 import numpy as np
 import pytest
 from filelock import FileLock, Timeout
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from skipwise.data import draft as draft_module
+from skipwise.data import pieces
 from skipwise.data import tokenising as tokens_module
 from skipwise.data.documents import is_held_out, open_corpus
+from skipwise.data.draft import Draft
 from skipwise.data.tokenising import build_token_store as build
-from skipwise.data.tokenising import tokenizer_fingerprint
-from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
+from skipwise.data.tokenising import tokenise, tokenizer_fingerprint
+from skipwise.data.tokens import FILES, TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
-from skipwise.results.files import default_cache
+from skipwise.results import files
+from skipwise.results.files import default_cache, read_json, write_json
 from tests.tiny import byte_tokenizer
 
 TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}
@@ -54,10 +63,10 @@ def built(cache: Path) -> list[str]:
     return [name for name in os.listdir(cache / "tokens") if name != ".locks"]
 
 
-def build_token_store(source, tokenizer, *, on_progress=None, **settings) -> TokenStore:
+def build_token_store(source, tokenizer, *, on_progress=None, say=lambda sentence: None, **settings) -> TokenStore:
     """Build by a ``Data`` section of these settings; paths may be given as such."""
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in settings.items()}
-    return build(Data(source=str(source), **settings), tokenizer, on_progress=on_progress)
+    return build(Data(source=str(source), **settings), tokenizer, on_progress=on_progress, say=say)
 
 
 def refuse_to_build(monkeypatch) -> None:
@@ -200,8 +209,7 @@ class TestCache:
         assert other.digests.tolist() == store.digests.tolist()[::-1]
 
     def test_another_schema_is_refused(self, store):
-        about = json.loads((store.path / "store.json").read_text())
-        (store.path / "store.json").write_text(json.dumps(about | {"schema": 99}))
+        write_json(store.path / "store.json", read_json(store.path / "store.json") | {"schema": 99})
         with pytest.raises(DataError, match="schema 99"):
             TokenStore(store.path)
 
@@ -252,14 +260,14 @@ class TestCache:
 
     def test_a_cache_that_cannot_be_written(self, corpus, tmp_path, tokenizer):
         (tmp_path / "file").write_text("")
-        with pytest.raises(DataError, match=r"cannot be written \(Not a directory\); set data\.cache or \$SKIPWISE"):
+        with pytest.raises(DataError, match=r"cannot be written \(File exists\); set data\.cache or \$SKIPWISE"):
             build_token_store(corpus, tokenizer, cache=tmp_path / "file")
 
     def test_disk_full(self, corpus, cache, tokenizer, monkeypatch):
-        def full(file):
+        def full(folder, names):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(tokens_module, "_flush", full)
+        monkeypatch.setattr(tokens_module, "seal", full)
         with pytest.raises(DataError, match=r"cannot be written \(No space left on device\).*with room"):
             build_token_store(corpus, tokenizer, cache=cache)
         assert built(cache) == []
@@ -285,6 +293,125 @@ class TestCache:
         assert os.environ["RAYON_NUM_THREADS"] == "1"
 
 
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+class TestSeal:
+    """A store whose files are not what was written is never trained on."""
+
+    @given(data=st.data())
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_a_flipped_bit_anywhere_is_repaired(self, store, corpus, cache, tokenizer, data):
+        whole = {path.name: path.read_bytes() for path in store.path.iterdir()}
+        name = data.draw(st.sampled_from([*FILES, "store.json"]))
+        path = store.path / name
+        flip(path, data.draw(st.integers(0, 8 * path.stat().st_size - 1)))
+        said = []
+        again = build_token_store(corpus, tokenizer, cache=cache, say=said.append)
+        assert {path.name: path.read_bytes() for path in again.path.iterdir()} == whole
+        assert len(said) == 1
+        assert name in said[0]
+        assert said[0].endswith("it is built again")
+
+    def test_a_hash_under_a_damaged_name(self, store, corpus, cache, tokenizer):
+        about = (store.path / "store.json").read_text()
+        (store.path / "store.json").write_text(about.replace('"check"', '"chekk"'))
+        said = []
+        build_token_store(corpus, tokenizer, cache=cache, say=said.append)
+        assert "store.json has other fields than were written" in said[0]
+        assert (store.path / "store.json").read_text() == about
+
+    def test_zeros_of_the_same_size_are_not_trained_on(self, store, corpus, cache, tokenizer):
+        tokens = store.tokens.tolist()
+        (store.path / "tokens.bin").write_bytes(bytes((store.path / "tokens.bin").stat().st_size))
+        console = Console(file=io.StringIO(), width=80)
+        again = tokenise(Data(source=str(corpus), cache=str(cache)), tokenizer, console)
+        assert again.tokens.tolist() == tokens
+        assert console.file.getvalue().rstrip() == (
+            f"token store: {store.path / 'tokens.bin'} is not the file that was written (its size or hash differs); "
+            "it is built again"
+        )
+
+    def test_a_library_user_is_warned(self, store, corpus, cache, tokenizer):
+        (store.path / "names.jsonl").unlink()
+        with pytest.warns(UserWarning, match=r"has lost names\.jsonl; it is built again"):
+            build(Data(source=str(corpus), cache=str(cache)), tokenizer)
+
+    def test_is_read_once(self, store, corpus, cache, tokenizer, monkeypatch):
+        for path in store.path.iterdir():
+            os.utime(path, (0, 0))
+        monkeypatch.setattr(files.time, "time", lambda: path.stat().st_ctime + 60)  # the time stamps have settled
+        build_token_store(corpus, tokenizer, cache=cache)
+        monkeypatch.setattr(files, "_block_digest", lambda *block: pytest.fail("read again"))
+        build_token_store(corpus, tokenizer, cache=cache)
+
+    def test_opening_in_a_worker_does_not_read_the_tokens(self, store, monkeypatch):
+        data = pickle.dumps(store)
+        monkeypatch.setattr(files, "_block_digest", lambda *block: pytest.fail("read"))
+        assert len(pickle.loads(data)) == len(store)
+
+    def test_a_store_of_version_0_2_is_built_again_silently(self, store, corpus, cache, tokenizer):
+        about = read_json(store.path / "store.json")
+        about |= {"schema": 1, "bytes": {name: entry["bytes"] for name, entry in about.pop("seal").items()}}
+        (store.path / "store.json").write_text(json.dumps(about))
+        tokens = store.tokens.tolist()
+        (store.path / "tokens.bin").write_bytes(bytes((store.path / "tokens.bin").stat().st_size))
+        again = build_token_store(corpus, tokenizer, cache=cache, say=pytest.fail)
+        assert again.path == store.path
+        assert again.tokens.tolist() == tokens
+
+    def test_fingerprints_are_those_of_version_0_2(self, tmp_path, cache):
+        """Runs record them: with others, no run could be resumed."""
+        (tmp_path / "a.txt").write_text("text")
+        store = build_token_store(tmp_path / "a.txt", byte_tokenizer(), cache=cache)
+        identity = f"1 {open_corpus(tmp_path / 'a.txt').fingerprint()} {tokenizer_fingerprint(byte_tokenizer())}"
+        assert store.fingerprint == hashlib.sha256(identity.encode()).hexdigest()
+
+    def test_one_that_cannot_be_built_again_is_an_error(self, store, corpus, cache, tokenizer, monkeypatch):
+        flip(store.path / "tokens.bin", 3)
+
+        def full(folder, names):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(tokens_module, "seal", full)
+        said = []
+        with pytest.raises(DataError, match="cannot be written"):
+            build_token_store(corpus, tokenizer, cache=cache, say=said.append)
+        assert "tokens.bin is not the file that was written" in said[0]
+
+
+class TestPrivate:
+    def modes(self, cache: Path) -> tuple[set[int], set[int]]:
+        found = [cache, *cache.rglob("*")]
+        modes = [{stat.S_IMODE(p.stat().st_mode) for p in found if p.is_dir() == folder} for folder in (True, False)]
+        return modes[0], modes[1]
+
+    def test_nobody_else_reads_the_text(self, corpus, cache, tokenizer, monkeypatch):
+        monkeypatch.delenv("SKIPWISE_SHARED", raising=False)
+        drafts, kept = [], Draft.keep
+
+        def keep(draft, place):
+            kept(draft, place)
+            drafts.append(self.modes(cache))
+
+        monkeypatch.setattr(Draft, "keep", keep)
+        build_token_store(corpus, tokenizer, cache=cache)
+        assert [*drafts, self.modes(cache)] == [({0o700}, {0o600})] * 2
+
+    def test_unless_it_is_shared(self, corpus, cache, tokenizer, monkeypatch):
+        monkeypatch.setenv("SKIPWISE_SHARED", "1")
+        before = os.umask(0o002)
+        try:
+            store = build_token_store(corpus, tokenizer, cache=cache)
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE(store.path.stat().st_mode) == 0o775
+        assert {stat.S_IMODE(path.stat().st_mode) for path in store.path.iterdir()} == {0o664}
+
+
 class TestMaxTokens:
     def test_ends_with_the_document_that_reaches_it(self, corpus, cache, tokenizer, store):
         for tokens, documents in ((1, 1), (store.offsets[1], 1), (store.offsets[1] + 1, 2), (10**9, 4)):
@@ -297,6 +424,20 @@ class TestMaxTokens:
         (corpus / "e.txt").write_bytes(b"\xff")
         monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
         assert len(build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)) == 1
+
+
+def test_long_documents_are_written_in_pieces(corpus, cache, tokenizer, monkeypatch):
+    """The store is the same, and digests and limits count documents, not pieces."""
+    for number in range(3):
+        (corpus / f"{number}.txt").write_text("the sky is blue\n" * 50 * (number + 1))
+    whole = build_token_store(corpus, tokenizer, cache=cache / "whole")
+    monkeypatch.setattr(pieces, "PIECE", 100)
+    monkeypatch.setattr(draft_module, "_BLOCK", 64)
+    cut = build_token_store(corpus, tokenizer, cache=cache / "cut")
+    assert {p.name: p.read_bytes() for p in cut.path.iterdir()} == {
+        p.name: p.read_bytes() for p in whole.path.iterdir()
+    }
+    assert len(build_token_store(corpus, tokenizer, cache=cache / "less", max_tokens=1)) == 1
 
 
 class TestContinuing:
@@ -325,21 +466,21 @@ class TestContinuing:
     def stopped(self, monkeypatch, after: int) -> list[list[str]]:
         """Let the tokenizer of the next builds be interrupted once, after so many batches; the batches that it got."""
         monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
-        encoder, seen = tokens_module._encoder, []
+        encoder, seen = tokens_module.encoder, []
 
         def interrupted(tokenizer):
             encode = encoder(tokenizer)
 
-            def encode_batch(texts):
+            def encode_batch(documents):
                 if len(seen) == after:
                     seen.append([])
                     raise KeyboardInterrupt
-                seen.append(texts)
-                return encode(texts)
+                seen.append([document.text for document in documents])
+                return encode(documents)
 
             return encode_batch
 
-        monkeypatch.setattr(tokens_module, "_encoder", interrupted)
+        monkeypatch.setattr(tokens_module, "encoder", interrupted)
         return seen
 
     @pytest.mark.parametrize("after", [0, 3, 5])
@@ -370,6 +511,58 @@ class TestContinuing:
         again = build_token_store(corpus, tokenizer, cache=cache / "other")
         assert np.array_equal(again.tokens, store.tokens)
 
+    def interrupted_draft(self, corpus, cache, tokenizer, monkeypatch) -> Path:
+        with monkeypatch.context() as patch:
+            self.stopped(patch, 2)
+            with pytest.raises(KeyboardInterrupt):
+                build_token_store(corpus, tokenizer, cache=cache)
+        (draft,) = (cache / "tokens").glob(".draft-*")
+        return draft
+
+    @given(data=st.data())
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_a_flipped_bit_in_a_draft_is_not_continued(self, store, corpus, cache, tokenizer, monkeypatch, data):
+        cache = Path(tempfile.mkdtemp(dir=cache))
+        draft = self.interrupted_draft(corpus, cache, tokenizer, monkeypatch)
+        path = data.draw(st.sampled_from(sorted(draft.iterdir())))
+        flip(path, data.draw(st.integers(0, 8 * path.stat().st_size - 1)))
+        said = []
+        again = build_token_store(corpus, tokenizer, cache=cache, say=said.append)
+        assert {p.name: p.read_bytes() for p in again.path.iterdir()} == {
+            p.name: p.read_bytes() for p in store.path.iterdir()
+        }
+        assert all(str(draft) in sentence and "tokenised again" in sentence for sentence in said)
+        assert len(said) == 1
+
+    def test_a_hash_under_a_damaged_name(self, corpus, cache, tokenizer, monkeypatch):
+        draft = self.interrupted_draft(corpus, cache, tokenizer, monkeypatch)
+        kept = (draft / "draft.json").read_text()
+        (draft / "draft.json").write_text(kept.replace('"check"', '"chekk"'))
+        said = []
+        build_token_store(corpus, tokenizer, cache=cache, say=said.append)
+        assert "draft.json has other fields than were written" in said[0]
+
+    def test_a_draft_of_version_0_2_is_begun_again_silently(self, corpus, cache, tokenizer, monkeypatch, store):
+        draft = self.interrupted_draft(corpus, cache / "other", tokenizer, monkeypatch)
+        kept = read_json(draft / "draft.json")
+        del kept["sha256"]
+        (draft / "draft.json").write_text(json.dumps(kept))
+        (draft / "tokens.bin").write_bytes(bytes((draft / "tokens.bin").stat().st_size))
+        again = build_token_store(corpus, tokenizer, cache=cache / "other", say=pytest.fail)
+        assert np.array_equal(again.tokens, store.tokens)
+
+    def test_a_disk_that_loses_what_was_written(self, corpus, cache, tokenizer, monkeypatch):
+        keep = Draft.keep
+
+        def keep_and_lose(draft, place):
+            keep(draft, place)
+            flip(draft.folder / "tokens.bin", 9)
+
+        monkeypatch.setattr(Draft, "keep", keep_and_lose)
+        with pytest.raises(DataError, match=r"tokens\.bin is not what was written to it.*disk or memory is failing"):
+            build_token_store(corpus, tokenizer, cache=cache)
+        assert built(cache) == []
+
     def test_with_max_tokens_reached_already(self, corpus, cache, tokenizer, monkeypatch):
         monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
 
@@ -377,7 +570,7 @@ class TestContinuing:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(tokens_module._Draft, "finish", killed)
+            patch.setattr(tokens_module.Draft, "finish", killed)
             with pytest.raises(KeyboardInterrupt):
                 build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)
         assert len(build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)) == 1
@@ -475,5 +668,5 @@ def test_imports_neither_torch_nor_transformers():
 def test_no_more_threads_than_cores(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")
     (tmp_path / "x.txt").write_text("some text")
-    build_token_store(tmp_path / "x.txt", byte_tokenizer(), cache=tmp_path / "cache", workers=100_000)
+    build_token_store(tmp_path / "x.txt", byte_tokenizer(), cache=tmp_path / "cache", workers=1_024)
     assert int(os.environ["RAYON_NUM_THREADS"]) == os.cpu_count()

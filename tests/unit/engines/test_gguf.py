@@ -132,13 +132,32 @@ def test_a_file_is_there_only_when_it_is_whole(
         raise error
 
     monkeypatch.setattr(gguf, "_convert", fills_the_disk)
-    told = EngineError if isinstance(error, OSError) else RuntimeError
-    with pytest.raises(told) as refusal:
+    with pytest.raises(EngineError) as refusal:
         write_gguf(tmp_path, tmp_path / "model.gguf", "f16", CONSOLE)
     assert not list(tmp_path.iterdir())
-    if isinstance(error, OSError):
-        path = tmp_path / "model.gguf"
-        assert str(refusal.value) == f"{path} cannot be written (No space left on device); give another --out"
+    full = f"{tmp_path / 'model.gguf'} cannot be written (No space left on device); make room, or give another --out"
+    foreign = (
+        f"llama.cpp's converter cannot convert {tmp_path} (RuntimeError: a bug); look whether its config, weights and "
+        "tokenizer belong together, or serve it with vLLM"
+    )
+    assert str(refusal.value) == (full if isinstance(error, OSError) else foreign)
+
+
+@pytest.mark.usefixtures("converter")
+@pytest.mark.parametrize("kind", gguf.TYPES)
+def test_coarse_weights_are_proved_by_float16_first(kind: str, tmp_path: Path, monkeypatch) -> None:
+    steps: list[str] = []
+
+    def convert(model: Path, out: Path, kind: str, console: Console) -> None:
+        steps.append(kind)
+        out.write_bytes(b"GGUF")
+
+    monkeypatch.setattr(gguf, "_convert", convert)
+    monkeypatch.setattr(gguf, "find_engines", lambda *_: [])
+    monkeypatch.setattr(gguf, "quantise", lambda source, out, kind: convert(source, out, kind, CONSOLE))
+    write_gguf(tmp_path, tmp_path / "m.gguf", kind, CONSOLE, prove=lambda file: steps.append("proved"))
+    assert steps == ([kind] if kind in ("f32", "f16") else ["f16", "proved", kind])
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
 
 
 @pytest.mark.usefixtures("converter")

@@ -2,7 +2,7 @@
 
 import errno
 from pathlib import Path
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +29,9 @@ def source(lists: dict[str, Any] | None = None, **settings: object) -> Any:
         return settings.get(name.split(".")[-1], default)
 
     tensors = [SimpleNamespace(name=name, data=data) for name, data in (lists or {}).items()]
-    return SimpleNamespace(path=Path("m.gguf"), setting=setting, reader=SimpleNamespace(tensors=tensors))
+    made = SimpleNamespace(path=Path("m.gguf"), setting=setting, reader=SimpleNamespace(tensors=tensors))
+    made.number = MethodType(gguf_in._Source.number, made)
+    return made
 
 
 def llama(**changes: Any) -> LlamaConfig:
@@ -97,6 +99,18 @@ def test_a_rope_that_is_not_known_is_refused(file: Any, what: str) -> None:
     assert str(refusal.value) == (
         f"m.gguf has {what}, which is not converted; give the model's own checkpoint, or a GGUF file of its base"
     )
+
+
+@pytest.mark.parametrize("value", [-8.0, float("nan"), float("inf"), "abc"])
+def test_a_factor_that_is_no_number_above_0_is_refused(value: object) -> None:
+    with pytest.raises(ModelError, match=r"m\.gguf says rope\.scaling\.factor = .* must be a number above 0"):
+        _set_rope(llama(), source(type="linear", factor=value))
+
+
+@pytest.mark.parametrize("factors", [[], [1.0], [1.0] * 8, [0.0] * 4, [float("nan")] * 4])
+def test_factors_by_frequency_are_as_many_as_frequencies_and_above_0(factors: list[float]) -> None:
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight of llama must be 4 numbers above 0"):
+        _set_rope(llama(), source({"rope_freqs.weight": factors}))
 
 
 def test_a_model_without_rope_is_refused() -> None:
@@ -230,7 +244,7 @@ def test_without_llama_cpp_it_is_said_to_be_unchecked(tmp_path: Path, monkeypatc
         "llama with weights of type Q4_K -> bfloat16",
         "unchecked: whether it predicts what llama.cpp does was not tried (llama.cpp is not installed: pip install "
         "'skipwise[gguf]' (package xllamacpp))",
-        "tokenizer: how pre-tokenizer odd splits a text is not known here; tokens may be others",
+        "tokenizer: whether a tokenizer of kind odd gives llama.cpp's tokens was not tried; they may be others",
         "The weights come from Q4_K. What quantisation cost cannot be won back.",
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -76,7 +76,7 @@ def test_a_python_that_does_not_run_is_said(python: str, why: str) -> None:
     with pytest.raises(EngineError) as refusal:
         find_engines([], [python])
     message = str(refusal.value)
-    assert message.startswith(f"--python {python} does not run as a Python (")
+    assert message.startswith(f"--python {python!r} does not run as a Python (")
     assert why in message
     assert message.endswith("; give the path of bin/python")
     assert len(message) < 250
@@ -124,3 +124,11 @@ def test_how_an_engine_ended_is_said(script: str, why: str, tmp_path: Path, monk
 def test_a_request_is_json_and_goes_to_another_file() -> None:
     other = REQUEST.of(Path("model.gguf"))
     assert json.loads(json.dumps(vars(other))) == {**vars(REQUEST), "model": "model.gguf", "texts": []}
+
+
+def test_one_environment_under_two_names_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_installed", lambda python: {"transformers": "5.23.0"})
+    own = Path(sys.executable)
+    (tmp_path / "other").mkdir()
+    found = find_engines(["transformers"], [str(own.with_name("python3")), str(tmp_path / "other" / "python")])
+    assert [engine.python for engine in found] == [sys.executable, str(tmp_path / "other" / "python")]

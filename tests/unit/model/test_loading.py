@@ -1,6 +1,7 @@
 """Names, folders and weights that load or are refused, and what an interpolation leaves in a loaded model."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from transformers import AutoConfig, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from skipwise.errors import ModelError
 from skipwise.model import rope
-from skipwise.model.loading import load_config, load_model, load_tokenizer, resolve
+from skipwise.model.loading import load_config, load_model, load_tokenizer, reason, resolve
 from skipwise.model.rope import check_frequencies, plan_extension
 from tests.tiny import checkpoint, llama
 
@@ -143,3 +144,167 @@ def test_remote_code_is_neither_run_nor_asked_about(tmp_path, monkeypatch) -> No
     with pytest.raises(ModelError, match="skipwise convert"):
         load_config(str(tmp_path / "source"))
     assert not (tmp_path / "executed").exists()
+
+
+def with_config(folder: Path, **changes: object) -> str:
+    path = checkpoint(folder, window=64) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"[]", "config.json holds a list, not settings by name"),
+        (b"3", "config.json holds a int"),
+        (b"[" * 100_000, "config.json is nested too deep"),
+        (b'{"a":' * 100_000, "config.json is nested too deep"),
+        (b"{", "config.json is not JSON"),
+        (b"\xff{}", "config.json is not JSON"),
+    ],
+)
+def test_a_config_that_is_none_is_explained(tmp_path, text, said) -> None:
+    (checkpoint(tmp_path, window=64) / "config.json").write_bytes(text)
+    with pytest.raises(ModelError, match=rf"cannot be loaded: {said}.*; correct its files"):
+        load_config(str(tmp_path))
+
+
+def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(ModelError, match=r"cannot be loaded: config.json is not a file"):
+        load_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"dtype": "float17"}, "dtype 'float17': it must name a dtype of torch"),
+        ({"torch_dtype": "__class__"}, "torch_dtype '__class__': it must name"),
+        ({"num_hidden_layers": -2}, "num_hidden_layers -2: Input should be greater than or equal to 1"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000: Input should be less than or equal to 10000"),
+        ({"num_attention_heads": 0}, "num_attention_heads 0"),
+        ({"vocab_size": 0}, "vocab_size 0"),
+        ({"vocab_size": 10**12}, "vocab_size 1000000000000: Input should be less than or equal to 16777216"),
+        ({"hidden_size": "64"}, "hidden_size '64': Input should be a valid integer"),
+        ({"hidden_size": True}, "hidden_size True: Input should be a valid integer"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings -1"),
+        ({"sliding_window": "16"}, "sliding_window '16': Input should be a valid integer"),
+        ({"quantization_config": "4bit"}, "quantization_config '4bit': Input should be a valid dictionary"),
+        ({"rope_parameters": [1]}, r"rope_parameters \[1\]: Input should be a valid dictionary"),
+        ({"rope_parameters": None, "rope_scaling": "yarn"}, "rope_scaling 'yarn': Input should be a valid dictionary"),
+        ({"use_cache": 0}, "Validation error for field 'use_cache': TypeError"),
+    ],
+)
+def test_a_config_of_impossible_values_names_field_value_and_rule(tmp_path, changes, said) -> None:
+    with pytest.raises(ModelError, match=f"cannot be loaded: .*{said}.*; correct its files, or fetch"):
+        load_config(with_config(tmp_path, **changes))
+
+
+def test_code_of_the_hub_is_neither_fetched_nor_run(tmp_path) -> None:
+    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
+        with pytest.raises(
+            ModelError, match=rf"{key} 'someone/kernel:run', a kernel on the hub: that is code.*remove {key}"
+        ):
+            load_config(with_config(tmp_path, **{key: "someone/kernel:run"}))
+        with pytest.raises(ModelError, match="a kernel on the hub"):
+            load_config(with_config(tmp_path, text_config={key: {"": "someone/kernel"}}))
+    with pytest.raises(ModelError, match="'flash_attention_2', a kernel on the hub"):  # its package is not installed
+        load_config(with_config(tmp_path, attn_implementation="flash_attention_2"))
+    assert load_config(with_config(tmp_path, attn_implementation="eager"))
+
+
+def test_a_model_known_to_its_own_code_alone_is_refused_without_advice(tmp_path) -> None:
+    folder = with_config(tmp_path, model_type="own", auto_map={"AutoConfig": "own.Config"})
+    (tmp_path / "own.py").write_text("import os; os.mkdir('executed')")
+    with pytest.raises(
+        ModelError, match=r"\(own\) is known only to the code in its auto_map, which Skipwise never runs"
+    ) as e:
+        load_config(folder)
+    assert "trust_remote_code" not in str(e.value)
+
+
+def test_a_quantizer_that_cannot_load_is_explained(tmp_path) -> None:
+    for settings in ({"quant_method": "gptq"}, {"quant_method": "bitsandbytes", "load_in_4bit": "yes"}):
+        with pytest.raises(ModelError, match="cannot be loaded: "):
+            load_model(with_config(tmp_path, quantization_config=settings))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (None, "has no tokenizer that transformers can load"),
+        ("[]", "has no tokenizer that transformers can load"),
+        ("[" * 100_000, "has no tokenizer that transformers can load"),
+        ({"merges": ["zz"]}, "has no tokenizer that transformers can load"),
+        ({"merges": "a b"}, "has no tokenizer that transformers can load"),
+        ({"vocab": {}}, "tokens, and not those of text; fetch the tokenizer's files again"),
+    ],
+)
+def test_a_broken_tokenizer_is_explained(tmp_path, changes, said) -> None:
+    path = checkpoint(tmp_path, window=64) / "tokenizer.json"
+    if isinstance(changes, dict):
+        values = json.loads(path.read_text())
+        changes = json.dumps(values | {"model": values["model"] | changes})
+    path.unlink()
+    if changes is not None:
+        path.write_text(changes)
+    with pytest.raises(ModelError, match=said):
+        load_tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["./no-such", "/no/such", "../no-such", "models/lama", "~/no-such", "a/b/c"])
+def test_a_mistyped_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name) -> None:
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", None)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "models" / "llama").mkdir(parents=True)
+    with pytest.raises(ModelError, match=f"there is no folder {name}") as error:
+        load_config(name)
+    assert ("did you mean models/llama?" in str(error.value)) == (name == "models/lama")
+
+
+def test_a_file_is_no_model(tmp_path) -> None:
+    path = checkpoint(tmp_path, window=64) / "config.json"
+    with pytest.raises(ModelError, match=r"config.json' is a file; give its folder"):
+        load_config(str(path))
+
+
+def test_the_home_folder_holds_models(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    checkpoint(tmp_path / "base", window=64)
+    assert load_config("~/base").vocab_size == 257
+    assert load_tokenizer("~/base")
+    assert load_model("~/base")
+
+
+@pytest.mark.parametrize(
+    ("message", "kept"),
+    [
+        (
+            "Validation error for field 'x':\n    TypeError: it is 3\nmore",
+            "Validation error for field 'x': TypeError: it is 3",
+        ),
+        ("Old file. Set weights_only=False. Try again", "Old file. Try again"),
+        ("Pass trust_remote_code=True", "ValueError"),
+        ("Shapes differ. For details look at the above report!", "Shapes differ"),
+        ("", "ValueError"),
+        ("heading:", "heading"),
+        ("it is no (<class 'int'>, <class 'torch.dtype'>)", "it is no (int, torch.dtype)"),
+        ("x" * 400, "x" * 300 + " ..."),
+    ],
+)
+def test_the_reason_of_another_library_is_a_part_of_a_sentence(message, kept) -> None:
+    assert reason(ValueError(message)) == kept
+
+
+def test_weights_of_other_shapes_than_the_config_says_are_named(tmp_path) -> None:
+    with pytest.raises(
+        ModelError, match=r"other shapes than its config says: \S+ is \[257, 32\] in the file, and \[97, 32\]"
+    ):
+        load_model(with_config(tmp_path, vocab_size=97))
+
+
+def test_code_in_a_checkpoint_does_not_hide_another_mistake(tmp_path) -> None:
+    with pytest.raises(ModelError, match="vocab_size 'x': Input should be"):
+        load_config(with_config(tmp_path, vocab_size="x", auto_map={"AutoConfig": "own.Config"}))

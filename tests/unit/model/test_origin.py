@@ -1,13 +1,12 @@
 """What a model was made from is written beside it, and read wherever its folder lies."""
 
-import json
-
 import numpy as np
 import pytest
 
 from skipwise.errors import ModelError
 from skipwise.model.origin import Origin, read_origin
 from skipwise.recipes.schema import Data
+from skipwise.results.files import read_json, write_json
 
 MADE = Origin("base", 64, Data(source="mine", held_out=0.4, cache="/cache"), np.array([2**63, 1, 7], dtype="<u8"))
 
@@ -30,9 +29,8 @@ def test_a_model_that_skipwise_did_not_make_has_none(tmp_path) -> None:
 )
 def test_a_damaged_file_is_refused(tmp_path, change) -> None:
     MADE.write(tmp_path)
-    about = json.loads((tmp_path / "skipwise.json").read_text()) | change
-    kept = {key: value for key, value in about.items() if value is not ...}
-    (tmp_path / "skipwise.json").write_text(json.dumps(kept))
+    about = read_json(tmp_path / "skipwise.json") | change
+    write_json(tmp_path / "skipwise.json", {key: value for key, value in about.items() if value is not ...})
     with pytest.raises(ModelError, match=r"skipwise\.json is damaged .*; it says what the model was trained on"):
         read_origin(str(tmp_path))
     (tmp_path / "skipwise.json").write_text("{")

@@ -20,7 +20,7 @@ from transformers import (
 
 from skipwise.errors import ModelError
 from skipwise.model.loading import load_config, load_model
-from skipwise.model.rope import check_frequencies, extension_of, plan_extension, set_interpolation
+from skipwise.model.rope import check_frequencies, extension_of, original_length, plan_extension, set_interpolation
 from skipwise.recipes.schema import load_recipe
 from tests import families
 from tests.tiny import checkpoint
@@ -297,3 +297,54 @@ def test_revised_yarn_for_one_of_several_layer_kinds_needs_newer_transformers(mo
     assert extension_of(config, load_recipe(None, asked | {"interpolation": "yarn"})).factor == 8
     monkeypatch.setattr("skipwise.model.rope.transformers.__version__", "5.21.0")
     assert extension_of(config, load_recipe(None, asked)).factor == 8
+
+
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({"rope_type": "linear", "factor": float("nan")}, "rope factor nan, which must be a number at least 1"),
+        ({"rope_type": "linear"}, "rope factor None, which must be a number at least 1"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": "x"}, "original_max_position_embeddings 'x', which"),
+    ],
+)
+def test_a_scaling_that_gives_no_original_length_is_refused(tmp_path, rope, said) -> None:
+    config = load_config(str(checkpoint(tmp_path, window=64)))
+    config.rope_parameters = {"rope_theta": 1e4, **rope}
+    with pytest.raises(ModelError, match=said):
+        original_length(config)
+
+
+def test_a_target_beyond_any_use_is_refused(tmp_path) -> None:
+    config = load_config(str(checkpoint(tmp_path, window=64)))
+    with pytest.raises(ModelError, match="target 999,999,999,999 must be at most 16,777,216 tokens; give a smaller"):
+        plan_extension(config, target_length=999_999_999_999)
+    config.max_position_embeddings = 10**12  # the default is 8 times as much
+    with pytest.raises(ModelError, match="target 8,000,000,000,000 must be at most"):
+        plan_extension(config)
+
+
+@pytest.mark.parametrize(
+    ("rope", "said"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, "must give rope_theta, the base of the frequencies"),
+        ({"full_attention": 3}, "must give rope_theta"),
+        ({"rope_theta": 1e4, "partial_rotary_factor": 0.0}, "partial_rotary_factor 0.0, which must be above 0"),
+        ({"rope_theta": 1e4, "partial_rotary_factor": "x"}, "partial_rotary_factor 'x', which must be above 0"),
+        ({"rope_theta": 1e4, "partial_rotary_factor": 2}, "partial_rotary_factor 2, which must be .* at most 1"),
+        ({"rope_theta": float("nan")}, "rope_theta nan, which must be a number above 1"),
+        ({"rope_theta": 1e4, "rope_type": "linear", "factor": float("nan")}, "rope factor nan, which must be"),
+        ({"rope_theta": 1e4, "rope_type": "linear", "factor": float("inf")}, "rope factor inf, which must be"),
+        ({"rope_theta": 1e4, "rope_type": "linear", "factor": -2.0}, "rope factor -2.0, which must be"),
+        (
+            {"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": "x"},
+            "original_max_position_embeddings 'x', which must be a number at least 1",
+        ),
+        ({"rope_theta": 1e4, "rope_type": [3]}, "already .3., an unknown scaling"),
+        ({"rope_theta": 1e4, "rope_type": "nonsense"}, "already nonsense, an unknown scaling"),
+    ],
+)
+def test_rope_parameters_that_give_no_frequencies_are_refused(tmp_path, rope, said) -> None:
+    config = load_config(str(checkpoint(tmp_path, window=64)))
+    config.rope_parameters = rope
+    with pytest.raises(ModelError, match=said):
+        plan_extension(config, existing_rope="replace")

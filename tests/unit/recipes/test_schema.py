@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,8 @@ def test_set_that_is_not_yaml() -> None:
         ({"evaluation.keep": "first"}, ["evaluation.keep = 'first'", "'last'", "'best'"]),
         ({"evaluation.keep": "best"}, ["evaluation.steps None has none", "add steps below 1,000", "keep=last"]),
         (
-            {"evaluation.keep": "best", "evaluation.steps": [9, 10], "training.max_steps": 9},
-            ["the last step, 9", "evaluation.steps [9, 10] has none"],
+            {"evaluation.keep": "best", "evaluation.steps": [9], "training.max_steps": 9},
+            ["the last step, 9", "evaluation.steps [9] has none"],
         ),
         ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'", "valid number"]),
         ({"training.max_steps": 0}, ["training.max_steps = 0", "greater than 0"]),
@@ -206,6 +207,26 @@ def test_set_that_is_not_yaml() -> None:
         ({"training.learning_rate": float("inf")}, ["training.learning_rate = inf", "finite"]),
         ({"training.learning_rate": True}, ["training.learning_rate = True", "not true or false"]),
         ({"data.passkey": float("nan")}, ["data.passkey = nan"]),
+        ({"training.label_smoothing_factor": 7}, ["training.label_smoothing_factor = 7", "less than 1"]),
+        ({"training.weight_decay": -3}, ["training.weight_decay = -3", "greater than or equal to 0"]),
+        ({"training.weight_decay": "heavy"}, ["training.weight_decay = 'heavy'", "a valid number"]),
+        ({"training.adam_beta1": 1}, ["training.adam_beta1 = 1", "less than 1"]),
+        ({"training.adam_beta2": -0.1}, ["training.adam_beta2 = -0.1", "greater than or equal to 0"]),
+        ({"training.adam_epsilon": 0}, ["training.adam_epsilon = 0", "greater than 0"]),
+        (
+            {"training.warmup_steps": 11, "training.max_steps": 5},
+            ["training.warmup_steps 11 must not exceed training.max_steps 5", "lower it, or give a share"],
+        ),
+        (
+            {"evaluation.steps": [5, 50], "training.max_steps": 9},
+            ["evaluation.steps [50] lie beyond training.max_steps 9", "lower them, or raise training.max_steps"],
+        ),
+        ({"target": 999999999999}, ["target = 999999999999", "less than or equal to 16777216"]),
+        ({"evaluation.windows": [2**25]}, ["evaluation.windows.0 = 33554432", "less than or equal to 16777216"]),
+        ({"evaluation.passkey_trials": 10**18}, ["evaluation.passkey_trials = 10", "less than or equal to 10000"]),
+        ({"data.source": "~nouser/text"}, ["data.source = '~nouser/text'", "no such user; write the whole path"]),
+        ({"data.cache": "x" * 300}, ["data.cache = ", "300 bytes; file systems hold 255 at most: shorten it"]),
+        ({"model": "odd\udcff"}, ["model = 'odd\\udcff'", "is not UTF-8", "rename"]),
     ],
 )
 def test_message_has_key_value_rule_and_nearest_name(changes: dict[str, Any], parts: list[str]) -> None:
@@ -297,3 +318,58 @@ def test_yaml_that_cannot_be_built_is_explained(value: str, tmp_path: Path) -> N
         parse_changes([f"data.source={value}"])
     (tmp_path / "recipe.yaml").write_text(f"model: {value}\n")
     assert "is not YAML" in message(tmp_path / "recipe.yaml")
+
+
+def test_the_warmup_of_the_defaults_is_no_mistake_in_a_trial_run() -> None:
+    assert load_recipe(None, {"training.max_steps": 2}).training.warmup_steps == 10
+
+
+def test_bounds_of_what_is_passed_on_add_nothing_to_a_recipe() -> None:
+    assert "weight_decay" not in load_recipe().training.model_dump()
+
+
+def test_the_home_folder_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    recipe = load_recipe(None, {"model": "~/m", "data.source": "~/t", "data.cache": "~/c", "evaluation.source": "~/e"})
+    assert (recipe.model, recipe.data.source, recipe.data.cache) == ("/somewhere/m", "/somewhere/t", "/somewhere/c")
+    assert recipe.evaluation.source == ["/somewhere/e"]
+
+
+def test_a_value_of_many_characters_is_shown_in_part() -> None:
+    said = message(changes={"seed": "9" * 5000})
+    assert len(said) < 400
+    assert "(5,002 characters)" in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training.hub_token": "hf_mine"},
+        {"training": {"accelerator_config": {"API_KEY": "hf_mine"}}},
+        {"password": "hf_mine"},
+        {"evaluation.arms": [{"client_secret": "hf_mine"}]},
+    ],
+)
+def test_a_secret_is_refused_and_not_repeated(changes: dict[str, Any], tmp_path: Path) -> None:
+    said = message(changes=changes)
+    assert "holds a secret, and every setting is written into the run folder; leave it out" in said
+    assert "HF_TOKEN" in said
+    assert "hf_mine" not in said
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump({"training": {"hub_token": "hf_mine"}}))
+    assert "training.hub_token holds a secret" in message(tmp_path / "r.yaml")
+    with pytest.raises(RecipeError, match=r"training.hub_token holds a secret") as caught:
+        parse_changes(["training.hub_token=[hf_mine"])
+    assert "hf_mine" not in str(caught.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    for source in (tmp_path / "pipe.yaml", Path("/dev/zero")):
+        assert "is neither a file nor shipped" in message(source)
+
+
+def test_recipes_that_name_each_other_end(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("like: x/b.yaml\n")
+    (tmp_path / "b.yaml").write_text("like: x/a.yaml\n")
+    (tmp_path / "x").symlink_to(tmp_path)
+    assert "must name another recipe" in message(tmp_path / "a.yaml")

@@ -262,7 +262,7 @@ def test_a_benchmark_that_was_run_again_counts_last() -> None:
 
 @pytest.mark.parametrize(
     "info",
-    [None, {}, {"model": None, "training": 3}, {"model": {"original_length": "x"}}, {"evaluation": 3},
+    [{}, {"model": None, "training": 3}, {"model": {"original_length": "x"}}, {"evaluation": 3},
      {"evaluation": {"windows": 3, "prompt_lengths": 3, "trials": "x"}}, {"evaluation": {"models": 3}}, {"evaluation": {"models": [3]}}],
 )  # fmt: skip
 def test_every_key_of_run_json_may_be_missing_or_damaged(tmp_path, info) -> None:
@@ -281,17 +281,21 @@ def test_folders_that_cannot_be_read_are_explained(tmp_path) -> None:
     (empty / "run.json").write_text("{}")
     with pytest.raises(RunError, match=r"holds no results .*--resume"):
         read_folder(empty)
+    lost = run_folder(tmp_path / "lost", POSE[:2])
+    (lost / "run.json").unlink()
+    with pytest.raises(RunError, match=r"has lost run\.json; restore it, or let extend --resume write it again"):
+        read_folder(lost)
     with pytest.raises(RunError, match=r"holds no results .*the same command"):
         read_folder(evaluation_folder(tmp_path / "e", []))
     for number, text in enumerate(("{", "[" * 100_000)):
         broken = run_folder(tmp_path / str(number), POSE[:2])
         (broken / "run.json").write_text(text)
-        with pytest.raises(RunError, match=r"run.json or recipe.yaml cannot be read"):
+        with pytest.raises(RunError, match=r"run\.json is damaged \(.*; delete it to go on"):
             read_folder(broken)
     (broken / "run.json").write_text(json.dumps(INFO))
     (broken / "recipe.yaml").unlink()
     (broken / "recipe.yaml").mkdir()
-    with pytest.raises(RunError, match=r"run.json or recipe.yaml cannot be read"):
+    with pytest.raises(RunError, match=r"recipe\.yaml cannot be read"):
         read_folder(broken)
 
 

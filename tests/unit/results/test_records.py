@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from skipwise.errors import RunError
 from skipwise.method.coverage import coverage
+from skipwise.results import records
 from skipwise.results.records import (
     SCHEMA,
     BenchmarkRecord,
@@ -76,6 +77,20 @@ def test_a_stored_key_that_belongs_to_another_record_is_refused(path: Path) -> N
     path.write_text(json.dumps(written | {"window": 1024}) + "\n", encoding="utf-8")
     with pytest.raises(RunError, match=rf"line 1: not a result record .*{READING.key}"):
         read_records(path)
+
+
+def test_a_changed_digit_is_refused(path: Path) -> None:
+    append_record(path, READING)
+    text = path.read_text(encoding="utf-8")
+    changed = text.replace(f'"seconds": {READING.seconds}', '"seconds": 99.5')
+    assert changed != text
+    path.write_text(changed, encoding="utf-8")
+    with pytest.raises(RunError, match=r"line 1: not a result record .*the check differs"):
+        read_records(path)
+    values = json.loads(changed)
+    del values["check"]  # a record of version 0.2
+    path.write_text(json.dumps(values) + "\n", encoding="utf-8")
+    assert read_records(path)[0].seconds == 99.5
 
 
 def test_records_come_back_equal_and_in_order(path: Path) -> None:
@@ -178,7 +193,9 @@ def test_an_unknown_schema_is_refused_with_the_way_out(path: Path) -> None:
 
 def test_a_field_of_a_later_release_is_passed_over(path: Path) -> None:
     append_record(path, TRAINING)
-    path.write_text(path.read_text(encoding="utf-8").replace('"step"', '"added_later": 1, "step"'), encoding="utf-8")
+    values = json.loads(path.read_text(encoding="utf-8")) | {"added_later": 1}
+    del values["check"]
+    path.write_text(json.dumps(values | {"check": records._check(values)}) + "\n", encoding="utf-8")
     assert read_records(path) == [TRAINING]
 
 

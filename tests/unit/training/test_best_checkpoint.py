@@ -79,7 +79,7 @@ def test_a_missing_or_changed_best_checkpoint_is_refused_and_named(tmp_path) -> 
     with pytest.raises(RunError, match=r"trained\.safetensors is not the file .*; restore it"):
         best_checkpoint.restore(model, tmp_path, 5)
     file.unlink()
-    with pytest.raises(RunError, match=r"best-5 has lost trained\.safetensors, .*; restore it"):
+    with pytest.raises(RunError, match=r"best-5 has lost trained\.safetensors; restore it"):
         best_checkpoint.restore(model, tmp_path, 5)
 
 

@@ -1,6 +1,7 @@
 """Complete checkpoints are resumed from; incomplete ones are ignored, damaged ones refused and named."""
 
 import errno
+import hashlib
 import json
 import shutil
 from collections import namedtuple
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from skipwise.errors import RunError, TrainingError
+from skipwise.results.files import read_json, write_json
 from skipwise.training import checkpoints
 
 FILES = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", "trainer_state.json"]
@@ -31,11 +33,11 @@ def complete(folder: Path, step: int, names=FILES) -> Path:
 
 def test_marker_lists_every_file_with_size_and_hash(tmp_path):
     checkpoint = complete(tmp_path, 5)
-    entries = json.loads((checkpoint / checkpoints.MARKER).read_text())
+    entries = json.loads((checkpoint / checkpoints.MARKER).read_text())["files"]
     assert sorted(entries) == FILES
     assert entries["optimizer.pt"]["bytes"] == len("optimizer.pt of step 5")
-    assert len(entries["optimizer.pt"]["sha256"]) == 64
-    assert not list(checkpoint.glob("*.tmp"))
+    assert len(entries["optimizer.pt"]["digest"]) == 64
+    assert sorted(path.name for path in checkpoint.iterdir()) == sorted([*FILES, checkpoints.MARKER])
     checkpoints.verify(checkpoint)
 
 
@@ -111,7 +113,7 @@ def test_a_lost_file_is_refused_and_named(tmp_path, name):
 def test_a_changed_file_is_refused_and_named(tmp_path, change):
     path = complete(tmp_path, 5) / "optimizer.pt"
     path.write_text(change(path.read_text()))
-    with pytest.raises(RunError, match=r"optimizer.pt is not the file that training wrote.*from the start$"):
+    with pytest.raises(RunError, match=r"optimizer.pt is not the file that was written.*from the start$"):
         checkpoints.latest_complete(tmp_path)
 
 
@@ -138,18 +140,49 @@ def test_a_broken_marker_is_refused(tmp_path, text):
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret"])
 def test_a_marker_cannot_point_out_of_the_checkpoint(tmp_path, name):
     marker = complete(tmp_path, 5) / checkpoints.MARKER
-    marker.write_text(json.dumps({**json.loads(marker.read_text()), name: {"bytes": 1, "sha256": ""}}))
-    with pytest.raises(RunError, match="names files outside the checkpoint"):
+    write_json(marker, {"files": read_json(marker)["files"] | {name: {"bytes": 1, "digest": ""}}})
+    with pytest.raises(RunError, match="names a file outside of it"):
         checkpoints.verify(marker.parent)
 
 
 def test_a_marker_that_forgets_a_part_is_refused(tmp_path):
     marker = complete(tmp_path, 5) / checkpoints.MARKER
-    entries = json.loads(marker.read_text())
+    entries = read_json(marker)["files"]
     del entries["optimizer.pt"]
-    marker.write_text(json.dumps(entries))
+    write_json(marker, {"files": entries})
     with pytest.raises(RunError, match=r"does not list optimizer.pt"):
         checkpoints.verify(marker.parent)
+
+
+def test_a_marker_with_another_digest_is_refused(tmp_path):
+    marker = complete(tmp_path, 5) / checkpoints.MARKER
+    text = marker.read_text()
+    marker.write_text(text.replace(read_json(marker)["files"]["optimizer.pt"]["digest"], "0" * 64))
+    with pytest.raises(RunError, match=r"complete\.json is not a list of files \(.*the hash differs"):
+        checkpoints.verify(marker.parent)
+
+
+def test_a_marker_of_version_0_2_is_read(tmp_path):
+    checkpoint = complete(tmp_path, 5)
+    old = {
+        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name in FILES
+        for content in [(checkpoint / name).read_bytes()]
+    }
+    (checkpoint / checkpoints.MARKER).write_text(json.dumps(old))
+    checkpoints.verify(checkpoint)
+    checkpoints.require_run(checkpoint, "any")
+    (checkpoint / "optimizer.pt").write_bytes(b"?" * old["optimizer.pt"]["bytes"])
+    with pytest.raises(RunError, match=r"optimizer\.pt is not the file that was written"):
+        checkpoints.verify(checkpoint)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    checkpoint = written(tmp_path, 5)
+    checkpoints.mark_complete(checkpoint, "abc")
+    checkpoints.require_run(checkpoint, "abc")
+    with pytest.raises(RunError, match="belongs to a run of another recipe, text or base model"):
+        checkpoints.require_run(checkpoint, "abd")
 
 
 def test_rotation_keeps_the_newest_complete_and_removes_incomplete_ones(tmp_path):

@@ -1,5 +1,6 @@
 """Which folder a run takes, what it is resumed by, and what holds no run."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from skipwise.training.run import begin_run, open_run, recipe_of
 
 def begun(folder: Path, **changes) -> RunFolder:
     run_folder = open_run(load_recipe(None, changes), folder, "name", resume=False)
-    begin_run(run_folder, load_recipe(None, changes))
-    run_folder._lock.release()
+    begin_run(run_folder, load_recipe(None, changes), resume=False)
+    run_folder._lock.release(force=True)
     return run_folder
 
 
@@ -89,3 +90,39 @@ def test_places_that_hold_no_run(tmp_path) -> None:
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".lock").touch()
     assert open_run(load_recipe(), tmp_path / "killed", "name", resume=False)
+
+
+def test_an_edited_recipe_is_refused_by_its_key(tmp_path) -> None:
+    run = begun(tmp_path / "run")
+    edited = load_recipe(run.recipe, {"seed": 5})
+    run.recipe.write_text(run.recipe.read_text().replace("seed: 0", "seed: 5"))
+    assert load_recipe(run.recipe) == edited
+    for recipe in (edited, load_recipe()):
+        with pytest.raises(RunError, match=r"recipe\.yaml was edited: .* seed = 0, .* has 5"):
+            open_run(recipe, tmp_path / "run", "name", resume=True)
+
+
+def test_a_recipe_whose_evaluation_was_edited_is_refused_too(tmp_path) -> None:
+    run = begun(tmp_path / "run")
+    run.recipe.write_text(run.recipe.read_text().replace("passkey_trials: 50", "passkey_trials: 5"))
+    with pytest.raises(RunError, match=r"recipe\.yaml was edited since the run was begun"):
+        open_run(load_recipe(), run.path, "name", resume=True)
+
+
+def test_the_recipe_is_written_once_and_first(tmp_path, monkeypatch) -> None:
+    replaced: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (replaced.append(new.name), replace(old, new)))
+    run = begun(tmp_path / "run")
+    assert replaced == ["recipe.yaml", "run.json"]
+    before = run.recipe.stat()
+    changed = load_recipe(None, {"evaluation.windows": [256]})
+    begin_run(open_run(changed, run.path, "name", resume=True), changed, resume=True)
+    assert run.recipe.stat() == before
+
+
+def test_a_folder_that_another_process_took_meanwhile_is_refused(tmp_path) -> None:
+    mine = open_run(load_recipe(), tmp_path / "run", "name", resume=False)
+    begun(tmp_path / "run", seed=1)
+    with pytest.raises(RunError, match="holds another run"):
+        begin_run(mine, load_recipe(), resume=False)

@@ -366,7 +366,7 @@ def test_a_checkpoint_of_other_processes_is_refused(tmp_path) -> None:
         (checkpoint_folder / name).touch()
     checkpoints.mark_complete(checkpoint_folder)
     with pytest.raises(RunError, match="written by 2 processes and cannot be resumed exactly by 1"):
-        training._resume_point(tmp_path, True, 1)
+        training._resume_point(tmp_path, True, 1, "")
 
 
 def test_speed_counts_this_session_only(tmp_path) -> None:

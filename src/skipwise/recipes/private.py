@@ -1,0 +1,40 @@
+"""Secrets stay out of whatever is written or shown: a recipe that holds one is refused, a command line is masked."""
+
+import re
+from typing import Any
+
+_ENDING = r"(?i:token|(?<!pass)key|secret|password)"  # a passkey is what prompts hide
+_NAMED = re.compile(rf"({_ENDING}['\"]?\s*[=:]\s*)\S.*", re.DOTALL)
+_OF_THE_HUB = re.compile(r"\bhf_\w{8,}")
+_IN_ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a setting of this name holds a secret, as ``hub_token`` or ``api_key`` does."""
+    return re.search(rf"{_ENDING}\s*$", name) is not None
+
+
+def refusal(name: str) -> str:
+    """Return the message for a setting of this name; its value is not repeated."""
+    return (
+        f"{name} holds a secret, and every setting is written into the run folder; leave it out, and give a token of the "
+        "hub by the environment variable HF_TOKEN"
+    )
+
+
+def refuse_secrets(values: Any, where: str = "") -> None:
+    """Refuse settings that hold a secret, at any depth.
+
+    Raises:
+        ValueError: there is one.
+    """
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in items:
+        if isinstance(key, str) and is_secret(key) and value is not None:
+            raise ValueError(refusal(f"{where}{key}"))
+        refuse_secrets(value, f"{where}{key}.")
+
+
+def masked(word: str) -> str:
+    """Return a word of a command line without the secrets in it, for records."""
+    return _IN_ADDRESS.sub(r"\1***@", _OF_THE_HUB.sub("***", _NAMED.sub(r"\1***", word)))

@@ -1,0 +1,111 @@
+"""YAML as recipes use it: plain values, read without surprises.
+
+Beyond ``yaml.safe_load``, which builds no objects, this refuses a key that is given twice, and aliases that hold
+themselves or stand for more values than any recipe has. ``1e-5`` is a number.
+"""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from skipwise.errors import RecipeError
+
+_MOST_BYTES = 2**20
+_MOST_VALUES = 10_000
+_DEEPEST = 20  # levels
+
+
+def read_file(path: Path) -> Any:
+    """Return what a YAML file says.
+
+    Raises:
+        RecipeError: it cannot be read, or is not YAML.
+    """
+    try:
+        size = os.path.getsize(path)
+        if size > _MOST_BYTES:
+            raise RecipeError(
+                f"{path} has {size:,} bytes, and a recipe at most {_MOST_BYTES:,}; is it the text to train on? Give "
+                "that by data.source"
+            )
+        return read_text(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(
+            f"recipe {path} cannot be read: {error.strerror}; correct its rights, or give another"
+        ) from None
+    except ValueError as error:
+        raise RecipeError(f"{path} is not YAML: {error}; correct the file") from None
+
+
+def read_text(text: str) -> Any:
+    """Return what YAML text says.
+
+    Raises:
+        ValueError: it is not YAML, or not what a recipe may hold; the message says where.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _require_small(node)
+        return _number(loader.construct_document(node))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ValueError(f"{error.problem or error.context}{_line(mark)}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {_DEEPEST} levels") from None
+
+
+def _require_small(document: yaml.Node) -> None:
+    """Refuse a tree that is too deep or large to be a recipe, and keys given twice; an alias counts wherever it stands."""
+    left = _MOST_VALUES
+    waiting = [(document, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        left -= 1
+        if left < 0:
+            raise ValueError(f"it has more than {_MOST_VALUES:,} values, with those that its aliases repeat")
+        if depth > _DEEPEST:
+            raise ValueError(
+                f"it is nested deeper than {_DEEPEST} levels, or an alias stands for itself{_line(node.start_mark)}"
+            )
+        if isinstance(node, yaml.MappingNode):
+            _require_single_keys(node)
+            waiting += [(part, depth + 1) for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(part, depth + 1) for part in node.value]
+
+
+def _require_single_keys(mapping: yaml.MappingNode) -> None:
+    seen: dict[str, Any] = {}
+    for key, _ in mapping.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in seen:
+            raise ValueError(
+                f"key {key.value} stands twice, in line {seen[key.value].line + 1} and again{_line(key.start_mark)}; "
+                "leave one of them out"
+            )
+        seen[key.value] = key.start_mark
+
+
+def _line(mark: yaml.Mark | None) -> str:
+    return f" in line {mark.line + 1}" if mark else ""
+
+
+def _number(value: Any) -> Any:
+    """Turn every ``1e-5``, which YAML 1.1 reads as text, into a number."""
+    if isinstance(value, dict):
+        return {key: _number(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, str) and "e" in value.lower():
+        with suppress(ValueError):
+            return float(value)
+    return value

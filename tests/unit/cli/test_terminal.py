@@ -1,0 +1,191 @@
+"""What a command does with its process: messages, signals, rights of files."""
+
+import errno
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from skipwise.cli.terminal import explained, new_console, prepare_process, readable
+from skipwise.errors import ModelError
+from tests.command_line import refused, run
+
+SLOW = """
+import os, signal, sys, time
+import skipwise.method.coverage as place
+from pathlib import Path
+def wait(*args, **options):
+    try:
+        Path("waiting").touch()
+        time.sleep(60)
+    finally:
+        Path("saved").touch()
+place.coverage = wait
+from skipwise.cli import main
+sys.argv = ["skipwise", "coverage"]
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_in_one_sentence_and_leaves_what_ctrl_c_leaves(tmp_path: Path, number: int, status: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SLOW], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "waiting").exists():
+        assert process.poll() is None
+    process.send_signal(number)
+    _, printed = process.communicate(timeout=60)
+    assert (process.returncode, printed.strip()) == (status, "skipwise: stopped")
+    assert (tmp_path / "saved").exists()
+
+
+def test_sigterm_is_told_what_goes_on_and_the_handler_before_is_restored(monkeypatch, capsys) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as end, explained("extend"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert end.value.code == 143
+    assert "the same command with --resume goes on" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_forked_worker_ends_at_once_and_says_nothing(capfd) -> None:
+    with explained("extend"):
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(7)
+        _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert "stopped" not in capfd.readouterr().err
+
+
+def test_a_process_of_a_launcher_keeps_the_default(monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    before = signal.getsignal(signal.SIGTERM)
+    with explained("extend"):
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_launcher_of_several_processes_says_that_it_was_stopped(capsys) -> None:
+    with pytest.raises(SystemExit) as end, explained("extend"):
+        raise SystemExit(143)  # as training.launch ends
+    assert end.value.code == 143
+    assert "--resume goes on" in capsys.readouterr().err
+
+
+def test_a_message_is_a_paragraph_without_unsafe_advice() -> None:
+    advice = "The file is old. Set weights_only=False to load it. Pass trust_remote_code=True; fetch it again."
+    assert readable(advice) == "The file is old. fetch it again."
+    assert readable("word " * 1000).endswith(" characters more)")
+    assert len(readable("word " * 1000)) < 1300
+    assert readable("x" * 1200) == "x" * 1200
+
+
+def test_what_a_command_refuses_is_made_readable(capsys) -> None:
+    with pytest.raises(SystemExit), explained("plan"):
+        raise ModelError("Broken. Use trust_remote_code=True. " + "x" * 5000)
+    printed = capsys.readouterr().err
+    assert "trust_remote_code" not in printed
+    assert len(printed) < 1400
+
+
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.ENAMETOOLONG, errno.EACCES, errno.ENOTDIR, errno.ENOENT])
+def test_a_path_that_cannot_be_used_is_named(capsys, number: int) -> None:
+    with pytest.raises(SystemExit) as end, explained("report"):
+        raise OSError(number, os.strerror(number), "some/path")
+    assert end.value.code == 1
+    assert f"skipwise: some/path cannot be used: {os.strerror(number)}; correct the path" in capsys.readouterr().err
+
+
+def test_other_errors_of_the_system_are_ours() -> None:
+    with pytest.raises(OSError, match="bad descriptor"), explained("report"):
+        raise OSError(errno.EBADF, "bad descriptor")
+
+
+@pytest.fixture
+def _umask():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("_umask")
+@pytest.mark.parametrize(
+    ("settings", "shared", "mode"), [({}, "", 0o600), ({"private": False}, "", 0o644), ({}, "1", 0o644)]
+)
+def test_files_are_the_users_alone_unless_they_are_handed_on(tmp_path, monkeypatch, settings, shared, mode) -> None:
+    monkeypatch.setenv("SKIPWISE_SHARED", shared)
+    prepare_process(**settings)
+    (tmp_path / "file").touch()
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+@pytest.mark.usefixtures("_umask")
+@pytest.mark.parametrize("words", [["export", "nano"], ["convert", "nano", "out"]])
+def test_what_is_handed_on_keeps_the_users_rights(monkeypatch, capsys, words: list[str]) -> None:
+    def stop(*args, **kwargs) -> None:
+        raise ModelError("stopped here")
+
+    monkeypatch.setattr("skipwise.engines.export.export", stop)
+    monkeypatch.setattr("skipwise.model.convert.convert", stop)
+    assert "stopped here" in refused(monkeypatch, capsys, *words)
+    assert os.umask(0o022) == 0o022
+
+
+def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("skipwise.extend.extend", lambda *_, **__: seen.extend(sys.argv))
+    run(monkeypatch, "extend", "--data", "https://me:mine@host/text", "--set", "data.text_field=hf_abcdefghijkl")
+    assert seen[1:] == ["extend", "--data", "https://me:***@host/text", "--set", "data.text_field=***"]
+
+
+def test_a_name_that_is_not_utf8_is_shown_by_its_bytes(tmp_path) -> None:
+    script = "from skipwise.cli.terminal import new_console\nnew_console().print('odd\\udcff')"
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert shown.stdout.strip() == "odd\\udcff"
+    assert new_console()
+
+
+def test_options_that_are_paths_know_the_home_folder(monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    seen = []
+    monkeypatch.setattr("skipwise.extend.extend", lambda recipe, **settings: seen.append((recipe, settings["out"])))
+    run(monkeypatch, "extend", "~/m", "--data=~/t", "--out=~/r")
+    [(recipe, out)] = seen
+    assert (recipe.model, recipe.data.source, out) == (f"{tmp_path}/m", f"{tmp_path}/t", tmp_path / "r")
+    for words in (["report", "~nouser/r"], ["evaluate", "~nouser/r"], ["passkey", "nano", "--out", "~nouser/r"]):
+        assert "begins with ~, and this machine has no such user" in refused(monkeypatch, capsys, *words)
+    assert "path '' is empty" in refused(monkeypatch, capsys, "report", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["passkey", "nano", "--trials", str(10**18)],
+        ["passkey", "nano", "--seed", "-1"],
+        ["evaluate", "nano", "--seed", str(2**70)],
+        ["evaluate", "nano", "--trials", str(10**18)],
+        ["coverage", "--samples", str(10**18)],
+        ["coverage", "--seed", "-1"],
+        ["coverage", "--original", "1000000", "--target", "16777216", "--chunks", "1000000"],
+    ],
+)
+def test_numbers_that_nobody_waits_for_are_refused(monkeypatch, capsys, words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, *words)
+    assert end.value.code == 2
+    assert "Invalid value for" in capsys.readouterr().err
+
+
+def test_of_several_processes_one_says_a_mistake_and_each_its_full_disk(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RANK", "1")
+    for error, said in ((ModelError("known to all"), ""), (OSError(errno.ENOSPC, "No space left"), "No space left")):
+        with pytest.raises(SystemExit), explained("extend"):
+            raise error
+        printed = capsys.readouterr().err
+        assert said in printed
+        assert bool(said) == bool(printed)
