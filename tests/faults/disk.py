@@ -28,7 +28,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Callable[[str], None]]:
         ctypes.CDLL(None).umount2(os.fsencode(folder), 2)  # MNT_DETACH
 
 
-def maymount() -> bool:
+def may_mount() -> bool:
     """Take this process into a mount space of its own, whose mounts end with it; say whether the system lets us."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(0x00020000):  # CLONE_NEWNS

@@ -13,6 +13,7 @@ from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_
 from skipwise.engines.request import find_engines
 from skipwise.errors import EngineError, RunError, one_of
 from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.results.files import keep_for_this_process
 
 
 def export(
@@ -33,7 +34,8 @@ def export(
     name = folder.parent.name if folder.name == "model" else folder.name
     out = out or Path(f"{name}-{kind}.gguf")
     unchecked = out.with_name(f"{out.name}.unchecked") if out.name else out
-    _require_free(out, unchecked)
+    _require_free(out)
+    keep_for_this_process(out)
     lengths_of(str(folder), length)
     require_converter()
     if checked:
@@ -49,10 +51,10 @@ def export(
             unchecked.unlink(missing_ok=True)
             raise
     _require_free(out)
-    unchecked.replace(out)
     config = load_config(str(folder)).get_text_config()
     tokenizer = load_tokenizer(str(folder))
     modelfile = write_modelfile(out, config.max_position_embeddings, tokenizer)
+    unchecked.replace(out)  # last, so that after a kill the same command writes all again
     _say_ends(folder, tokenizer, console)
     file = shlex.quote(str(out)) if not out.name.startswith("-") else shlex.quote(f"./{out}")
     console.print(f"file:   {out} ({out.stat().st_size / 1e6:,.0f} MB)", soft_wrap=True)
@@ -61,23 +63,25 @@ def export(
     return out
 
 
-def _require_free(out: Path, *others: Path) -> None:
+def _require_free(out: Path) -> None:
     """Require the names that are written to be free, and the folder to be there; it is made if it is missing."""
     if out.suffix != ".gguf":
         raise RunError(f"--out {str(out)!r} must be the name of a file that ends in .gguf")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        taken = [file for file in (out, modelfile_of(out), *others) if file.exists()]
-    except OSError as error:
-        raise RunError(f"{out} cannot be written ({error.strerror}); give another --out") from None
-    if taken:
+        modelfile = modelfile_of(out)
+        ours = modelfile.is_file() and modelfile.read_text(encoding="utf-8").startswith(f"FROM ./{out.name}\n")
+        taken = [file for file in (out, modelfile) if file.exists()]
+    except (OSError, ValueError) as error:
+        raise RunError(f"{out} cannot be written ({error}); give another --out") from None
+    if taken and not (ours and taken == [modelfile]):
         raise RunError(f"{taken[0]} exists and is not overwritten; give another --out")
 
 
 def _prove(file: Path, folder: Path, kind: str, length: int | None, console: Console) -> None:
     """Require llama.cpp to read a file as transformers reads the checkpoint."""
     compared = check_gguf(file, str(folder), kind, console, length)
-    console.print(comparison_table(f"{folder.name}, weights of type {kind},", [compared]))
+    console.print(comparison_table(f"weights of type {kind}", [compared]))
     if compared.note:
         console.print(f"llama.cpp's tokenizer: {compared.note}", soft_wrap=True)
     if not compared.agrees:

@@ -7,7 +7,6 @@ writes none; and tokenizers that it does not know.
 
 import io
 import logging
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -63,7 +62,7 @@ def write_gguf(
     """
     require_converter()
     one_of("type", kind, TYPES)
-    fine, partial = (out.with_name(f".{out.name}.{os.getpid()}.{name}") for name in ("f16", "partial"))
+    fine, partial = (out.with_name(f".{out.name}.{name}") for name in ("f16", "partial"))
     try:
         with _quiet(), _foreign_errors(model):
             if kind in QUANTISED:

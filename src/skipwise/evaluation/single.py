@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
-from skipwise.errors import RecipeError, RunError, one_of
+from skipwise.errors import RecipeError, one_of
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
@@ -19,6 +18,7 @@ from skipwise.evaluation.specification import Specification, doubled_windows
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
 from skipwise.recipes.schema import Data
+from skipwise.results.files import keep_for_this_process
 from skipwise.results.records import (
     BenchmarkRecord,
     ReadingRecord,
@@ -98,7 +98,7 @@ def measure_perplexity(
     model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console
 ) -> tuple[list[ReadingRecord], list[int]]:
     """Read the longest documents that the model was not trained on; return also the windows that the text fills."""
-    _keep_for_this_process(out)
+    _keep(out)
     trained = [(model.label, origin)] if (origin := read_origin(model.name)) else []
     [text] = read_texts(how.specification, model.name, trained, console)
     console.print(text.described)
@@ -116,7 +116,7 @@ def measure_retrieval(
     model: EvaluatedModel, specification: Specification, out: Path | None, console: Console
 ) -> list[TrialRecord]:
     """Ask every prompt of the specification."""
-    _keep_for_this_process(out)
+    _keep(out)
     batches = list(plan_prompts(specification, model, load_tokenizer(model.name)))
     records = answered(lambda: model.load(specification.precision), batches, out, console)
     return [record for record in records if isinstance(record, TrialRecord)]
@@ -131,7 +131,7 @@ def run_benchmarks(
     console: Console,
 ) -> list[BenchmarkRecord]:
     """Run tasks of lm-evaluation-harness at the extended length; no request may be longer than ``target`` tokens."""
-    _keep_for_this_process(out)
+    _keep(out)
     known = read_records(out) if out is not None else []
 
     def keep(*records: Record) -> None:
@@ -141,17 +141,8 @@ def run_benchmarks(
     return benchmarks.run(model, precision, known, keep, console, target)
 
 
-_kept: list[FileLock] = []  # until the process ends
-
-
-def _keep_for_this_process(out: Path | None) -> None:
-    """Require that records can be appended to a file of results, and that no other process is doing that."""
-    if out is None:
-        return
-    require_results(out)
-    lock = FileLock(out.with_name(f".{out.name}.lock").absolute(), is_singleton=True)  # a process may write it twice
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise RunError(f"another process is writing {out}; wait for it, or give another --out") from None
-    _kept.append(lock)
+def _keep(out: Path | None) -> None:
+    """Require that records can be appended to a file of results, by this process alone."""
+    if out is not None:
+        require_results(out)
+        keep_for_this_process(out)

@@ -18,6 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from filelock import FileLock, Timeout
+
 from skipwise.errors import RunError
 
 _CHECK = "check"  # the field of a JSON file with the hash of its other fields
@@ -26,6 +28,7 @@ _SETTLED = 2.0  # seconds; a file changed later than this may change again withi
 _REMEMBERED = 4000  # files
 _ABANDONED = 3600.0  # seconds after which a file that a killed process was writing is removed
 _known: dict[str, str] = {}  # file and its time stamps -> hash
+_kept: list[FileLock] = []  # files that this process alone writes
 
 Seal = dict[str, dict[str, Any]]  # file: its bytes and digest
 
@@ -192,6 +195,21 @@ def _write_cache(digests: dict[str, str]) -> None:
     with suppress(OSError):
         private_folder(default_cache())
         write_json(_digests(), dict(list(digests.items())[-_REMEMBERED:]))
+
+
+def keep_for_this_process(path: Path) -> None:
+    """Let no other process that asks for it write ``path`` until this one ends.
+
+    Raises:
+        RunError: another process has it.
+    """
+    # A singleton, because a process may ask twice.
+    lock = FileLock(path.with_name(f".{path.name}.lock").absolute(), is_singleton=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"another process is writing {path}; wait for it, or give another --out") from None
+    _kept.append(lock)
 
 
 def fresh_folder(path: Path) -> None:

@@ -112,7 +112,10 @@ def test_a_file_that_llama_cpp_reads_right_gets_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run(monkeypatch, "export", checkpoint)
-    assert {path.name for path in tmp_path.iterdir()} == {"demo-f16.gguf", "demo-f16.Modelfile"}
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {
+        "demo-f16.gguf",
+        "demo-f16.Modelfile",
+    }
     printed = " ".join(capsys.readouterr().out.split())
     assert "ollama create NAME -f demo-f16.Modelfile" in printed
     assert "llama-server -m demo-f16.gguf -c 128" in printed
@@ -128,7 +131,7 @@ def test_a_file_that_llama_cpp_reads_wrong_stays_unchecked(
     assert message.startswith("llama.cpp reads the file wrong: ")
     assert message.endswith(f"It was left as {out}.unchecked; do not use it")
     assert (by if isinstance(by, str) else "it predicts other tokens") in message
-    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf.unchecked"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["out.gguf.unchecked"]
 
 
 def test_a_file_whose_tokenizer_llama_cpp_reads_otherwise_stays_unchecked(
@@ -137,9 +140,12 @@ def test_a_file_whose_tokenizer_llama_cpp_reads_otherwise_stays_unchecked(
     engines["tokens"] = 1.0
     message = refused(monkeypatch, capsys, "export", checkpoint, "--out", tmp_path / "out.gguf")
     assert "llama.cpp reads the file wrong: its tokenizer gives other tokens: " in message
-    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf.unchecked"]
-    again = refused(monkeypatch, capsys, "export", checkpoint, "--out", tmp_path / "out.gguf")
-    assert "out.gguf.unchecked exists and is not overwritten" in again
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["out.gguf.unchecked"]
+    engines["tokens"] = 0.0
+    (tmp_path / "out.Modelfile").write_text("FROM ./out.gguf\n")  # of an export that was killed at its end
+    run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf")
+    assert {path.name for path in tmp_path.iterdir()} >= {"out.gguf", "out.Modelfile"}
+    assert not (tmp_path / "out.gguf.unchecked").exists()
 
 
 def test_a_stopped_check_leaves_nothing(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -149,7 +155,7 @@ def test_a_stopped_check_leaves_nothing(checkpoint: Path, engines: dict, tmp_pat
     monkeypatch.setattr("skipwise.engines.export.check_gguf", stopped)
     with pytest.raises(SystemExit):
         run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf")
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
 
 
 def test_a_model_whose_predictions_are_not_finite_is_named(
@@ -189,7 +195,7 @@ def test_a_model_that_says_no_length_is_refused(length: object, checkpoint: Path
 def test_without_the_check_no_engine_is_needed(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(request, "_installed", lambda python: {})
     run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf", "--no-check")
-    assert {path.name for path in tmp_path.iterdir()} == {"out.gguf", "out.Modelfile"}
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {"out.gguf", "out.Modelfile"}
 
 
 def test_what_export_refuses(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys) -> None:
@@ -204,7 +210,7 @@ def test_what_export_refuses(checkpoint: Path, engines: dict, tmp_path: Path, mo
     assert message().startswith("the GGUF converter is not installed: pip install 'skipwise[gguf]'")
     assert message("--length", "63") == "--length 63 must be at least 64 tokens; raise it"
     assert "--out 'out.Modelfile' must be the name of a file that ends in .gguf" in message("--out", "out.Modelfile")
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
     (tmp_path / "out.gguf").write_bytes(b"")
     assert message() == f"{tmp_path / 'out.gguf'} exists and is not overwritten; give another --out"
-    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["out.gguf"]
