@@ -35,10 +35,8 @@ def documents(lines: list[str], characters: int) -> Iterator[str]:
         yield "".join(lines[i] for i in draw.integers(0, len(lines), max(1, round(characters / mean))))
 
 
-def write_corpus(folder: Path, total: int, characters: int) -> tuple[int, int]:
+def write_corpus(folder: Path, made: Iterator[str], total: int) -> tuple[int, int]:
     """Write documents of ``total`` characters in all; returns the documents and their characters."""
-    lines = [line for document in open_corpus("stdlib") for line in document.text.splitlines(keepends=True)]
-    made = documents(lines, characters)
     count = written = file = 0
     while written < total:
         with open(folder / f"{file:06}.jsonl", "w", encoding="utf-8") as out:
@@ -86,12 +84,13 @@ def main() -> None:
     parser.add_argument("--folder", help="where the text and the store are made for the time of the run")
     options = parser.parse_args()
     tokenizer = load_tokenizer(options.model)
-    sample = next(documents(["def line(self):\n", "    return self.value\n"], 100_000))
-    per_token = len(sample) / len(tokenizer(sample)["input_ids"])
+    lines = [line for document in open_corpus("stdlib") for line in document.text.splitlines(keepends=True)]
+    sample = next(documents(lines, 100_000))
+    total = round(options.tokens * len(sample) / len(tokenizer(sample, verbose=False)["input_ids"]))
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         (corpus := Path(folder) / "corpus").mkdir()
         began = time.perf_counter()
-        count, characters = write_corpus(corpus, round(options.tokens * per_token), options.document)
+        count, characters = write_corpus(corpus, documents(lines, options.document), total)
         print(f"{count:,} documents, {characters:,} characters, made in {time.perf_counter() - began:.0f} s")
         watch = Watch(count)
         data = Data(source=str(corpus), cache=str(Path(folder) / "cache"))

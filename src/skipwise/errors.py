@@ -5,7 +5,12 @@ A bug in Skipwise itself is an ``AssertionError``, with a traceback.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_REASON = 300  # characters of another library's message that one of ours repeats
+UNSAFE = ("trust_remote_code", "weights_only")  # advised by other libraries, never by us
+_SILENCED = ("the above", "see above", "For details")  # what transformers prints before an error is not shown
 
 
 class SkipwiseError(Exception):
@@ -75,6 +80,20 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
     return value
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of another library's message, or the error's class if there is no message."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+def reason(error: BaseException) -> str:
+    """Return what another library says of an error, in a part of a sentence.
+
+    Its first line is often a heading that ends in a colon, so lines are joined up to one that says something. Left out is
+    advice to run a checkpoint's code, and what refers to lines that were not shown.
+    """
+    said = ""
+    for line in filter(None, map(str.strip, str(error).splitlines())):
+        said = f"{said} {line}".strip()
+        if not said.endswith(":"):
+            break
+    said = re.sub(r"<class '([\w.]+)'>", r"\1", said)
+    kept = [
+        part for part in re.split(r"(?<=[.!?])\s+", said) if not any(word in part for word in (*UNSAFE, *_SILENCED))
+    ]
+    said = " ".join(kept).rstrip(".: ")
+    return (said if len(said) <= _REASON else f"{said[:_REASON]} ...") or type(error).__name__

@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from skipwise.errors import CutOffWarning, SkipwiseError
+from skipwise.errors import UNSAFE, CutOffWarning, SkipwiseError
 
 _LONGEST = 1200  # characters of a message
-_UNSAFE = ("trust_remote_code", "weights_only")
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
 _UNUSABLE = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM)
@@ -107,8 +106,8 @@ def _refused(message: str) -> SystemExit:
 
 def readable(message: str) -> str:
     """Return a message of at most a paragraph, without the sentences in which another library advises what is unsafe."""
-    if any(word in message for word in _UNSAFE):
-        message = " ".join(part for part in _SENTENCE.split(message) if not any(word in part for word in _UNSAFE))
+    if any(word in message for word in UNSAFE):
+        message = " ".join(part for part in _SENTENCE.split(message) if not any(word in part for word in UNSAFE))
     if len(message) > _LONGEST:
         kept = message[:_LONGEST].rsplit(maxsplit=1)[0]
         message = f"{kept} ... (and {len(message) - len(kept):,} characters more)"

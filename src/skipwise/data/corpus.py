@@ -15,8 +15,9 @@ from skipwise.errors import DataError
 class Document:
     """One text and its name, by which ``is_held_out`` decides.
 
-    The name is the POSIX path relative to the folder, or that of a single file; records add ``:`` and their line or
-    row, from 1; ``names.document_name`` has made it safe to print. In text files every line end becomes ``\\n`` and a byte order mark is dropped.
+    The name is the POSIX path relative to the folder, or that of a single file, safe to print
+    (``names.document_name``); records add ``:`` and their line or row, from 1. In text files every line end becomes
+    ``\\n`` and a byte order mark is dropped.
     """
 
     name: str

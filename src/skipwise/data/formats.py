@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skipwise.data.names import printable
-from skipwise.errors import DataError, first_line
+from skipwise.errors import DataError, reason
 
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".tex")
 _NAME_THE_FIELD = "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
@@ -51,8 +51,8 @@ def _read_text(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
     text = _file_text(path, shown)
     if "\0" in text:
         raise DataError(
-            f"{shown}: character {text.index(chr(0)):,} is NUL, so this is UTF-16 or no text; convert the file, for example "
-            "with `iconv -f utf-16le -t utf-8`, or remove the NULs with `tr -d '\\000'`"
+            f"{shown}: character {text.index(chr(0)):,} is NUL, so this is UTF-16 or no text; convert the file, for "
+            "example with `iconv -f utf-16le -t utf-8`, or remove the NULs with `tr -d '\\000'`"
         )
     yield "", text
 
@@ -122,7 +122,7 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
         raise _not_utf8(f"{shown}, row {row:,}", error) from error
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(
-            f"{shown}, after row {row:,}: not Parquet, cut short or damaged ({first_line(error)}); download it again"
+            f"{shown}, after row {row:,}: not Parquet, cut short or damaged ({reason(error)}); download it again"
         ) from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
 from skipwise.data.formats import reader_of, require_field, text_of
 from skipwise.data.names import document_name, printable
-from skipwise.errors import DataError, first_line, nearest
+from skipwise.errors import DataError, nearest, reason
 from skipwise.recipes.schema import Data
 
 
@@ -73,7 +73,7 @@ class StreamCorpus(Corpus):
             except Exception as error:  # the network, the hub or a file raises any of a dozen classes
                 raise StreamError(
                     f"{self.source}: the stream broke off after row {row:,} ({type(error).__name__}: "
-                    f"{first_line(error)}). What was tokenised is kept: run again to continue from there"
+                    f"{reason(error)}). What was tokenised is kept: run again to continue from there"
                 ) from error
             row += 1
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
@@ -91,13 +91,13 @@ def open_saved(folder: Path, data: Data) -> Corpus:
         dataset = datasets.load_from_disk(str(folder))
     except Exception as error:  # datasets, pyarrow and json each raise their own
         raise DataError(
-            f"{printable(folder)}: this saved Hugging Face data set cannot be loaded ({first_line(error)}); save it again"
+            f"{printable(folder)}: this saved Hugging Face data set cannot be loaded ({reason(error)}); save it again"
         ) from error
     if isinstance(dataset, datasets.DatasetDict):
         if data.split not in dataset:
             raise DataError(
-                f"{printable(folder)}: no split {data.split!r}{nearest(data.split, dataset)}; choose one of {', '.join(dataset)}: "
-                "data.split of a recipe, --split of evaluate"
+                f"{printable(folder)}: no split {data.split!r}{nearest(data.split, dataset)}; choose one of "
+                f"{', '.join(dataset)}: data.split of a recipe, --split of evaluate"
             )
         dataset = dataset[data.split]
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
@@ -130,7 +130,7 @@ def open_hub(data: Data) -> Corpus:
         part = f" and subset {data.subset!r}" if data.subset else ""
         raise DataError(
             f"{missing}, and the Hugging Face hub has no data set of that name with split {data.split!r}{part} "
-            f"({type(error).__name__}: {first_line(error)}). Check name, split, subset and network; or save it on a "
+            f"({type(error).__name__}: {reason(error)}). Check name, split, subset and network; or save it on a "
             "connected machine with `Dataset.save_to_disk` and give the folder"
         ) from error
     return RowCorpus(source, data.text_field, source, dataset, lambda: str(dataset._fingerprint))

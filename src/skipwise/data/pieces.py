@@ -14,10 +14,10 @@ The tokenizers library needs about 180 bytes of memory for each character of a t
    Their ids must be the same as those of the piece on the right, and are dropped.
 
 With 1 to 3 the ids are exact for every tokenizer whose normaliser and pre-tokenizer read from left to right, forget
-what lies before a place where they split, and look at most 512 characters ahead. All regular expressions of known
-language models do: they look one character beyond a run of spaces. A tokenizer that does not, for example one that
-splits into groups of a fixed length counted from the start, fails 2 or 3, because the whole piece is compared; its
-long texts are refused.
+what lies before a place where they split, and look at most 512 characters ahead. The expressions of known language
+models do: they look one character beyond a run of spaces. What depends on text further back, such as groups of a fixed
+length counted from the start, is noticed, because 2 and 3 are checked on every whole piece; such a long text is
+refused. An expression that looks further ahead, for a closing bracket anywhere in the text, would not be noticed.
 """
 
 import re

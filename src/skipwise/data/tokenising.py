@@ -4,8 +4,8 @@
     CACHE/tokens/.locks/FINGERPRINT     held while a store is written
 
 Memory is limited by one batch of documents, or by the text of the longest document. The threads of the tokenizers
-library tokenise (its Rust side releases Python's lock). Processes would each have to import the libraries and send their
-tokens back, and would need a guarded ``__main__`` in every script of a user.
+library tokenise (its Rust side releases Python's lock). Processes would each have to import the libraries and send
+their tokens back, and would need a guarded ``__main__`` in every script of a user.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from skipwise.engines.compare import TEXTS, differing, tokens_of
 from skipwise.engines.quantise import QUANTISED, quantise
 from skipwise.engines.request import Engine, Request, find_engines
-from skipwise.errors import EngineError, SkipwiseError, first_line, one_of
+from skipwise.errors import EngineError, SkipwiseError, one_of, reason
 from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
 
@@ -95,7 +95,7 @@ def _foreign_errors(model: Path) -> Iterator[None]:
         raise
     except Exception as error:
         raise EngineError(
-            f"llama.cpp's converter cannot convert {model} ({type(error).__name__}: {first_line(error)}); look whether its "
+            f"llama.cpp's converter cannot convert {model} ({type(error).__name__}: {reason(error)}); look whether its "
             "config, weights and tokenizer belong together, or serve it with vLLM"
         ) from error
 
@@ -111,7 +111,7 @@ def _known_class(model: Path) -> tuple[dict[str, Any], Any]:
         return settings, get_model_class(get_model_architecture(settings, ModelType.TEXT))
     except (NotImplementedError, KeyError) as error:
         raise EngineError(
-            f"llama.cpp's converter does not know {settings.get('model_type')} ({first_line(error)}); serve it with vLLM"
+            f"llama.cpp's converter does not know {settings.get('model_type')} ({reason(error)}); serve it with vLLM"
         ) from error
 
 

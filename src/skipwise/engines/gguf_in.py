@@ -36,7 +36,7 @@ from skipwise.engines.gguf import require_converter
 from skipwise.engines.gguf_tokenizer import SPLITS, read_tokenizer
 from skipwise.engines.quantise import writer_like
 from skipwise.engines.request import Engine, find_engines, missing
-from skipwise.errors import EngineError, ModelError, RunError, SkipwiseError, first_line
+from skipwise.errors import EngineError, ModelError, RunError, SkipwiseError, reason
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.rope import original_length, rope_of, rotated_dims
@@ -93,7 +93,7 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
                 console.print(f"tokenizer: {what}", style="yellow", soft_wrap=True)
         os.replace(partial, out)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{out} cannot be written ({first_line(error)}); make room, or give another folder") from error
+        raise RunError(f"{out} cannot be written ({reason(error)}); make room, or give another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     if source.quantised:
@@ -113,7 +113,7 @@ def _foreign_errors(source: "_Source") -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"{source.path}, of architecture {source.architecture}, cannot be converted ({type(error).__name__}: "
-            f"{first_line(error)}); give the model's own checkpoint"
+            f"{reason(error)}); give the model's own checkpoint"
         ) from error
 
 
@@ -129,7 +129,7 @@ class _Source:
             self.reader = GGUFReader(path)
             self.architecture = str(self.reader.fields["general.architecture"].contents())
         except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
-            raise ModelError(f"{path} is not a whole GGUF file ({first_line(error)}); fetch it again") from error
+            raise ModelError(f"{path} is not a whole GGUF file ({reason(error)}); fetch it again") from error
         self.path = path
         if self.get("split.count", 1) not in (0, 1):
             raise ModelError(f"{path} is a part of a split GGUF; put the parts together with llama-gguf-split --merge")
@@ -198,7 +198,7 @@ class _Source:
                 yield {"pretrained_model_name_or_path": folder, "gguf_file": "model.gguf"}
             except _UNREADABLE as error:
                 raise ModelError(
-                    f"transformers cannot read {self.path}, of architecture {self.architecture} ({first_line(error)}); give "
+                    f"transformers cannot read {self.path}, of architecture {self.architecture} ({reason(error)}); give "
                     "the model's own checkpoint"
                 ) from error
 

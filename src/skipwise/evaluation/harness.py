@@ -17,7 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.errors import DataError, EvaluationError, RecipeError, first_line, nearest
+from skipwise.errors import DataError, EvaluationError, RecipeError, nearest, reason
 from skipwise.model.precision import AUTOCAST
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings tell what is done on purpose, or is an error here
@@ -160,7 +160,7 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
             datasets.load_dataset_builder(name, subset, **known)
         except Exception as error:  # the network, the hub, a file of it: any of a dozen classes
             raise DataError(
-                f"task {task}: its data set {name} cannot be read from the hub ({first_line(error)}); give "
+                f"task {task}: its data set {name} cannot be read from the hub ({reason(error)}); give "
                 f"--data-dir DIR with a copy of it at DIR/{name}"
             ) from error
         return changes
@@ -169,7 +169,7 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
         builder = datasets.load_dataset_builder(str(folder), subset, **known)
     except Exception as error:  # datasets, pyarrow and yaml each raise their own
         raise DataError(
-            f"task {task}: {folder} cannot be read as a data set ({first_line(error)}); copy the hub's "
+            f"task {task}: {folder} cannot be read as a data set ({reason(error)}); copy the hub's "
             f"repository of {name} there"
         ) from error
     if builder.name not in _DATA_FILES:
@@ -233,7 +233,7 @@ def run_task(
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise
         raise EvaluationError(
-            f"task {task} cannot be run by the harness ({type(error).__name__}: {first_line(error)}); what was "
+            f"task {task} cannot be run by the harness ({type(error).__name__}: {reason(error)}); what was "
             "measured is kept. Correct its data, install what it needs, or leave it out"
         ) from error
     return results

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skipwise.errors import ModelError, RunError, first_line
+from skipwise.errors import ModelError, RunError, reason
 from skipwise.model.families import Conversion, plan_conversion
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.sealed import write_seal
@@ -100,7 +100,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         read = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}; give the folder of a checkpoint") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON ({error}); fetch it again") from error
     if not isinstance(read, dict):
         raise ModelError(f"{path} does not hold a JSON object; fetch it again")
@@ -139,7 +139,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             "checkpoint as safetensors"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as weights ({first_line(error)}); fetch it again") from error
+        raise ModelError(f"{path} cannot be read as weights ({reason(error)}); fetch it again") from error
 
 
 def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: int, console: Console) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterator
 from importlib import resources
 from importlib.util import find_spec
@@ -21,17 +20,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from skipwise.errors import ModelError, nearest
+from skipwise.errors import ModelError, nearest, reason
 from skipwise.model import lora
 from skipwise.model.four_bit import quantization_settings
 from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
 from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.names import expanded
-
-_REASON = 300  # characters of another library's message that one of ours repeats
-_UNSAFE = ("trust_remote_code", "weights_only")  # advised by other libraries, never by us
-_SILENCED = ("the above", "see above", "For details")  # what transformers prints before an error is not shown
 
 
 def _dtype(name: str) -> str:
@@ -265,22 +260,3 @@ def _invalid(error: ValidationError) -> str:
     problem = error.errors()[0]
     rule = problem["msg"].removeprefix("Value error, ")
     return f"config.json has {problem['loc'][0]} {repr(problem['input'])[:60]}: {rule}"
-
-
-def reason(error: BaseException) -> str:
-    """Return what another library says of an error, in a part of a sentence.
-
-    Its first line is often a heading that ends in a colon, so lines are joined up to one that says something. Left out is
-    advice to run a checkpoint's code, and what refers to lines that were not shown.
-    """
-    said = ""
-    for line in filter(None, map(str.strip, str(error).splitlines())):
-        said = f"{said} {line}".strip()
-        if not said.endswith(":"):
-            break
-    said = re.sub(r"<class '([\w.]+)'>", r"\1", said)
-    kept = [
-        part for part in re.split(r"(?<=[.!?])\s+", said) if not any(word in part for word in (*_UNSAFE, *_SILENCED))
-    ]
-    said = " ".join(kept).rstrip(".: ")
-    return (said if len(said) <= _REASON else f"{said[:_REASON]} ...") or type(error).__name__

@@ -19,8 +19,7 @@ from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 
-from skipwise.errors import RecipeError, nearest
-from skipwise.model.loading import reason
+from skipwise.errors import RecipeError, nearest, reason
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Training
 from skipwise.training import processes

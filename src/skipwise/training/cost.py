@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from transformers import PretrainedConfig
 
-from skipwise.errors import ModelError, RecipeError, SkipwiseError
+from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
 from skipwise.method.lengths import format_length
-from skipwise.model.loading import load_config, reason
+from skipwise.model.loading import load_config
 from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.recipes.schema import Recipe, Training

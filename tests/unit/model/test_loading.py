@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GPTNeoXConfig, GPTNeoXForCausalLM
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, reason
 from skipwise.model import rope
-from skipwise.model.loading import load_config, load_model, load_tokenizer, reason, resolve
+from skipwise.model.loading import load_config, load_model, load_tokenizer, resolve
 from skipwise.model.rope import check_frequencies, plan_extension
 from tests.tiny import checkpoint, llama
 
