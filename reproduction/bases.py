@@ -151,7 +151,7 @@ def _settings(base: SmallBase) -> Training:
             "lr_scheduler_type": "cosine",
             "adam_beta2": 0.95,
             "weight_decay": 0.1,
-            "warmup_steps": 50,
+            "warmup_steps": min(50, base.steps),
             "save_steps": 250,
         }
     )

@@ -8,6 +8,7 @@ CACHE/tokens/.draft-FINGERPRINT/    the files of the store, ends.bin, and draft.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,6 +44,10 @@ class Draft(ExitStack):
         self._hashes = {name: hashlib.sha256() for name in _APPENDED}  # of the bytes written
 
     def __enter__(self) -> "Draft":
+        odd = [path for path in self.folder.glob("*") if path.is_symlink() or not path.is_file()]
+        if odd:  # a pipe would be waited for, and a link written through
+            self.say(f"{odd[0]} is no file, so its documents are tokenised again")
+            shutil.rmtree(self.folder)
         private_folder(self.folder)
         try:
             if (self.folder / "draft.json").exists():

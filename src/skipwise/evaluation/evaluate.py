@@ -116,6 +116,8 @@ def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: S
     """The folder of this evaluation: a new one, or one that was begun with the same specification."""
     folder = RunFolder(out or Path("evaluations") / models[0].label.replace("/", "-"))
     if not folder.facts.exists():
+        if folder.results.is_file():
+            raise RunError(f"{folder.path} has lost its run.json; restore it, or give another --out")
         if not folder.is_free:
             raise RunError(f"{folder.path} exists and is no evaluation of skipwise; give another --out")
         return folder

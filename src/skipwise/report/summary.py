@@ -5,6 +5,7 @@ rows: one model on one text.
 """
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -202,9 +203,12 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         )
     try:
         run = RunFolder(folder)
-        if run.recipe.exists() and not run.facts.exists():
+        if run.recipe.is_file() and not run.facts.exists():
             raise RunError(f"{folder} has lost run.json; restore it, or let extend --resume write it again")
-        info, recipe = run.read(), run.recipe.read_text(encoding="utf-8") if run.recipe.exists() else ""
+        info = run.read()
+        if not run.recipe.is_file() and ("settings" in info or os.path.lexists(run.recipe)):
+            raise RunError(f"{folder} has lost recipe.yaml; restore it")
+        recipe = run.recipe.read_text(encoding="utf-8") if run.recipe.is_file() else ""
         if recipe and info.get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
             raise RunError(f"{run.recipe} was edited or damaged since the run was begun; restore it")
     except (ValueError, OSError) as error:

@@ -415,6 +415,13 @@ class TestUnusualFiles:
         with pytest.raises(DataError, match="cannot be read"):
             open_corpus(path)
 
+    def test_the_home_folder(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("HOME", str(tmp_path))
+        write(tmp_path / "a.txt", "text")
+        assert pairs("~/a.txt") == [("a.txt", "text")]
+        with pytest.raises(ValueError, match="no such user; write the whole path"):
+            opened("~nobody-here/a.txt")
+
     def test_long_paths(self, tmp_path):
         folder = tmp_path / ("a" * 200) / ("b" * 200)
         assert pairs(write(folder / "c.txt", "text").parent) == [("c.txt", "text")]

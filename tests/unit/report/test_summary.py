@@ -295,7 +295,7 @@ def test_folders_that_cannot_be_read_are_explained(tmp_path) -> None:
     (broken / "run.json").write_text(json.dumps(INFO))
     (broken / "recipe.yaml").unlink()
     (broken / "recipe.yaml").mkdir()
-    with pytest.raises(RunError, match=r"recipe\.yaml cannot be read"):
+    with pytest.raises(RunError, match=r"has lost recipe\.yaml; restore it"):
         read_folder(broken)
 
 
