@@ -281,16 +281,20 @@ def of_two(world: World, most: int, clock: Clock) -> Iterator[Result]:
 
 
 def _judged(job: Job, world: World, other: Ended, rank: int, wanted: dict[str, str]) -> tuple[str, str]:
-    if other.broken:
-        return other.broken, f"the other process: {other.last_words}"
-    if rank == 1 and other.status and not other.refused:
-        return "UNCLEAR", f"the first process ended with {other.status}: {other.last_words}"
     words = job.again if (world.work / "run" / "recipe.yaml").exists() else job.begin
     for one in run_ranks(words, [world.work, world.work]):
         if one.broken or one.status:
             return one.broken or "UNUSABLE", one.last_words
-    found = difference(fruits(world.work, job.makes), wanted)
-    return ("SILENT", found) if found else ("ok", other.message)
+    if found := difference(fruits(world.work, job.makes), wanted):
+        return "SILENT", found
+    if other.broken:
+        return other.broken, f"the other process: {other.last_words}; both went on to the same bits"
+    if rank == 1 and other.status and not other.refused:
+        return (
+            "UNCLEAR",
+            f"the first process ended with {other.status}: {other.last_words}; both went on to the same bits",
+        )
+    return "ok", other.message
 
 
 def of_launched(world: World, most: int, clock: Clock) -> Iterator[Result]:
@@ -311,10 +315,10 @@ def of_launched(world: World, most: int, clock: Clock) -> Iterator[Result]:
         os.kill(killed, signal.SIGKILL)
         ended = wait(pid, printed, 120)
         case = f"--launch ddp: process {number % 2} killed after its first checkpoint"
-        if ended.broken or ended.status == 0:
-            yield Result(RANK, case, ended.broken or "SILENT", ended.last_words)
-            continue
         again = run([*job.again, *launch], world.work, limit=300)
-        found = difference(fruits(world.work, weights), wanted)
-        bad = again.broken or (again.status and "UNUSABLE") or (found and "SILENT")
-        yield Result(RANK, case, bad or "ok", found or again.last_words if bad else ended.message)
+        if again.broken or again.status:
+            yield Result(RANK, case, again.broken or "UNUSABLE", again.last_words)
+        elif found := difference(fruits(world.work, weights), wanted):
+            yield Result(RANK, case, "SILENT", found)
+        else:
+            yield Result(RANK, case, ended.broken or "ok", f"{ended.last_words}; --resume went on to the same bits")

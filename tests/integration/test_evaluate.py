@@ -308,6 +308,7 @@ def test_a_tokenizer_without_digits_is_refused(models, monkeypatch, capsys, tmp_
     vocabulary = json.loads((tmp_path / models / "tokenizer.json").read_text())
     vocabulary["model"]["vocab"] = {t: i for t, i in vocabulary["model"]["vocab"].items() if t != "7"}
     (tmp_path / models / "tokenizer.json").write_text(json.dumps(vocabulary))
+    (tmp_path / models / "skipwise.json").unlink()  # the seal
     message = refused(monkeypatch, capsys, "evaluate", models, "--base", "none", "--data", "text", *ASKED)
     assert "the digit 7" in message
 

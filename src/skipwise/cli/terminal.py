@@ -19,6 +19,7 @@ _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
 _UNUSABLE = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM)
+_PEER_LOST = ("by peer", "NCCL")  # in what gloo and NCCL say of a process that is gone
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # typer's of Ctrl-C; the launcher's of several processes
 
 
@@ -85,6 +86,13 @@ def explained(command: str = "") -> Iterator[None]:
                 f"{error.filename} cannot be used: {error.strerror}; correct the path, or its rights"
             ) from None
         raise
+    except RuntimeError as error:
+        if "RANK" not in os.environ or not any(phrase in str(error) for phrase in _PEER_LOST):
+            raise
+        raise _refused(
+            "another process of this run has ended, and what it printed says why; the same command with --resume goes on "
+            "in as many processes"
+        ) from None
     except (SystemExit, KeyboardInterrupt) as end:
         code = 128 + terminated[0] if terminated else getattr(end, "code", None)
         if code in _STOPPED:

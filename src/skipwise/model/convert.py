@@ -1,5 +1,6 @@
 """Write a checkpoint as the same network in a stock class, shard by shard: ``skipwise convert``."""
 
+import errno
 import json
 import os
 import shutil
@@ -66,6 +67,10 @@ def convert(
             write_stock_tokenizer(partial)
         write_seal(partial, {"converted_from": checkpoint})
         os.replace(partial, out)
+    except SafetensorError as error:
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return out

@@ -75,8 +75,10 @@ def told_by_first(value: Any) -> Any:
     values = [value]
     try:
         broadcast_object_list(values)
-    except RuntimeError:  # the first process has printed its error
-        raise SystemExit(1) from None
+    except RuntimeError:
+        if is_first():
+            raise
+        raise SystemExit(1) from None  # the first process has printed its error
     return values[0]
 
 

@@ -95,6 +95,8 @@ def train(
         display.stop()
         model.config.use_cache = use_cache
     seconds = time.perf_counter() - began
+    if args.should_save:  # what an interrupted removal left, where no later save removes it
+        checkpoints.rotate(folder, settings.save_total_limit)
     return TrainingSummary(
         steps=trainer.state.global_step,
         tokens=trainer.state.num_input_tokens_seen,

@@ -25,6 +25,7 @@ def wait(*args, **options):
     finally:
         Path("saved").touch()
 place.coverage = wait
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what runs in the background
 from skipwise.cli import main
 sys.argv = ["skipwise", "coverage"]
 main()
@@ -98,6 +99,18 @@ def test_a_path_that_cannot_be_used_is_named(capsys, number: int) -> None:
         raise OSError(number, os.strerror(number), "some/path")
     assert end.value.code == 1
     assert f"skipwise: some/path cannot be used: {os.strerror(number)}; correct the path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", ["[gloo] Connection closed by peer [127.0.0.1]:1", "NCCL communicator was aborted"])
+def test_a_process_whose_peer_is_gone_says_so_whatever_its_rank(monkeypatch, capsys, said: str) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as end, explained():
+        raise RuntimeError(said)
+    assert end.value.code == 1
+    assert "another process of this run has ended" in capsys.readouterr().err
+    monkeypatch.delenv("RANK")
+    with pytest.raises(RuntimeError), explained():
+        raise RuntimeError(said)
 
 
 def test_other_errors_of_the_system_are_ours() -> None:

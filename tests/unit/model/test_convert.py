@@ -1,5 +1,6 @@
 """What cannot be converted is refused before anything is written, and nothing of a checkpoint is executed."""
 
+import errno
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPTJConfig, GPTJForCausalLM
 
@@ -42,7 +44,7 @@ def refused(source: str, out: Path) -> str:
 def test_the_tokenizer_goes_along(gptj: Path, tmp_path: Path) -> None:
     out = convert(str(gptj), tmp_path / "out")
     assert AutoTokenizer.from_pretrained(out)("abc").input_ids == byte_tokenizer()("abc").input_ids
-    assert not (tmp_path / "out.partial").exists()
+    assert not (tmp_path / ".out.partial").exists()
 
 
 def test_what_stands_there_is_kept(gptj: Path, tmp_path: Path) -> None:
@@ -87,7 +89,7 @@ def test_weights_that_cannot_be_are_named(gptj: Path, tmp_path: Path) -> None:
     ):
         save_file(whole | {name: weight.contiguous()}, gptj / "model.safetensors", metadata={"format": "pt"})
         assert message in refused(str(gptj), tmp_path / "out")
-    assert not (tmp_path / "out.partial").exists()
+    assert not (tmp_path / ".out.partial").exists()
 
 
 @pytest.mark.parametrize(
@@ -161,11 +163,22 @@ def test_remote_code_is_not_named_in_the_result(tmp_path: Path) -> None:
 
 
 def test_a_conversion_that_was_killed_begins_anew(gptj: Path, tmp_path: Path) -> None:
-    torso = tmp_path / "out.partial"
+    torso = tmp_path / ".out.partial"
     torso.mkdir()
     save_file({"x": torch.zeros(1)}, torso / "model-00007.safetensors")
     out = convert(str(gptj), tmp_path / "out")
     assert [path.name for path in out.glob("*.safetensors")] == ["model.safetensors"]
+
+
+def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing(gptj: Path, tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("Error while serializing: No space left on device (os error 28)")
+
+    monkeypatch.setattr("skipwise.model.convert.save_file", full)
+    with pytest.raises(OSError, match="No space left on device") as told:
+        convert(str(gptj), tmp_path / "out")
+    assert (told.value.errno, told.value.filename) == (errno.ENOSPC, str(tmp_path / "out"))
+    assert [path.name for path in tmp_path.iterdir()] == ["gptj"]
 
 
 def test_the_type_of_the_weights_is_kept(gptj: Path, tmp_path: Path) -> None:

@@ -161,6 +161,15 @@ def test_the_last_step_has_a_complete_checkpoint(tmp_path):
     assert same(weights(LlamaForCausalLM.from_pretrained(tmp_path / "checkpoint-5")), weights(model))
 
 
+def test_a_removal_that_was_cut_off_after_the_last_save_is_finished_by_a_resume(tmp_path):
+    run(tmp_path, max_steps=4, save_steps=2, save_total_limit=1)
+    torso = tmp_path / "checkpoint-2"
+    torso.mkdir()
+    (torso / "optimizer.pt").touch()
+    run(tmp_path, max_steps=4, save_steps=2, save_total_limit=1, resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
+
+
 def token_mean(model, examples) -> float:
     """The oracle: the sum of nats over all labels that count, over their number."""
     total = count = 0.0
