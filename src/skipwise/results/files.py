@@ -28,7 +28,7 @@ _SETTLED = 2.0  # seconds; a file changed later than this may change again withi
 _REMEMBERED = 4000  # files
 _ABANDONED = 3600.0  # seconds after which a file that a killed process was writing is removed
 _known: dict[str, str] = {}  # file and its time stamps -> hash
-_kept: list[FileLock] = []  # files that this process alone writes
+_kept: dict[Path, FileLock] = {}  # of the files that this process alone writes
 
 Seal = dict[str, dict[str, Any]]  # file: its bytes and digest
 
@@ -203,13 +203,15 @@ def keep_for_this_process(path: Path) -> None:
     Raises:
         RunError: another process has it.
     """
-    # A singleton, because a process may ask twice.
-    lock = FileLock(path.with_name(f".{path.name}.lock").absolute(), is_singleton=True)
+    at = path.absolute()
+    if at in _kept:
+        return
+    lock = FileLock(at.with_name(f".{at.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
         raise RunError(f"another process is writing {path}; wait for it, or give another --out") from None
-    _kept.append(lock)
+    _kept[at] = lock
 
 
 def fresh_folder(path: Path) -> None:

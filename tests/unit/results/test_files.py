@@ -1,6 +1,8 @@
 """Files of ours: whole or absent, unchanged or refused, and hashed once."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,17 @@ def test_folders_are_the_owners_alone_unless_they_are_shared(tmp_path: Path, mon
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("mine", "ours")]
     assert modes[0] == 0o700
     assert modes[1] != 0o700
+
+
+def test_a_file_is_kept_for_one_process(tmp_path: Path) -> None:
+    files.keep_for_this_process(tmp_path / "file")
+    files.keep_for_this_process(tmp_path / "file")  # it may ask twice
+    ask = (
+        "import sys; from pathlib import Path; from skipwise.results.files import keep_for_this_process;"
+        "keep_for_this_process(Path(sys.argv[1]))"
+    )
+    for name, refused in (("file", True), ("other", False)):
+        words = [sys.executable, "-c", ask, tmp_path / name]
+        asked = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert (f"another process is writing {tmp_path / name}" in asked.stderr) == refused
+        assert bool(asked.returncode) == refused
