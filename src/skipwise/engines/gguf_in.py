@@ -138,7 +138,7 @@ class _Source:
         if not self._matrices:
             raise ModelError(f"{path} holds no weights; give a GGUF file that has them")
         blocks = len({tensor.name.split(".")[1] for tensor in self.reader.tensors if tensor.name.startswith("blk.")})
-        if self.setting("block_count") != blocks:
+        if self.setting("block_count", blocks) != blocks:
             raise ModelError(
                 f"{path} says block_count {self.setting('block_count')} and holds {blocks}; it is damaged, fetch it again"
             )
