@@ -30,6 +30,14 @@ def _flipped(path: Path, place: float, bit: int) -> None:
     path.write_bytes(data)
 
 
+def _miscounted(path: Path, rng: Random) -> None:
+    """Write another digit for one: what is text stays text."""
+    data = bytearray(path.read_bytes())
+    place = rng.choice([place for place, byte in enumerate(data) if chr(byte).isdigit()] or [0])
+    data[place] = ord("0") + (data[place] - ord("0") + rng.randint(1, 9)) % 10
+    path.write_bytes(data)
+
+
 def _swapped(path: Path, other: Path) -> None:
     first, second = path.read_bytes(), other.read_bytes()
     path.write_bytes(second)
@@ -41,10 +49,11 @@ def _replaced(path: Path, make: Callable[[Path], object]) -> None:
     make(path)
 
 
-DAMAGES: dict[str, Callable[[Path, Random], None]] = {
+DAMAGES: dict[str, Callable[[Path, Random], object]] = {
     "a bit of its beginning": lambda path, rng: _flipped(path, 0.0, rng.randrange(8)),
     "a bit of its middle": lambda path, rng: _flipped(path, rng.uniform(0.2, 0.8), rng.randrange(8)),
     "a bit of its end": lambda path, rng: _flipped(path, 1.0, rng.randrange(8)),
+    "another digit": _miscounted,
     "cut in half": lambda path, _: os.truncate(path, path.stat().st_size // 2),
     "cut by two bytes": lambda path, _: os.truncate(path, path.stat().st_size - 2),  # the last may be a line's end
     "longer by a byte": lambda path, _: path.write_bytes(path.read_bytes() + b"\0"),
@@ -58,10 +67,10 @@ DAMAGES: dict[str, Callable[[Path, Random], None]] = {
 }
 
 
-def _neighbour(path: Path) -> Path:
-    """Another file beside it, or in the folder above."""
+def _neighbour(path: Path) -> Path | None:
+    """Another file beside it, or in the folder above, if there is one."""
     beside = [one for folder in (path.parent, path.parent.parent) for one in sorted(folder.glob("*")) if one.is_file()]
-    return next(one for one in beside if one != path and one.name not in _IDLE)
+    return next((one for one in beside if one != path and one.name not in _IDLE), None)
 
 
 # --- what is damaged, and who reads it ---
@@ -302,7 +311,9 @@ def _cases(target: Target, world: World) -> Iterator[tuple[Target, Job, str, str
 
 
 def _possible(path: Path, how: str) -> bool:
-    """Whether the damage changes anything."""
+    """Whether the damage can be done, and changes anything."""
+    if how == "swapped" and _neighbour(path) is None:
+        return False
     return path.stat().st_size > 2 or how in (
         "longer by a byte",
         "deleted",

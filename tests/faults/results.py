@@ -13,7 +13,7 @@ from pathlib import Path
 GOOD = ("ok", "refused", "repaired", "said", "not read")
 BAD = ("SILENT", "TRACEBACK", "HANG", "UNUSABLE", "UNCLEAR")
 _TIMES = ("seconds", "tokens_per_second", "check")  # fields of a record that two equal measurements differ in
-_FACTS = ("settings", "fingerprints", "seed", "model", "data", "evaluation", "kept", "records", "probe")
+_CHANGING = ("created", "command", "training", "check")  # fields of run.json that two equal runs differ in
 _VARIES = ("report.html", "README.md", "trainer_state.json", "training_args.bin", "complete.json", "digests.json")
 
 
@@ -54,10 +54,10 @@ def _hash(path: Path) -> str:
     data = path.read_bytes()
     if path.name in _VARIES:
         data = b"" if data else b"empty"
-    with suppress(ValueError):  # damaged: its bytes
+    with suppress(ValueError, AttributeError):  # damaged: its bytes
         if path.name == "run.json":
-            facts = json.loads(data)
-            data = json.dumps({key: facts.get(key) for key in _FACTS}, sort_keys=True).encode()
+            facts = {key: fact for key, fact in json.loads(data).items() if key not in _CHANGING}
+            data = json.dumps(facts, sort_keys=True).encode()
         elif path.suffix == ".jsonl" and path.name != "names.jsonl":
             lines = [{k: v for k, v in json.loads(line).items() if k not in _TIMES} for line in data.splitlines()]
             data = "\n".join(sorted(json.dumps(line, sort_keys=True) for line in lines)).encode()
