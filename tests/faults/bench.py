@@ -26,9 +26,9 @@ _STAGES = ("extend", "middle", "evaluate", "tokenising")
 
 def kill_operations(world: World, clock: Clock) -> Iterator[Result]:
     """Kill commands before each of their changes of the disk, and some of them twice."""
-    yield from kills.at_operations(world, 3 if world.short else None, clock, _FEW if world.short else jobs())
     if not world.short:
-        yield from kills.twice(world, 50, clock)
+        yield from kills.twice(world, 25, clock)
+    yield from kills.at_operations(world, 3 if world.short else None, clock, _FEW if world.short else jobs())
 
 
 def kill_random(world: World, clock: Clock) -> Iterator[Result]:
