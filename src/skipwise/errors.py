@@ -37,6 +37,10 @@ class TrainingError(SkipwiseError):
     """Training cannot continue; what was written before is intact."""
 
 
+class PeerError(TrainingError):
+    """What one of several processes has met, and the first perhaps not; the process says it, whichever it is."""
+
+
 class NonFiniteLossError(TrainingError):
     """The loss or a gradient is NaN or infinite; raised before the weights are updated."""
 

@@ -5,8 +5,6 @@
 Each stage leaves files that the next one reads, and is passed over when a resumed run finds them whole.
 """
 
-import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +14,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import collate
-from skipwise.errors import ModelError, RunError, SkipwiseError, counted
+from skipwise.errors import ModelError, PeerError, RunError, SkipwiseError, counted
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.runner import answered
 from skipwise.method.coverage import coverage
@@ -160,12 +158,11 @@ def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
     path, identity, decides, training = processes.told_by_first(None)
     run = RunFolder(path)
     processes.end_together(_other_machine(prepared, run, identity, decides))
-    try:
-        if training:
+    if training:
+        try:
             _train(prepared, _load_and_probe(prepared, console), run, resume)
-    except SkipwiseError as error:  # of this process alone: the first has not met it
-        print(f"skipwise: process {os.environ.get('RANK')}: {error}", file=sys.stderr)
-        raise
+        except SkipwiseError as error:
+            raise PeerError(str(error)) from error  # the first has not met it
     return run
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults import fuzz
-from tests.faults.fuzz import Case, World, is_clear, make, outcome
+from tests.faults.fuzz import is_clear, outcome
+from tests.faults.inputs import CASES, Case, World, make
 
 
 def test_every_broken_input_ends_in_a_clear_message() -> None:
@@ -35,7 +36,7 @@ def test_a_case_depends_on_seed_and_number_alone(world: World) -> None:
 
 def test_every_kind_of_input_is_broken(world: World) -> None:
     cases = [make(world, 0, index) for index in range(200)]
-    assert {case.kind for case in cases} == set(fuzz._KINDS)
+    assert {case.kind for case in cases} == set(CASES)
     assert all("--dry-run" in case.words for case in cases if case.words[0] == "extend")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from skipwise.errors import UNSAFE, CutOffWarning, SkipwiseError
+from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError
 
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
@@ -71,9 +71,10 @@ def explained(command: str = "") -> Iterator[None]:
         with _plain_warnings(), _sigterm_as_ctrl_c(terminated):
             yield
     except SkipwiseError as error:
-        if os.environ.get("RANK", "0") != "0":  # of several processes one says it
+        rank = os.environ.get("RANK", "0")
+        if rank != "0" and not isinstance(error, PeerError):  # of several processes one says it
             raise SystemExit(1) from None
-        raise _refused(str(error)) from None
+        raise _refused(f"process {rank}: {error}" if isinstance(error, PeerError) else str(error)) from None
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in _FULL:

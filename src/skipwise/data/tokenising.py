@@ -82,7 +82,7 @@ def build_token_store(
             return _build(cache / "tokens", fingerprint, corpus, tokenizer, data.max_tokens, on_progress, say)
     except OSError as error:  # an unreadable source is a DataError already
         raise DataError(
-            f"{printable(cache)}: the token store cannot be written ({error.strerror or error}); "
+            f"{printable(error.filename or cache)}: the token store cannot be written ({error.strerror or error}); "
             "set data.cache or $SKIPWISE_CACHE to a folder of yours with room"
         ) from error
     if on_progress is not None:

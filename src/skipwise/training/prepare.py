@@ -18,6 +18,7 @@ from skipwise.model.loading import load_config, load_tokenizer, resolve
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
 from skipwise.model.rope import Extension, extension_of, sliding_layers
+from skipwise.model.sealed import require_unchanged
 from skipwise.recipes.schema import Lora, Recipe
 from skipwise.training import processes
 from skipwise.training.arguments import training_arguments
@@ -85,6 +86,7 @@ class PreparedRun:
 
 def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     """Read the model's config, tokenise the text (cached) and split it; no weights are loaded yet."""
+    require_unchanged(Path(resolve(recipe.model)))
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     train_length = recipe.train_length or extension.rope.original_length

@@ -16,9 +16,11 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from skipwise.errors import SkipwiseError, TrainingError
+from skipwise.errors import PeerError, SkipwiseError, TrainingError
 
+MEETING = timedelta(minutes=10)  # in which all processes of a run must begin; on a cluster one imports for minutes
 ENGINE = "SKIPWISE_ENGINE"  # set by ``skipwise extend --launch``
+_AGAIN = "start all of them again, with --resume where a run folder was begun"
 _ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "zero3", "ACCELERATE_USE_FSDP": "fsdp"}
 _WRAPPERS = {
     "ddp": {"DistributedDataParallel"},
@@ -68,17 +70,21 @@ def first_ahead() -> Iterator[None]:
 
 
 def told_by_first(value: Any) -> Any:
-    """Return in every process the value that the first one passes; if the first has ended, end without a message."""
+    """Return in every process the value that the first one passes.
+
+    Raises:
+        PeerError: the first has ended.
+    """
     if launched() == 1:
         return value
     _state()
     values = [value]
     try:
         broadcast_object_list(values)
-    except RuntimeError:
+    except RuntimeError as error:
         if is_first():
             raise
-        raise SystemExit(1) from None  # the first process has printed its error
+        raise PeerError(f"process 0 has ended, and says why, or was killed; {_AGAIN}") from error
     return values[0]
 
 
@@ -124,5 +130,31 @@ def finish() -> None:
 
 
 def _state() -> PartialState:
+    met = None if PartialState._shared_state else _meet()
     # The first process may tokenise for hours while the others wait.
-    return PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=7))
+    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=7))
+    del met  # until here, so that the first process serves one store for both
+    return state
+
+
+def _meet() -> torch.distributed.Store:
+    """Wait until every process has begun.
+
+    A process that has met the others is missed at once when it dies, and the wait for it may be long. One that dies
+    before is waited for as long as the timeout says, and a launcher that would end the others may not be there.
+    """
+    try:
+        store, rank, processes = next(torch.distributed.rendezvous("env://", timeout=MEETING))
+        store.set(f"skipwise/{rank}", "begun")
+        store.wait([f"skipwise/{number}" for number in range(processes)], MEETING)
+    except ValueError as error:  # of a variable that is not there
+        raise TrainingError(
+            f"WORLD_SIZE says that this is one of {launched()} processes, but not how to find the others ({error}); start "
+            "them with --launch, torchrun or accelerate launch"
+        ) from error
+    except RuntimeError as error:  # torch's errors of a store
+        raise PeerError(
+            f"of {launched()} processes not all have begun within {MEETING.total_seconds():.0f} s; look at what the others "
+            f"printed. {_AGAIN.capitalize()}"
+        ) from error
+    return store
