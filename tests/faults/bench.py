@@ -99,6 +99,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="append each result to this file, as JSON Lines")
     asked = parser.parse_args()
+    if unknown := sorted(set(asked.only.split(",")) - set(GROUPS)):
+        parser.error(f"--only {', '.join(unknown)} is no group; choose from {', '.join(GROUPS)}")
     results: list[Result] = []
     with temporary_root() as root:
         world = prepared_world(root / "faults", asked.seed, asked.short, lambda line: print(line, file=sys.stderr))

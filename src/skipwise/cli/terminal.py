@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from skipwise.data.names import printable
 from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError
 
 _LONGEST = 1200  # characters of a message
@@ -50,13 +51,19 @@ def _is_of_use(record: logging.LogRecord) -> bool:
 
 
 def new_console() -> Any:
-    """A console that prints names and paths as they are."""
+    """A console that prints names and paths as they are, but no character of theirs that commands a terminal."""
     from rich.console import Console
+    from rich.segment import Segment
+
+    class Plain(Console):
+        def render(self, *what: Any, **how: Any) -> Iterator[Segment]:
+            for part in super().render(*what, **how):
+                yield part if part.control else Segment(printable(part.text, keep="\n\t"), part.style)
 
     quiet = os.environ.get("RANK", "0") != "0"  # of several processes one prints
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that is not UTF-8 is shown by its bytes
-    return Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+    return Plain(highlight=False, markup=False, emoji=False, quiet=quiet)
 
 
 @contextmanager
@@ -114,13 +121,14 @@ def _refused(message: str) -> SystemExit:
 
 
 def readable(message: str) -> str:
-    """Return a message of at most a paragraph, without the sentences in which another library advises what is unsafe."""
+    """Return a message of at most a paragraph, without the sentences in which another library advises what is unsafe,
+    and without characters that command a terminal."""
     if any(word in message for word in UNSAFE):
         message = " ".join(part for part in _SENTENCE.split(message) if not any(word in part for word in UNSAFE))
     if len(message) > _LONGEST:
         kept = message[:_LONGEST].rsplit(maxsplit=1)[0]
         message = f"{kept} ... (and {len(message) - len(kept):,} characters more)"
-    return message
+    return printable(message, keep="\n\t")
 
 
 @contextmanager

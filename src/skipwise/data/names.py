@@ -8,9 +8,12 @@ from typing import Any
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(text: Any) -> str:
-    r"""Return a text or path with each character that must not reach a terminal as an escape: ``\x1b``, ``\u202e``."""
-    return _UNSAFE.sub(_escape, str(text))
+def printable(text: Any, keep: str = "") -> str:
+    r"""Return a text or path with each character that must not reach a terminal as an escape: ``\x1b``, ``\u202e``.
+
+    Those in ``keep``, as line ends, stay as they are.
+    """
+    return _UNSAFE.sub(lambda found: found[0] if found[0] in keep else _escape(found), str(text))
 
 
 def document_name(name: str) -> str:

@@ -14,7 +14,7 @@ import transformers
 def read(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request."""
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        request["model"], torch_dtype=torch.float32, output_loading_info=True
+        request["model"], trust_remote_code=False, torch_dtype=torch.float32, output_loading_info=True
     )
     model, lost = loaded[0], sorted(loaded[1]["missing_keys"])
     if lost:  # it would draw them at random

@@ -116,7 +116,9 @@ def missing(name: str) -> str:
 
 
 _ASK_VERSIONS = """
-import importlib.metadata as metadata, json, sys
+import sys
+sys.path = [folder for folder in sys.path if folder]  # the empty one is the user's working folder
+import importlib.metadata as metadata, json
 found = {}
 for name, distributions in json.loads(sys.argv[1]).items():
     for distribution in distributions:

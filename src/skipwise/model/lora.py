@@ -144,6 +144,11 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
 
     with _quiet():
         config = LoraConfig.from_pretrained(folder)
+    if type(config) is not LoraConfig or config.megatron_config:
+        raise ModelError(
+            f"{folder} is no adapter that skipwise wrote: its adapter_config.json asks peft for "
+            f"{'a module of its own choice' if config.megatron_config else config.peft_type}; extend again"
+        )
     config.inference_mode = False
     adapted = _with_additions(base, config, load_file(Path(folder) / "adapter_model.safetensors"))
     return adapted.merge_and_unload(safe_merge=True) if merge else adapted

@@ -141,13 +141,14 @@ def _svg(plot: Plot) -> str:
 
 
 def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> bytes:
-    import matplotlib
+    from matplotlib import style as styles
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
     inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style: Any = {**_STYLE, **dict.fromkeys(inked, ink), "grid.color": faint, "svg.hashsalt": plot.name}
-    with matplotlib.rc_context(style):
+    # Matplotlib reads a matplotlibrc of the working folder, which may have LaTeX run on our texts: begin without it.
+    with styles.context(style, after_reset=True):
         figure = Canvas(figsize=(4.8, 3.35), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()

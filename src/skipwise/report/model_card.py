@@ -1,12 +1,12 @@
 """The model card: the ``README.md`` beside an extended model, with what was measured and how each engine loads it."""
 
-import html
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from skipwise.model import lora, serving
 from skipwise.model.loading import resolve
+from skipwise.report.tables import plain
 from skipwise.results.files import replacing, write_text
 
 _SHORT_OF_MEMORY = (
@@ -20,8 +20,8 @@ def write_card(
 ) -> None:
     """Write the card into the model's ``folder``: headline, facts, table (Markdown), and a copy of the figure (PNG)."""
     lines = ["---", "library_name: transformers", "tags: [long-context, pose, rope]", "---", ""]
-    lines += [f"# {html.escape(title, quote=False)}", "", f"{headline}.", ""]
-    lines += [f"- {name}: {html.escape(value, quote=False)}" for name, value in facts.items()]
+    lines += [f"# {plain(title)}", "", f"{headline}.", ""]
+    lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
     if figure is not None and figure.exists():
         with replacing(folder / figure.name) as copy:

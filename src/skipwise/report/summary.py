@@ -7,12 +7,13 @@ rows: one model on one text.
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from skipwise.data.names import printable
 from skipwise.errors import RunError
 from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.files import file_digest
@@ -218,7 +219,24 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
             f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "
             "print their tables again, and skipwise evaluate makes a page"
         )
-    return Folder(name or folder.name, [record for record in records if _asked_for(info, record)], info, recipe)
+    asked = [_shown(record) for record in records if _asked_for(info, record)]
+    return Folder(_shown(name or folder.name), asked, _shown(info), printable(recipe, keep="\n\t"))
+
+
+def _shown(value: Any) -> Any:
+    """A value of a record or of ``run.json``, its texts as a page, a figure and a terminal may show them."""
+    match value:
+        case str():
+            return printable(value)
+        case list():
+            return [_shown(item) for item in value]
+        case dict():
+            return {_shown(key): _shown(item) for key, item in value.items()}
+        case _ if is_dataclass(value):
+            texts = {name: _shown(text) for name, text in vars(value).items() if isinstance(text, str)}
+            return replace(value, **texts) if any(vars(value)[name] != text for name, text in texts.items()) else value
+        case _:
+            return value
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from skipwise.data.names import printable
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
 from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, rows_of
@@ -168,7 +169,7 @@ def summary_markdown(folder: Folder) -> str:
     head, rows, _ = _beside(_summary(folder), " ")
     if not rows:
         return ""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *([_plain(row[0]), *row[1:]] for row in rows)]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *([plain(row[0]), *row[1:]] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -261,6 +262,6 @@ def _score(record: BenchmarkRecord | None) -> str:
     return f"{record.value:.4f}" + (f" ({record.standard_error:.4f})" if record.standard_error else "")
 
 
-def _plain(text: str) -> str:
-    """Text that Markdown and the HTML inside it read as text."""
-    return html.escape(text, quote=False).replace("|", "\\|").replace("\n", " ")
+def plain(text: str) -> str:
+    """Text that Markdown and the HTML inside it read as text; a bracket would begin a link."""
+    return html.escape(printable(text), quote=False).replace("|", "\\|").replace("[", "&#91;")

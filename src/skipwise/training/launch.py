@@ -53,7 +53,8 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
         monitor_interval=0.5,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "skipwise", *words)
+        # -P: else -m would import what lies in the user's working folder under a module's name
+        elastic_launch(config, sys.executable)("-P", "-m", "skipwise", *words)
     except SignalException as stop:
         raise SystemExit(128 + stop.sigval) from None
     except ChildFailedError as failure:

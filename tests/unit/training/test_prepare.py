@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from skipwise.data.documents import is_held_out
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError, RecipeError, RunError
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data, load_recipe
 from skipwise.training.prepare import PreparedRun, prepare
@@ -48,6 +48,15 @@ def test_the_documents_trained_on_are_those_of_the_base_too(tmp_path) -> None:
     again = prepared(tmp_path, tmp_path / "model").origin
     assert set(again.documents.tolist()) == own | {3, 5}
     assert (again.base, again.original_length, again.text.held_out) == (str(tmp_path / "model"), 64, 0.3)
+
+
+def test_a_sealed_base_that_was_changed_is_refused_before_anything_is_read(tmp_path) -> None:
+    """A dry run loads no weights, and would plan for a model that is not there."""
+    model = checkpoint(tmp_path / "model", window=64)
+    Origin("older", 32, Data()).write(model)
+    (model / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(RunError, match=r"tokenizer_config.json is not the file that was written"):
+        prepared(tmp_path, model)
 
 
 def test_the_full_scheme_takes_documents_of_the_target_length(tmp_path) -> None:
