@@ -233,8 +233,8 @@ def _shown(value: Any) -> Any:
         case dict():
             return {_shown(key): _shown(item) for key, item in value.items()}
         case _ if is_dataclass(value):
-            texts = {name: _shown(text) for name, text in vars(value).items() if isinstance(text, str)}
-            return replace(value, **texts) if any(vars(value)[name] != text for name, text in texts.items()) else value
+            raw = {name: text for name, text in vars(value).items() if isinstance(text, str) and text != _shown(text)}
+            return replace(value, **_shown(raw)) if raw else value
         case _:
             return value
 
