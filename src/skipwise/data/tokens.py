@@ -73,7 +73,12 @@ class TokenStore:
 
     @cached_property
     def names(self) -> "Names":
-        return Names(self.path / "names.jsonl")
+        names = Names(self.path / "names.jsonl")
+        if len(names) != len(self):
+            raise DataError(
+                f"{self.path} has {len(names)} names of {len(self)} documents; remove it, and it is built again"
+            )
+        return names
 
     @cached_property
     def digests(self) -> np.ndarray:

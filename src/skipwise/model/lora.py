@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError, RecipeError, reason
 from skipwise.recipes.schema import Lora
 
 if TYPE_CHECKING:
@@ -144,13 +145,18 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
 
     with _quiet():
         config = LoraConfig.from_pretrained(folder)
-    if type(config) is not LoraConfig or config.megatron_config:
+    if type(config) is not LoraConfig or config.megatron_config:  # older releases of peft would import what it names
         raise ModelError(
-            f"{folder} is no adapter that skipwise wrote: its adapter_config.json asks peft for "
-            f"{'a module of its own choice' if config.megatron_config else config.peft_type}; extend again"
+            f"{folder} is no adapter that skipwise wrote: its adapter_config.json asks peft for more than LoRA; extend again"
         )
     config.inference_mode = False
-    adapted = _with_additions(base, config, load_file(Path(folder) / "adapter_model.safetensors"))
+    try:
+        state = load_file(Path(folder) / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{folder}/adapter_model.safetensors cannot be read ({reason(error)}); fetch the adapter again"
+        ) from error
+    adapted = _with_additions(base, config, state)
     return adapted.merge_and_unload(safe_merge=True) if merge else adapted
 
 

@@ -7,7 +7,7 @@ rows: one model on one text.
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -220,7 +220,10 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
             "print their tables again, and skipwise evaluate makes a page"
         )
     asked = [_shown(record) for record in records if _asked_for(info, record)]
-    return Folder(_shown(name or folder.name), asked, _shown(info), printable(recipe, keep="\n\t"))
+    try:
+        return Folder(_shown(name or folder.name), asked, _shown(info), printable(recipe, keep="\n\t"))
+    except RecursionError:
+        raise RunError(f"{run.facts} is damaged (its brackets are nested too deep); restore it") from None
 
 
 def _shown(value: Any) -> Any:
@@ -232,7 +235,7 @@ def _shown(value: Any) -> Any:
             return [_shown(item) for item in value]
         case dict():
             return {_shown(key): _shown(item) for key, item in value.items()}
-        case _ if is_dataclass(value):
+        case _ if isinstance(value, Record):
             raw = {name: text for name, text in vars(value).items() if isinstance(text, str) and text != _shown(text)}
             return replace(value, **_shown(raw)) if raw else value
         case _:

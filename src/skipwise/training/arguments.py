@@ -191,10 +191,11 @@ def accumulation(settings: Training, workers: int) -> int:
             f"(training.per_device_train_batch_size {micro} x {workers} processes); set batch_size="
             f"{max(together, batch // together * together)} or a per_device_train_batch_size that divides it"
         )
-    given = (settings.model_extra or {}).get("gradient_accumulation_steps", batch // together)
-    if given != batch // together:
+    name = "gradient_accumulation_steps"
+    given = _typed(name, (settings.model_extra or {}).get(name), int)
+    if given not in (None, batch // together):
         raise RecipeError(
-            f"training.gradient_accumulation_steps = {given} contradicts training.batch_size {batch}, which "
-            f"makes it {batch // together}; leave it out, or set batch_size={together * int(given)}"
+            f"training.{name} = {given} contradicts training.batch_size {batch}, which "
+            f"makes it {batch // together}; leave it out, or set batch_size={together * given}"
         )
     return batch // together

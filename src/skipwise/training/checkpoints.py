@@ -12,7 +12,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
+from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -21,8 +23,10 @@ from rich.filesize import decimal
 from skipwise.errors import RunError, TrainingError
 from skipwise.results import files
 from skipwise.results.files import sync_folder
+from skipwise.training import processes
 
 MARKER = "complete.json"
+_FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, for every call
 
 # What a resume reads, and the file names that Trainer alone, FSDP and DeepSpeed give it.
 _PARTS = {
@@ -54,7 +58,7 @@ def seal(folder: Path, run: str = "") -> None:
 def verify(checkpoint: Path) -> None:
     """Require every file that the marker of ``checkpoint`` lists, with the bytes that training wrote.
 
-    Transformers then reads them as safetensors, as JSON or by ``torch.load(weights_only=True)``: none runs code.
+    They are read as safetensors, as JSON or in ``nothing_run``.
     """
     way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
     if missing := _missing_parts(_read_marker(checkpoint)["files"]):
@@ -65,6 +69,37 @@ def verify(checkpoint: Path) -> None:
 def require_sealed(folder: Path, way_out: str) -> None:
     """Require every file that the marker of ``folder`` lists, unchanged; an error message ends in ``way_out``."""
     files.require_sealed(folder, _read_marker(folder)["files"], way_out)
+
+
+@contextmanager
+def nothing_run(checkpoint: Path | None) -> Iterator[None]:
+    """In this context torch builds of a checkpoint's pickles only tensors and plain values, and DeepSpeed's own settings.
+
+    Transformers asks for that itself. DeepSpeed asks for anything, which would run what a forger put there.
+
+    Raises:
+        RunError: ``checkpoint`` holds something else.
+    """
+    before, known = os.environ.get(_FORCE), []
+    if find_spec("deepspeed") and processes.engine() == "zero3":
+        from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+
+        known = [DynamicLossScaler, LossScaler, ZeroStageEnum]
+    os.environ[_FORCE] = "1"
+    try:
+        with torch.serialization.safe_globals(known):
+            yield
+    except UnpicklingError as error:
+        if checkpoint is None:
+            raise
+        raise RunError(
+            f"{checkpoint} holds a pickle that is damaged or of more than training writes, and is not executed; restore it, "
+            f"or delete {checkpoint} to resume from {_before(checkpoint)}"
+        ) from error
+    finally:
+        os.environ.pop(_FORCE)
+        os.environ.update({_FORCE: before} if before is not None else {})
 
 
 def latest_complete(folder: Path) -> Path | None:

@@ -89,7 +89,7 @@ def train(
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
     try:
-        with memory_errors(trainer), _without_save_bars():
+        with checkpoints.nothing_run(checkpoint), memory_errors(trainer), _without_save_bars():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from skipwise.errors import RunError
 from skipwise.report.summary import COST_LIMIT, Folder, benchmarks_of, judgements, read_folder, rows_of
+from skipwise.results.files import write_json
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, append_record
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
 
@@ -260,15 +262,37 @@ def test_a_benchmark_that_was_run_again_counts_last() -> None:
     assert benchmarks_of([Folder("a", [record, replace(record, value=0.75)])]) == [replace(record, value=0.75)]
 
 
-@pytest.mark.parametrize(
-    "info",
-    [{}, {"model": None, "training": 3}, {"model": {"original_length": "x"}}, {"evaluation": 3},
-     {"evaluation": {"windows": 3, "prompt_lengths": 3, "trials": "x"}}, {"evaluation": {"models": 3}}, {"evaluation": {"models": [3]}}],
-)  # fmt: skip
-def test_every_key_of_run_json_may_be_missing_or_damaged(tmp_path, info) -> None:
+@pytest.mark.parametrize("info", [{}, {"model": {}}, {"evaluation": {"documents": ["d0"]}}, {"own": [3]}])
+def test_every_key_of_run_json_may_be_missing(tmp_path, info) -> None:
     folder = read_folder(run_folder(tmp_path / "a", [*ORIGINAL, *POSE], info))
     [one] = judgements(rows_of([folder]))
     assert one.headline == "Reads 2,048 tokens"
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({"model": None}, "model = None (Input should be a valid dictionary)"),
+        ({"model": {"original_length": "x"}}, "model.original_length = 'x' (Input should be a valid integer)"),
+        ({"training": {"tokens": [1]}}, "training.tokens = [1] ("),
+        ({"command": 3}, "command = 3 (it must be text, or a list of words)"),
+        ({"evaluation": {"trials": "x"}}, "evaluation.trials = 'x' ("),
+        (
+            {"evaluation": {"documents": {"held out": 3}}},
+            "evaluation.documents = {'held out': 3} (it must be a number, or",
+        ),
+        (
+            {"evaluation": {"models": [{"label": "m", "name": "m", "original": "x", "target": 2}]}},
+            "models.0.original = 'x'",
+        ),
+        ({"records": "x"}, "records = 'x' ("),
+    ],
+)
+def test_a_fact_of_another_type_is_refused_and_named(tmp_path, info, said) -> None:
+    folder = run_folder(tmp_path / "a", [*ORIGINAL, *POSE])
+    write_json(folder / "run.json", info)  # so that its hash is right
+    with pytest.raises(RunError, match=rf"run\.json has \S*{re.escape(said)}.*; restore it, or delete it to go on"):
+        read_folder(folder)
 
 
 def test_folders_that_cannot_be_read_are_explained(tmp_path) -> None:
