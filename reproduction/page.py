@@ -239,7 +239,7 @@ def _facts(path: Path) -> _Facts:
             float(training["seconds"]) if training else 0.0,
             float(training["tokens_per_second"]) if training else 0.0,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except KeyError as error:
         raise RunError(
             f"{path / 'run.json'} is damaged ({error!r}); remove {path}, and the arm is made again"
         ) from None

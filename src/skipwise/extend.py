@@ -87,7 +87,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         fingerprints=run.read().get("fingerprints", {}) | fingerprints,
     )
     if drop_cut_off_record(run.results):
-        console.print("the last record was cut off by a kill; it is measured again", style="yellow")
+        console.print(f"{run.results}: the last record was cut off by a kill; it is measured again", style="yellow")
     processes.told_by_first((run.path.absolute(), run.identity, decides, model is not None))
     processes.end_together(None)
     if model is not None:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skipwise.errors import EngineError, one_of
+from skipwise.model.loading import load_config
 
 # Engine: the package that it is installed by, and its script.
 ENGINES = {
@@ -68,7 +69,10 @@ class Engine:
 
         Raises:
             EngineError: it ended with an error, which is told.
+            ModelError: transformers would run code of the checkpoint or of the hub.
         """
+        if self.name == "transformers":
+            load_config(request.model)
         with TemporaryDirectory() as folder, resources.as_file(_HERE / ENGINES[self.name][1]) as script:
             asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             asked.write_text(json.dumps(asdict(request)))

@@ -55,7 +55,8 @@ def evaluate(
     folder.require_same(**fingerprints)
     folder.record(**facts)
     if drop_cut_off_record(folder.results):
-        console.print("the last record was cut off by a kill; it is measured again", style="yellow")
+        cut_off = f"{folder.results}: the last record was cut off by a kill; it is measured again"
+        console.print(cut_off, style="yellow", soft_wrap=True)
     console.print(f"folder: {folder.path}", soft_wrap=True)
     records = read_records(folder.results)
     known = {record.key for record in records if isinstance(record, Measured)}

@@ -4,6 +4,7 @@ A request is a record whose answer is still empty. What is there already is know
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
-from skipwise.evaluation.retrieval import draw_prompt, retrieve
+from skipwise.evaluation.retrieval import draw_prompt, held_bytes, retrieve
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import (
     EvaluationText,
@@ -39,6 +40,7 @@ from skipwise.results.records import Measured, ReadingRecord, Record, TrialRecor
 
 OnProgress = Callable[[int], None]
 _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
+_LONG_ENOUGH = 2**14  # tokens; every task has a prompt that is as short
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ def plan_prompts(
         for length in specification.prompt_lengths:
             first = TrialRecord(model.label, task, length, seed, 0, depths, specification.precision, model.digest)
             try:
-                draw_prompt(task, tokenizer, length, seed, 0, depths)
+                draw_prompt(task, tokenizer, min(length, _LONG_ENOUGH), seed, 0, depths)
             except TooShortError as error:
                 if console is None:
                     raise
@@ -213,6 +215,8 @@ def measure(
     if not batches:
         return
     label = batches[0].requests[0].arm
+    if lengths := [batch.requests[0].length for batch in batches if isinstance(batch, Prompts)]:
+        _require_memory(model, label, max(lengths), batches[-1].requests[0].precision)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -228,6 +232,27 @@ def measure(
             with _explained(model, label, batch.requests[0]):
                 for record in batch.answers(model, advance):
                     on_record(record)
+
+
+def _require_memory(model: PreTrainedModel, label: str, length: int, precision: str) -> None:
+    """Refuse prompts that are sure to fail, before the first is drawn: of a long one that alone takes minutes."""
+    memory = _memory(model.device)
+    if memory is None or (held := held_bytes(model, length, precision)) <= memory:
+        return
+    raise EvaluationError(
+        f"prompts of {length:,} tokens do not fit: the keys and values that {label} holds of one take {held / 1e9:,.0f} GB, "
+        f"and this {'machine' if model.device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB. Lower the lengths "
+        "(evaluation.passkey_lengths of a recipe, --lengths of other commands)"
+    )
+
+
+def _memory(device: torch.device) -> int | None:
+    """The bytes of a GPU's memory or the machine's; None where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # Windows has no sysconf
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def answered(

@@ -18,6 +18,8 @@ from skipwise.method.rng import Rng
 _MOST_CHUNKS_AS_INTERVALS = 32
 _BATCH_ELEMENTS = 2**22
 _MOST_DISTANCES = 2**24
+_MOST_CHUNKS = 2**14  # each is drawn in turn
+_MOST_ELEMENTS = 2**34  # about a quarter of an hour
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ def coverage(
         seed: of the Monte Carlo examples.
 
     Raises:
-        RecipeError: the scheme is unknown, or a length, the chunks or the samples break their rule.
+        RecipeError: the scheme is unknown, a length, the chunks or the samples break their rule, or the examples would
+            take hours to draw.
     """
     one_of("scheme", scheme, SCHEMES)
     train, target = _check(train_length, target_length, rules.chunks if scheme == "pose" else 1)
@@ -128,7 +131,13 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
     if samples < 1:
         raise RecipeError(f"samples {samples} must be at least 1; a few thousand give a smooth curve")
     count = count_by_intervals if as_intervals else count_by_positions
-    batch = max(1, _BATCH_ELEMENTS // (chunks**2 if as_intervals else 4 * target))
+    elements = chunks**2 if as_intervals else 4 * target  # of each example
+    if samples * elements > _MOST_ELEMENTS:
+        raise RecipeError(
+            f"samples {samples:,} of {chunks:,} chunks up to {target:,} would take hours; lower samples to "
+            f"{_MOST_ELEMENTS // elements:,} at the most"
+        )
+    batch = max(1, _BATCH_ELEMENTS // elements)
     covered = np.zeros(target - 1, dtype=np.int64)
     for first in range(0, samples, batch):
         covered += count(drawn(np.arange(first, min(samples, first + batch))), target)
@@ -193,4 +202,6 @@ def _check(train_length: int | str, target_length: int | str, chunks: int) -> tu
         raise RecipeError(
             f"chunks {chunks:,} must be between 1 and the train length {train:,}: a chunk has at least one token"
         )
+    if chunks > _MOST_CHUNKS:
+        raise RecipeError(f"chunks {chunks:,} must be at most {_MOST_CHUNKS:,}, or drawing them takes hours; lower it")
     return train, target

@@ -1,14 +1,18 @@
 """Load a checkpoint as a stock transformers class, as it is or with an interpolation set."""
 
+import copy
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from transformers import (
     CONFIG_MAPPING,
@@ -19,6 +23,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.quantizers import AutoHfQuantizer
 
 from skipwise.errors import ModelError, nearest, reason
 from skipwise.model import lora
@@ -96,7 +101,8 @@ def load_config(name: str) -> PretrainedConfig:
     """Read the config of a folder or a hub name; no code of the checkpoint or of the hub is run.
 
     Raises:
-        ModelError: there is no config that transformers can read, or it asks for such code.
+        ModelError: there is no config that transformers can read, it asks for such code, or weights that are quantized in
+            a way that transformers cannot load here.
     """
     folder, read = resolve(name), {}
     try:
@@ -115,12 +121,47 @@ def load_config(name: str) -> PretrainedConfig:
             ) from error
         raise ModelError(_unreadable(name, error)) from error
     for key, value in _settings(read):
-        if key.endswith("_implementation") and _is_fetched(str(value)):
+        if key.endswith(("_implementation", "_implementation_internal")) and _is_fetched(str(value)):
             raise ModelError(
                 f"the config of model {name!r} has {key} {value!r}, a kernel on the hub: that is code, which Skipwise "
                 f"neither fetches nor runs; remove {key} from config.json"
             )
+    _require_quantizer(name, config)
     return config
+
+
+def _require_quantizer(name: str, config: PretrainedConfig) -> None:
+    """Require quantized weights to be of a kind that transformers knows, and the packages that it loads them with.
+
+    What else it asks of the machine, as a GPU, is left to the loading: a run may be planned on another machine.
+    """
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        settings = getattr(config.get_text_config(), "quantization_config", None)
+    if settings is None:
+        return
+    try:
+        quantizer = AutoHfQuantizer.from_config(copy.deepcopy(settings), pre_quantized=True)
+    except ImportError as error:
+        raise _lacks_package(name, error) from error
+    except Exception as error:  # each method checks its own settings
+        raise ModelError(
+            f"the config of model {name!r} has quantization_config {repr(settings)[:60]}, which transformers refuses: "
+            f"{reason(error)}; correct config.json, or remove quantization_config if the weights are not quantized"
+        ) from error
+    try:
+        quantizer.validate_environment(device_map=None, weights_only=True)
+    except ImportError as error:
+        raise _lacks_package(name, error) from error
+    except Exception:  # of a GPU that is not here
+        return
+
+
+def _lacks_package(name: str, error: ImportError) -> ModelError:
+    return ModelError(
+        f"the weights of model {name!r} are quantized, and a package that reads them is not installed: {reason(error)}; "
+        "install it, or give the model as it was before it was quantized"
+    )
 
 
 def _is_fetched(kernel: str) -> bool:
@@ -134,6 +175,8 @@ def _read_config(folder: str) -> dict[str, Any]:
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise ValueError("config.json is not a file")
     if not path.exists():  # on the hub
+        if not Path(folder).is_dir():
+            _require_hub(folder)
         return PretrainedConfig.get_config_dict(folder)[0]
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
@@ -144,6 +187,17 @@ def _read_config(folder: str) -> dict[str, Any]:
     if not isinstance(read, dict):
         raise ValueError(f"config.json holds a {type(read).__name__}, not settings by name")
     return read
+
+
+def _require_hub(name: str) -> None:
+    """Ask the hub once, where it must be asked; transformers repeats a question without an answer for a minute or more.
+
+    ``$HF_HUB_ETAG_TIMEOUT`` says for how many seconds an answer is waited for.
+    """
+    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    with suppress(HfHubHTTPError):  # transformers says what the hub answers
+        get_hf_file_metadata(hf_hub_url(name, "config.json"))
 
 
 def _settings(read: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -249,9 +303,13 @@ def _unreadable(name: str, error: Exception) -> str:
     said = _invalid(error) if isinstance(error, ValidationError) else reason(error)
     if Path(expanded(name)).exists():
         return f"model folder {name} cannot be loaded: {said}; correct its files, or fetch the checkpoint again"
+    meant, way_out = "", "download it first and give its folder"
+    if "/" not in name:
+        beside = os.listdir() if os.access(".", os.R_OK) else []
+        meant = nearest(name, ["nano", *filter(os.path.isdir, beside)])
+        way_out = "give nano, a folder here or a name on the model hub, as OWNER/NAME"
     return (
-        f"model {name!r} is neither nano, nor a folder here, nor reachable on the model hub "
-        f"({said}); download it first and give its folder"
+        f"model {name!r} is neither nano, nor a folder here{meant}, nor reachable on the model hub ({said}); {way_out}"
     )
 
 

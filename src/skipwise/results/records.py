@@ -308,8 +308,8 @@ def drop_cut_off_record(path: Path) -> bool:
     A file that does not end in a record of this schema is refused and left as it is.
     """
     data = _read(path)
-    whole = data.rfind(b"\n") + 1
-    _require_records(path, data.splitlines(keepends=True)[-2:])
+    whole, lines = data.rfind(b"\n") + 1, data.splitlines(keepends=True)
+    _require_records(path, lines, max(0, len(lines) - 2))
     if whole < len(data):
         try:
             os.truncate(path, whole)
@@ -328,25 +328,31 @@ def _read(path: Path) -> bytes:
         raise RunError(f"{path} cannot be read: {error}; change its permissions") from None
 
 
-def _require_records(path: Path, lines: list[bytes]) -> None:
-    """Require every line to be a record of this schema; an unfinished last one must begin as a record does."""
-    for line in filter(bytes.strip, lines):
-        if not line.endswith(b"\n"):
-            ours = line.startswith(_BEGINNING) or _BEGINNING.startswith(line)
-        else:
-            try:
-                old = json.loads(line)["schema"] == schema_1.SCHEMA
-                list(_parse(path, 0, line.decode()))
-                ours = True
-            except (RunError, ValueError, KeyError, TypeError, RecursionError):
-                old = ours = False
-            if old:
-                raise RunError(
-                    f"{path} holds records of skipwise 0.1 (schema 1), to which none of schema {SCHEMA} can be added: "
-                    "skipwise report still reads them; give another --out, or delete the file to measure again"
-                )
-        if not ours:
-            raise RunError(f"{path} holds no results of skipwise; give another --out; nothing was changed")
+def _require_records(path: Path, lines: list[bytes], begin: int = 0) -> None:
+    """Require lines from number ``begin`` on to be records of this schema; an unfinished last one must begin as one.
+
+    What begins as a record and is none was one of ours, and is named by its number.
+    """
+    foreign = RunError(f"{path} holds no results of skipwise; give another --out; nothing was changed")
+    for number, line in enumerate(lines[begin:], begin + 1):
+        whole, ours = line.endswith(b"\n"), _BEGINNING.startswith(line[: len(_BEGINNING)])
+        if not line.strip() or (ours and not whole):
+            continue
+        if ours:
+            list(_parse(path, number, line.decode(errors="replace")))
+            continue
+        if not whole:
+            raise foreign
+        try:
+            old = json.loads(line)["schema"] == schema_1.SCHEMA
+            list(_parse(path, number, line.decode()))
+        except (RunError, ValueError, KeyError, TypeError, RecursionError):
+            raise foreign from None
+        if old:
+            raise RunError(
+                f"{path} holds records of skipwise 0.1 (schema 1), to which none of schema {SCHEMA} can be added: "
+                "skipwise report still reads them; give another --out, or delete the file to measure again"
+            )
 
 
 def _unusable(path: Path, error: OSError) -> RunError:
@@ -379,7 +385,8 @@ def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
             told = error.errors()[0]
             why = f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
         raise RunError(
-            f"{path}, line {number}: not a result record ({why}); delete that line, or the file to measure again"
+            f"{path}, line {number}: not a result record ({why}); restore the file, or delete that line: the command "
+            "that wrote it measures it again, unless it is a step of training"
         ) from error
 
 

@@ -15,15 +15,100 @@ import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from filelock import FileLock, Timeout
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from skipwise.errors import RunError
 from skipwise.results.files import private_folder, read_json, write_json
+from skipwise.results.records import Count, Natural
 
 DECIDES = ("training text", "base model")  # names of fingerprints
 _PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
+
+
+def _words(value: Any) -> Any:
+    """Require a command line, whole or word by word."""
+    if not isinstance(value, str | list):
+        raise ValueError("it must be text, or a list of words")
+    return value
+
+
+def _documents(value: Any) -> Any:
+    """Require a number, as evaluations write; or of a run names by text, or as version 0.1 wrote them, in one list."""
+    lists = value.values() if isinstance(value, dict) else [value]
+    if not isinstance(value, int) and not all(isinstance(names, list) for names in lists):
+        raise ValueError("it must be a number, or lists of names by text")
+    return value
+
+
+class _Facts(BaseModel):
+    """Types of facts by name; each may be missing, and others may stand beside them."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _Evaluated(_Facts):
+    label: str
+    name: str
+    original: Count
+    target: Count
+    base: str | None = ""
+    control: bool = False
+    weights: str | None = ""
+
+
+class _Evaluation(_Facts):
+    models: list[_Evaluated] = []
+    windows: list[Count] = []
+    prompt_lengths: list[Count] = []
+    trials: Natural = 0
+    documents: Annotated[Any, AfterValidator(_documents)] = 0
+
+
+class _Model(_Facts):
+    name: str = ""
+    original_length: Count = 1
+    target_length: Count = 1
+    train_length: Count = 1
+    factor: float = 1.0
+    interpolation: str = ""
+
+
+class _Training(_Facts):
+    steps: Natural = 0
+    tokens: Natural = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    tokens_per_second: float = 0.0
+    precision: str = ""
+
+
+class _Kept(_Facts):
+    step: Natural
+    of: Natural
+    far_loss: float
+
+
+class _Run(_Facts):
+    """``run.json``."""
+
+    command: Annotated[Any, AfterValidator(_words)] = ""
+    created: str = ""
+    seed: int = 0
+    versions: dict[str, str] = {}
+    machine: dict[str, Any] = {}
+    recipe: str = ""
+    settings: dict[str, Any] = {}
+    fingerprints: dict[str, str] | None = {}
+    model: _Model = _Model()
+    data: dict[str, Any] = {}
+    probe: dict[str, Any] = {}
+    training: _Training = _Training()
+    evaluation: _Evaluation = _Evaluation()
+    records: Natural | None = 0
+    kept: _Kept | None = None
 
 
 class RunFolder:
@@ -65,7 +150,7 @@ class RunFolder:
 
     def require_same(self, **fingerprints: str) -> None:
         """Require the texts and models of a resumed run to be those that it began with."""
-        known = self.read().get("fingerprints", {})
+        known = self.read().get("fingerprints") or {}
         for name, value in fingerprints.items():
             if known.get(name, value) != value:
                 raise RunError(
@@ -77,7 +162,7 @@ class RunFolder:
     def identity(self) -> str:
         """16 hex digits of what decides the run's model: its settings, its text and its base, as it was begun."""
         facts = self.read()
-        decides = [facts.get("settings"), [facts.get("fingerprints", {}).get(name) for name in DECIDES]]
+        decides = [facts.get("settings"), [(facts.get("fingerprints") or {}).get(name) for name in DECIDES]]
         return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
 
     def record(self, **facts: Any) -> None:
@@ -88,10 +173,20 @@ class RunFolder:
         """The facts recorded so far.
 
         Raises:
-            RunError: the file is damaged, or another than was written.
+            RunError: the file is damaged, another than was written, or has a fact of another type than it is read as.
         """
         try:
-            return read_json(self.facts) if os.path.lexists(self.facts) else {}
+            facts = read_json(self.facts) if os.path.lexists(self.facts) else {}
+            _Run.model_validate(facts)
+            return facts
+        except ValidationError as error:
+            told = error.errors()[0]
+            key = ".".join(map(str, told["loc"]))
+            rule = told["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
+            raise RunError(
+                f"{self.facts} has {key} = {repr(told['input'])[:60]} ({rule}); restore it, or delete it to go on without "
+                "what it recorded"
+            ) from None
         except (OSError, ValueError) as error:
             raise RunError(f"{self.facts} is damaged ({error}); delete it to go on without what it recorded") from None
 

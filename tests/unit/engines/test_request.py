@@ -8,7 +8,8 @@ import pytest
 
 from skipwise.engines import request as module
 from skipwise.engines.request import Engine, Request, find_engines
-from skipwise.errors import EngineError, RecipeError
+from skipwise.errors import EngineError, ModelError, RecipeError
+from tests.tiny import checkpoint
 
 REQUEST = Request("DIR", [1, 2, 3], [2], 1, 64)
 
@@ -85,6 +86,14 @@ def test_a_python_that_does_not_run_is_said(python: str, why: str) -> None:
 def test_an_engine_is_asked_by_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = "json.dump({'places': json.load(open(sys.argv[1]))['places']}, open(sys.argv[2], 'w'))\n"
     assert scripted(monkeypatch, tmp_path, copy).answer(REQUEST) == {"places": [2]}
+
+
+def test_code_of_the_hub_reaches_no_process_that_would_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = checkpoint(tmp_path / "model", window=64) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attn_implementation": "someone/kernel"}))
+    monkeypatch.setattr("subprocess.run", None)
+    with pytest.raises(ModelError, match="'someone/kernel', a kernel on the hub"):
+        Engine("transformers", sys.executable, "5.23.0").answer(REQUEST.of(tmp_path / "model"))
 
 
 def test_an_engine_works_without_network_and_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

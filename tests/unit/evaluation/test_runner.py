@@ -15,7 +15,16 @@ from skipwise.errors import EvaluationError, TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.retrieval import tenth_of
-from skipwise.evaluation.runner import Readings, answered, bucket_edges, measure, missing, plan_prompts, plan_readings
+from skipwise.evaluation.runner import (
+    Readings,
+    _memory,
+    answered,
+    bucket_edges,
+    measure,
+    missing,
+    plan_prompts,
+    plan_readings,
+)
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.recipes.schema import Data
@@ -215,6 +224,29 @@ def test_without_a_file_records_are_kept_in_memory() -> None:
 def test_a_lack_of_memory_is_explained(error: Exception) -> None:
     with pytest.raises(EvaluationError, match=r"out of memory measuring m at 64 tokens: .*is kept\. Lower"):
         measure(llama(), [broken(error)], QUIET, print)
+
+
+def test_prompts_that_no_memory_holds_are_refused_before_they_are_drawn(monkeypatch) -> None:
+    long = replace(ASKED, prompt_lengths=(420, 2**24))
+    batches = list(plan_prompts(long, MODEL, byte_tokenizer()))
+    monkeypatch.setattr("skipwise.evaluation.runner.draw_prompt", None)
+    monkeypatch.setattr("skipwise.evaluation.runner._memory", lambda device: 2**31)
+    with pytest.raises(
+        EvaluationError, match=r"16,777,216 tokens do not fit: .* m holds of one take 9 GB, and this mach"
+    ):
+        measure(llama(), batches, QUIET, print)
+
+
+def test_planning_long_prompts_draws_short_ones(monkeypatch) -> None:
+    drawn = []
+    monkeypatch.setattr("skipwise.evaluation.runner.draw_prompt", lambda *how: drawn.append(how[2]))
+    assert len(list(plan_prompts(replace(ASKED, prompt_lengths=(420, 2**24)), MODEL, byte_tokenizer()))) == 2
+    assert drawn == [420, 2**14]
+
+
+def test_the_memory_of_this_machine_is_known_and_of_others_not() -> None:
+    assert 2**28 < _memory(torch.device("cpu")) < 2**50
+    assert _memory(torch.device("meta")) is None
 
 
 def test_only_positions_beyond_the_models_own_are_called_so() -> None:

@@ -124,6 +124,18 @@ def test_a_target_too_far_for_a_curve_is_refused():
         coverage(2 * K, 10**9)
 
 
+def test_what_would_take_hours_is_refused_at_once():
+    with pytest.raises(RecipeError, match="chunks 1,000,000 must be between 1 and the train length 2,048"):
+        coverage(2 * K, 16 * K, ChunkRules(chunks=10**6))
+    with pytest.raises(
+        RecipeError, match="chunks 1,000,000 must be at most 16,384, or drawing them takes hours; lower"
+    ):
+        coverage(2 * 10**6, 4 * 10**6, ChunkRules(chunks=10**6))
+    for scheme, most in (("pose", 2**34 // 9), ("randpos", 2**34 // (64 * K))):
+        with pytest.raises(RecipeError, match=rf"would take hours; lower samples to {most:,} at the most"):
+            coverage(2 * K, 16 * K, THREE, scheme=scheme, samples=10**12)
+
+
 def test_the_samples_tell_the_method_even_where_the_error_is_zero():
     assert coverage(16, 64).samples == 0
     assert coverage(16, 64, THREE, samples=1).samples == 1

@@ -4,9 +4,11 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, GPTNeoXConfig, GPTNeoXForCausalLM
 
@@ -223,10 +225,36 @@ def test_a_model_known_to_its_own_code_alone_is_refused_without_advice(tmp_path)
     assert "trust_remote_code" not in str(e.value)
 
 
-def test_a_quantizer_that_cannot_load_is_explained(tmp_path) -> None:
-    for settings in ({"quant_method": "gptq"}, {"quant_method": "bitsandbytes", "load_in_4bit": "yes"}):
-        with pytest.raises(ModelError, match="cannot be loaded: "):
-            load_model(with_config(tmp_path, quantization_config=settings))
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, r"quantization_config \{\}, which transformers refuses: .* has no `quant_method`"),
+        ({"quant_method": "none"}, "Unknown quantization type, got none"),
+        ({"quant_method": ["x"]}, "unhashable type"),
+        ({"quant_method": "gptq"}, "missing 1 required positional argument: 'bits'"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": "yes"}, "load_in_4bit must be a boolean"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "two positive integers"),
+    ],
+)
+def test_settings_of_quantized_weights_are_checked_before_any_work(tmp_path, settings, said) -> None:
+    for changes in ({"quantization_config": settings}, {"text_config": {"quantization_config": settings}}):
+        kind = {"model_type": "gemma3"} if "text_config" in changes else {}
+        with pytest.raises(ModelError, match=rf"{said}.*; correct config\.json, or remove quantization_config if"):
+            load_config(with_config(tmp_path, **kind, **changes))
+
+
+@pytest.mark.parametrize(
+    ("library", "method"), [("vptq", "vptq"), ("aqlm", "aqlm"), ("compressed", "compressed-tensors")]
+)
+def test_a_package_that_quantized_weights_need_is_named_before_any_work(tmp_path, library, method) -> None:
+    with pytest.raises(
+        ModelError, match=rf"are quantized, and a package .* is not installed: .*{library}.*; install it"
+    ):
+        load_config(with_config(tmp_path, quantization_config={"quant_method": method}))
+
+
+def test_a_gpu_that_quantized_weights_need_is_not_asked_of_the_machine_that_plans(tmp_path) -> None:
+    assert load_config(with_config(tmp_path, quantization_config={"quant_method": "higgs"}))
 
 
 @pytest.mark.parametrize(
@@ -262,6 +290,39 @@ def test_a_mistyped_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, n
     with pytest.raises(ModelError, match=f"there is no folder {name}") as error:
         load_config(name)
     assert ("did you mean models/llama?" in str(error.value)) == (name == "models/lama")
+
+
+@pytest.mark.parametrize("name", ["nanoo", "someone/nothing"])
+def test_a_hub_that_does_not_answer_is_asked_once(tmp_path, monkeypatch, name) -> None:
+    asked = []
+
+    def ask(url: str) -> None:
+        asked.append(url)
+        raise OSError("Name or service not known")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("skipwise.model.loading.get_hf_file_metadata", ask)
+    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", None)  # it would ask again for a minute
+    with pytest.raises(ModelError, match=r"nor reachable on the model hub \(Name or service not known\); ") as error:
+        load_config(name)
+    assert asked == [f"https://huggingface.co/{name}/resolve/main/config.json"]
+    assert ("(did you mean nano?)" in str(error.value)) == ("as OWNER/NAME" in str(error.value)) == (name == "nanoo")
+
+
+def test_what_the_hub_answers_is_told_by_transformers(monkeypatch) -> None:
+    class Answer:
+        headers: ClassVar[dict[str, str]] = {}
+        request = None
+
+    def refuse(url: str) -> None:
+        raise HfHubHTTPError("404", response=Answer())
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("skipwise.model.loading.get_hf_file_metadata", refuse)
+    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", lambda name: 1 / 0)
+    with pytest.raises(ModelError, match=r"\(division by zero\); download it first"):
+        load_config("someone/nothing")
 
 
 def test_a_file_is_no_model(tmp_path) -> None:

@@ -95,10 +95,18 @@ def test_what_a_block_of_code_holds_is_no_heading_of_the_notes(tmp_path) -> None
         read_notes(path)
 
 
-@pytest.mark.parametrize("facts", ['{"machine": 3}', '{"versions": 3}', '{"training": {"seconds": "x"}}'])
-def test_a_damaged_run_is_named(tmp_path, facts) -> None:
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ('{"machine": 3}', "run.json has machine = 3"),
+        ('{"training": {"seconds": "x"}}', "run.json has training.seconds = 'x'"),
+        ('{"training": {"steps": 3}}', "run.json is damaged .*seconds.* remove .* and the arm is made again"),
+        ('{"machine": {"cores": 2}}', "run.json is damaged .*processor.* and the arm is made again"),
+    ],
+)
+def test_a_damaged_run_is_named(tmp_path, facts, message) -> None:
     (tmp_path / "run.json").write_text(facts)
-    with pytest.raises(RunError, match=r"run.json is damaged .* remove .* and the arm is made again"):
+    with pytest.raises(RunError, match=message):
         _facts(tmp_path)
 
 

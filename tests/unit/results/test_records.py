@@ -185,6 +185,21 @@ def test_a_broken_line_is_named(path: Path, line: bytes) -> None:
         read_records(path)
 
 
+@pytest.mark.parametrize("cut", [60, -30])
+def test_a_record_of_ours_that_is_cut_is_named_before_anything_is_added(path: Path, cut: int) -> None:
+    append_record(path, TRAINING, TRIAL, READING)
+    lines = path.read_bytes().splitlines()
+    path.write_bytes(b"".join(line + b"\n" for line in (lines[0], lines[1][:cut], lines[2])))
+    before = path.read_bytes()
+    said = (
+        r"results\.jsonl, line 2: not a result record .*; restore the file, or delete that line: .* measures it again"
+    )
+    for use in (require_results, drop_cut_off_record, read_records):
+        with pytest.raises(RunError, match=said):
+            use(path)
+    assert path.read_bytes() == before
+
+
 def test_an_unknown_schema_is_refused_with_the_way_out(path: Path) -> None:
     path.write_text('{"schema": 99, "kind": "training"}\n', encoding="utf-8")
     with pytest.raises(RunError, match=r"line 1: schema 99, .* schemas 1 and 2; .* run\.json"):
@@ -204,7 +219,6 @@ FOREIGN = [
     b"my notes\nwithout an end",
     b"my notes\n",
     b'{"schema": "https://json-schema.org"}',
-    b'{"schema": 2, "kind": "training"}\n',
     b'{"schema": 3, "kind": "training", "arm": "po',
     b"\xff\xfe\n",
 ]

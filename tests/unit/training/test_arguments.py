@@ -113,6 +113,10 @@ def test_accumulation_follows_from_the_global_batch(tmp_path, monkeypatch):
             {"batch_size": 6, "gradient_accumulation_steps": 2},
             r"gradient_accumulation_steps = 2 contradicts training.batch_size 6, which makes it 6; .*batch_size=2",
         ),
+        (
+            {"batch_size": 6, "gradient_accumulation_steps": [2]},
+            r"gradient_accumulation_steps = \[2\]: Input should be",
+        ),
     ],
 )
 def test_batches_that_do_not_add_up(tmp_path, changes, message):

@@ -18,6 +18,7 @@ def first_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLD_SIZE": 2, "RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(processes, "MEETING", timedelta(seconds=1))
+    monkeypatch.setattr(processes.PartialState, "_shared_state", {})  # an earlier test's trainer may have made one
 
 
 def test_a_process_whose_peer_never_begins_ends_in_time(first_of_two: None) -> None:
