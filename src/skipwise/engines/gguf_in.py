@@ -7,7 +7,6 @@ here. llama.cpp, where it is installed, reads the same file and has to predict t
 import io
 import math
 import os
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -41,7 +40,7 @@ from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.rope import original_length, rope_of, rotated_dims
 from skipwise.model.sealed import write_seal
-from skipwise.results.files import fresh_folder
+from skipwise.results.files import new_folder, require_free
 
 _TOLERANCE = 5e-3  # of the mean at each depth, in nats; both sides compute in float32 from the same numbers
 _READ = 2048  # tokens that the check reads at most
@@ -64,43 +63,42 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
         ModelError: the file is damaged, lacks a tokenizer, or is one that transformers cannot read.
         RunError: ``out`` exists or cannot be written.
     """
-    if out.exists():
-        raise RunError(f"{out} exists and is not overwritten; give another folder")
+    require_free(out)
     require_converter()
     source = _Source(file)
     console.print(
         f"{source.architecture} with weights of type {source.types} -> {str(source.dtype)[6:]}", soft_wrap=True
     )
-    partial, unchecked = out.with_name(f".{out.name}.partial"), out.with_name(f"{out.name}.unchecked")
-    if unchecked.exists():
-        raise RunError(f"{unchecked} exists and is not overwritten; remove it, or give another folder")
+    unchecked = out.with_name(f"{out.name}.unchecked")
+    require_free(unchecked)
     try:
-        fresh_folder(partial)
-        with _foreign_errors(source):
-            _write(source, partial)
-        if checked and (engine := next((one for one in find_engines([], []) if one.name == "llama.cpp"), None)):
-            try:
-                _check(source, partial, engine, console)
-            except EngineError as error:
-                os.replace(partial, unchecked)
-                raise EngineError(f"{error}. The checkpoint was left as {unchecked}; do not use it") from error
-        else:
-            why = missing("llama.cpp") if checked else "--no-check"
-            console.print(f"unchecked: whether it predicts what llama.cpp does was not tried ({why})", soft_wrap=True)
-            if source.pre_tokenizer not in SPLITS:
-                kind = source.pre_tokenizer or source.get("tokenizer.ggml.model")
-                what = f"whether a tokenizer of kind {kind} gives llama.cpp's tokens was not tried; they may be others"
-                console.print(f"tokenizer: {what}", style="yellow", soft_wrap=True)
-        os.replace(partial, out)
+        with new_folder(out) as partial:
+            with _foreign_errors(source):
+                _write(source, partial)
+            if checked and (engine := next((one for one in find_engines([], []) if one.name == "llama.cpp"), None)):
+                try:
+                    _check(source, partial, engine, console)
+                except EngineError as error:
+                    os.replace(partial, unchecked)
+                    raise EngineError(f"{error}. The checkpoint was left as {unchecked}; do not use it") from error
+            else:
+                _say_unchecked(source, checked, console)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{out} cannot be written ({reason(error)}); make room, or give another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     if source.quantised:
         console.print(
             f"The weights come from {source.types}. What quantisation cost cannot be won back.", soft_wrap=True
         )
     return out
+
+
+def _say_unchecked(source: "_Source", asked: bool, console: Console) -> None:
+    why = missing("llama.cpp") if asked else "--no-check"
+    console.print(f"unchecked: whether it predicts what llama.cpp does was not tried ({why})", soft_wrap=True)
+    if source.pre_tokenizer not in SPLITS:
+        kind = source.pre_tokenizer or source.get("tokenizer.ggml.model")
+        what = f"whether a tokenizer of kind {kind} gives llama.cpp's tokens was not tried; they may be others"
+        console.print(f"tokenizer: {what}", style="yellow", soft_wrap=True)
 
 
 @contextmanager

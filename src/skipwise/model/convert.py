@@ -17,12 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skipwise.errors import ModelError, RunError, reason
+from skipwise.errors import ModelError, reason
 from skipwise.model.families import Conversion, plan_conversion
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.sealed import write_seal
 from skipwise.model.stock_tokenizer import require_readable, write_stock_tokenizer
-from skipwise.results.files import fresh_folder
+from skipwise.results.files import new_folder, require_free
 
 SHARD_BYTES = 2**30
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -45,8 +45,7 @@ def convert(
     config does not give the true one. A shard exceeds ``shard_bytes`` only if one tensor does.
     """
     console = console or Console(quiet=True)
-    if out.exists():
-        raise RunError(f"{out} exists and is not overwritten; give another folder")
+    require_free(out)
     folder = _folder(checkpoint)
     plan = _plan(folder / "config.json", original_length)
     remote_tokenizer = _has_remote_tokenizer(folder)
@@ -54,25 +53,21 @@ def convert(
         require_readable(folder)
     for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.notes):
         console.print(line, soft_wrap=True)
-    partial = out.with_name(f".{out.name}.partial")
-    fresh_folder(partial)
     try:
-        _write_weights(plan, _shards(folder), partial, shard_bytes, console)
-        plan.config.save_pretrained(partial)
-        write_legacy_keys(partial)
-        _require_every_weight(partial)
-        for beside in filter(Path.exists, (folder / name for name in _BESIDE)):
-            shutil.copyfile(beside, partial / beside.name)
-        if remote_tokenizer:
-            write_stock_tokenizer(partial)
-        write_seal(partial, {"converted_from": checkpoint})
-        os.replace(partial, out)
+        with new_folder(out) as partial:
+            _write_weights(plan, _shards(folder), partial, shard_bytes, console)
+            plan.config.save_pretrained(partial)
+            write_legacy_keys(partial)
+            _require_every_weight(partial)
+            for beside in filter(Path.exists, (folder / name for name in _BESIDE)):
+                shutil.copyfile(beside, partial / beside.name)
+            if remote_tokenizer:
+                write_stock_tokenizer(partial)
+            write_seal(partial, {"converted_from": checkpoint})
     except SafetensorError as error:
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out)) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 

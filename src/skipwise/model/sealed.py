@@ -16,7 +16,8 @@ _WRITTEN_LATER = {FILE, "README.md", "perplexity.png"}  # the model card, which 
 
 def write_seal(folder: Path, about: dict[str, Any]) -> None:
     """Write ``about`` and the seal of all files that are in ``folder``."""
-    names = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in _WRITTEN_LATER)
+    files = (path.name for path in folder.iterdir() if path.is_file())
+    names = sorted(name for name in files if name not in _WRITTEN_LATER and not name.startswith("."))
     write_json(folder / FILE, about | {"files": seal(folder, names)})
 
 

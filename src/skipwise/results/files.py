@@ -226,6 +226,49 @@ def fresh_folder(path: Path) -> None:
     path.mkdir(parents=True)
 
 
+def require_free(path: Path) -> None:
+    """Require that nothing lies at ``path``.
+
+    Raises:
+        RunError: something does.
+    """
+    if os.path.lexists(path):
+        raise RunError(f"{path} exists and is not overwritten; give another folder")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Write a folder that does not exist yet: the one given here takes its name at the end of this context.
+
+    Raises:
+        RunError: it exists, or another process is writing it.
+    """
+    require_free(path)
+    partial = path.with_name(f".{path.name}.partial")
+    lock = FileLock(partial / ".lock")
+    try:
+        if partial.is_dir() and not partial.is_symlink():  # of a process that was killed, or is at work
+            lock.acquire(timeout=0)
+            lock.release()
+        fresh_folder(partial)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"another process is writing {path}; wait for it, or give another folder") from None
+    try:
+        yield partial
+        lock.release()
+        Path(lock.lock_file).unlink(missing_ok=True)
+        try:
+            partial.rename(path)
+        except OSError:
+            require_free(path)  # another process may have written it meanwhile
+            raise
+        sync_folder(path.parent)
+    finally:
+        lock.release()
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def private_folder(path: Path) -> None:
     """Make a folder that its owner alone can enter, unless ``$SKIPWISE_SHARED`` is set; one that exists stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)

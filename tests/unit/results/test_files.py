@@ -192,3 +192,42 @@ def test_a_file_is_kept_for_one_process(tmp_path: Path) -> None:
         asked = subprocess.run(words, capture_output=True, text=True, check=False)
         assert (f"another process is writing {tmp_path / name}" in asked.stderr) == refused
         assert bool(asked.returncode) == refused
+
+
+class TestNewFolder:
+    def test_takes_its_name_whole(self, tmp_path: Path) -> None:
+        with files.new_folder(tmp_path / "out") as partial:
+            (partial / "a").write_text("1")
+            assert not (tmp_path / "out").exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
+
+    def test_one_that_exists_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="exists and is not overwritten"), files.new_folder(tmp_path):
+            pytest.fail("it was written")
+
+    def test_another_process_that_writes_it_is_refused(self, tmp_path: Path) -> None:
+        with files.new_folder(tmp_path / "out") as partial:
+            (partial / "a").write_text("1")
+            with pytest.raises(RunError, match="another process is writing .*out"), files.new_folder(tmp_path / "out"):
+                pytest.fail("it was written")
+        assert (tmp_path / "out" / "a").read_text() == "1"
+
+    def test_one_that_was_written_meanwhile_stays(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="exists and is not overwritten"), files.new_folder(tmp_path / "out"):
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "theirs").touch()
+        assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
+
+    def test_what_a_killed_process_left_is_removed(self, tmp_path: Path) -> None:
+        (torso := tmp_path / ".out.partial").mkdir()
+        for name in (".lock", "half"):
+            (torso / name).touch()
+        with files.new_folder(tmp_path / "out"):
+            pass
+        assert not list((tmp_path / "out").iterdir())
+
+    def test_an_error_leaves_nothing(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyError), files.new_folder(tmp_path / "out"):
+            raise KeyError
+        assert not list(tmp_path.iterdir())
