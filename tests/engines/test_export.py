@@ -24,6 +24,7 @@ def test_the_embedded_model_in_every_type(
     run(monkeypatch, "export", "nano", "--type", kind)
     assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {
         f"nano-{kind}.gguf",
+        f"nano-{kind}.gguf.sha256",
         f"nano-{kind}.Modelfile",
     }
     assert "the same" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from skipwise.engines.request import Request, find_engines
 from skipwise.errors import EngineError, ModelError
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.rope import original_length
+from skipwise.results.files import write_checksum
 from tests.command_line import refused, run
 from tests.engines.models import base, extended
 
@@ -155,3 +156,15 @@ def test_files_of_another_kind_are_refused(settings: dict, message: str, folder:
     with pytest.raises(ModelError, match=message):
         convert_gguf(file, tmp_path / "out", CONSOLE)
     assert [path.name for path in tmp_path.iterdir()] == ["changed.gguf"]
+
+
+def test_a_bit_that_flipped_in_an_exported_file_is_refused(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(written(folder, base(folder, "llama")).read_bytes())
+    write_checksum(file, file.name)
+    damaged = bytearray(file.read_bytes())
+    damaged[-5] ^= 1
+    file.write_bytes(damaged)
+    message = refused(monkeypatch, capsys, "convert", file, tmp_path / "out")
+    assert "m.gguf is not the file that m.gguf.sha256 names" in message
+    assert not (tmp_path / "out").exists()

@@ -40,7 +40,7 @@ from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.rope import original_length, rope_of, rotated_dims
 from skipwise.model.sealed import write_seal
-from skipwise.results.files import new_folder, require_free
+from skipwise.results.files import new_folder, require_checksum, require_free
 
 _TOLERANCE = 5e-3  # of the mean at each depth, in nats; both sides compute in float32 from the same numbers
 _READ = 2048  # tokens that the check reads at most
@@ -66,6 +66,7 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
     require_free(out)
     require_converter()
     source = _Source(file)
+    require_checksum(file)
     console.print(
         f"{source.architecture} with weights of type {source.types} -> {str(source.dtype)[6:]}", soft_wrap=True
     )

@@ -146,8 +146,7 @@ def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
 
 def _has_digest(path: Path, entry: dict[str, Any]) -> bool:
     if "sha256" in entry:  # of version 0.2
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
+        return _sha256(path) == entry["sha256"]
     return file_digest(path) == entry.get("digest")
 
 
@@ -171,6 +170,32 @@ def file_digest(path: Path) -> str:
         if stat.st_size > _BLOCK:  # small files are read again faster than they are looked up
             _write_cache(_read_cache() | {key: digest})
     return digest
+
+
+def write_checksum(file: Path, name: str) -> Path:
+    """Write ``NAME.sha256`` beside a file that will be called ``name``, as ``sha256sum`` writes and checks it."""
+    path = file.with_name(f"{name}.sha256")
+    write_text(path, f"{_sha256(file)}  {name}\n")
+    return path
+
+
+def require_checksum(file: Path) -> None:
+    """Require a file to be the one that ``NAME.sha256`` beside it names; nothing where there is none.
+
+    Raises:
+        RunError: it is another, or the checksum is damaged.
+    """
+    path = file.with_name(f"{file.name}.sha256")
+    if path.is_file() and path.read_bytes()[:64].decode(errors="replace") != _sha256(file):
+        raise RunError(
+            f"{file} is not the file that {path.name} names: one of the two is damaged. Fetch or write both again, or delete "
+            f"{path.name} to take the file as it is"
+        )
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _block_digest(path: Path, start: int) -> bytes:

@@ -114,6 +114,7 @@ def test_a_file_that_llama_cpp_reads_right_gets_its_name(
     run(monkeypatch, "export", checkpoint)
     assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {
         "demo-f16.gguf",
+        "demo-f16.gguf.sha256",
         "demo-f16.Modelfile",
     }
     printed = " ".join(capsys.readouterr().out.split())
@@ -195,7 +196,11 @@ def test_a_model_that_says_no_length_is_refused(length: object, checkpoint: Path
 def test_without_the_check_no_engine_is_needed(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(request, "_installed", lambda python: {})
     run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf", "--no-check")
-    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {"out.gguf", "out.Modelfile"}
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {
+        "out.gguf",
+        "out.gguf.sha256",
+        "out.Modelfile",
+    }
 
 
 def test_what_export_refuses(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys) -> None:

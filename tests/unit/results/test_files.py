@@ -194,6 +194,22 @@ def test_a_file_is_kept_for_one_process(tmp_path: Path) -> None:
         assert bool(asked.returncode) == refused
 
 
+class TestChecksum:
+    def test_a_file_that_was_changed_is_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "m.gguf"
+        file.write_bytes(b"weights")
+        files.require_checksum(file)  # without one any file is taken
+        assert files.write_checksum(file, file.name).name == "m.gguf.sha256"
+        files.require_checksum(file)
+        done = subprocess.run(["sha256sum", "-c", "m.gguf.sha256"], cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == 0
+        file.write_bytes(b"weighty")
+        with pytest.raises(
+            RunError, match=r"m.gguf is not the file that m.gguf.sha256 names: .* or delete m.gguf.sha256"
+        ):
+            files.require_checksum(file)
+
+
 class TestNewFolder:
     def test_takes_its_name_whole(self, tmp_path: Path) -> None:
         with files.new_folder(tmp_path / "out") as partial:
@@ -209,15 +225,14 @@ class TestNewFolder:
     def test_another_process_that_writes_it_is_refused(self, tmp_path: Path) -> None:
         with files.new_folder(tmp_path / "out") as partial:
             (partial / "a").write_text("1")
-            with pytest.raises(RunError, match="another process is writing .*out"), files.new_folder(tmp_path / "out"):
+            with pytest.raises(RunError, match="another process is writing"), files.new_folder(tmp_path / "out"):
                 pytest.fail("it was written")
         assert (tmp_path / "out" / "a").read_text() == "1"
 
     def test_one_that_was_written_meanwhile_stays(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="exists and is not overwritten"), files.new_folder(tmp_path / "out"):
-            (tmp_path / "out").mkdir()
-            (tmp_path / "out" / "theirs").touch()
-        assert [path.name for path in tmp_path.rglob("*")] == ["out", "theirs"]
+            write_text(tmp_path / "out", "theirs")
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["theirs"]
 
     def test_what_a_killed_process_left_is_removed(self, tmp_path: Path) -> None:
         (torso := tmp_path / ".out.partial").mkdir()
