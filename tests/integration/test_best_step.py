@@ -164,7 +164,7 @@ def test_weights_that_are_gone_are_missed_before_training_goes_on(whole, monkeyp
     shutil.rmtree(copy / "checkpoints" / "best-2")
     monkeypatch.setattr(extend, "train", None)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "best-2, the best checkpoint so far, is missing or incomplete" in message
+    assert "best-2, the best checkpoint by the records, is missing or incomplete" in message
 
 
 def test_a_record_that_is_gone_is_missed_before_training_goes_on(whole, monkeypatch, capsys, tmp_path) -> None:

@@ -60,7 +60,7 @@ def new_console() -> Any:
             for part in super().render(*what, **how):
                 yield part if part.control else Segment(printable(part.text, keep="\n\t"), part.style)
 
-    quiet = os.environ.get("RANK", "0") != "0"  # of several processes one prints
+    quiet = _rank() != "0"  # of several processes one prints
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that is not UTF-8 is shown by its bytes
     return Plain(highlight=False, markup=False, emoji=False, quiet=quiet)
@@ -78,7 +78,7 @@ def explained(command: str = "") -> Iterator[None]:
         with _plain_warnings(), _sigterm_as_ctrl_c(terminated):
             yield
     except SkipwiseError as error:
-        rank = os.environ.get("RANK", "0")
+        rank = _rank()
         if rank != "0" and not isinstance(error, PeerError):  # of several processes one says it
             raise SystemExit(1) from None
         raise _refused(f"process {rank}: {error}" if isinstance(error, PeerError) else str(error)) from None
@@ -93,6 +93,8 @@ def explained(command: str = "") -> Iterator[None]:
             raise _refused(
                 f"{error.filename} cannot be used: {error.strerror}; correct the path, or its rights"
             ) from None
+        if error.errno == errno.ENOENT and not _working_folder_exists():
+            raise _refused("the working folder was removed; change into another one") from None
         raise
     except RuntimeError as error:
         if "RANK" not in os.environ or not any(phrase in str(error) for phrase in _PEER_LOST):
@@ -112,6 +114,19 @@ def explained(command: str = "") -> Iterator[None]:
             print(f"\nskipwise: stopped{ways_on.get(command or sys.argv[1], '')}", file=sys.stderr)
             raise SystemExit(code) from None
         raise
+
+
+def _rank() -> str:
+    """The number of this process; a variable that another job left says nothing where one process was started."""
+    return os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+
+
+def _working_folder_exists() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _refused(message: str) -> SystemExit:

@@ -71,7 +71,8 @@ def build_token_store(
     data = Data.of(source)
     corpus = open_corpus(data)
     limit = "" if data.max_tokens is None else f" {data.max_tokens}"
-    fingerprint = _sha256(f"{_IDENTITY} {corpus.fingerprint()} {tokenizer_fingerprint(tokenizer)}{limit}")
+    content = corpus.fingerprint()
+    fingerprint = _sha256(f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}")
     cache = _cache(data)
     try:
         store, _ = _open(cache / "tokens" / fingerprint)
@@ -79,7 +80,7 @@ def build_token_store(
             if data.workers is not None:
                 os.environ["RAYON_NUM_THREADS"] = str(min(data.workers, os.cpu_count() or 1))
             private_folder(cache)
-            return _build(cache / "tokens", fingerprint, corpus, tokenizer, data.max_tokens, on_progress, say)
+            return _build(cache / "tokens", fingerprint, corpus, content, tokenizer, data.max_tokens, on_progress, say)
     except OSError as error:  # an unreadable source is a DataError already
         raise DataError(
             f"{printable(error.filename or cache)}: the token store cannot be written ({error.strerror or error}); "
@@ -132,6 +133,7 @@ def _build(
     stores: Path,
     fingerprint: str,
     corpus: Corpus,
+    content: str,
     tokenizer: Any,
     limit: int | None,
     on_progress: OnProgress | None,
@@ -149,6 +151,11 @@ def _build(
         _sweep(stores)
         try:
             about = _write(draft, corpus, tokenizer, limit, on_progress, say)
+            if corpus.fingerprint() != content:
+                raise DataError(
+                    f"{printable(corpus.source)} was changed while it was read, so its tokens are of no known text; run the "
+                    "command again when nothing writes there"
+                )
             about |= {"schema": SCHEMA, "fingerprint": fingerprint, "source": corpus.source, "seal": seal(draft, FILES)}
             write_json(draft / "store.json", about)
             keep_private(draft / "store.json")

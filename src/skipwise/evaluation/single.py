@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from rich.console import Console
 
-from skipwise.errors import RecipeError, one_of
+from skipwise.errors import RecipeError, RunError, one_of
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
@@ -28,6 +28,7 @@ from skipwise.results.records import (
     read_records,
     require_results,
 )
+from skipwise.results.run_folder import RunFolder
 
 Mode = Literal["sliding", "truncated", "by-position"]
 
@@ -144,5 +145,11 @@ def run_benchmarks(
 def _keep(out: Path | None) -> None:
     """Require that records can be appended to a file of results, by this process alone."""
     if out is not None:
+        folder = RunFolder(out.resolve().parent)
+        if folder.facts.exists() and out.resolve() == folder.results.resolve():
+            raise RunError(
+                f"{out} holds the records of a run or an evaluation, whose report would take these for its own; give "
+                "another --out"
+            )
         require_results(out)
         keep_for_this_process(out)

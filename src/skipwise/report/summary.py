@@ -210,14 +210,14 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         if not run.recipe.is_file() and ("settings" in info or os.path.lexists(run.recipe)):
             raise RunError(f"{folder} has lost recipe.yaml; restore it")
         recipe = run.recipe.read_text(encoding="utf-8") if run.recipe.is_file() else ""
-        if recipe and info.get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
+        if run.recipe.is_file() and info.get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
             raise RunError(f"{run.recipe} was edited or damaged since the run was begun; restore it")
     except (ValueError, OSError) as error:
         raise RunError(f"{folder}: recipe.yaml cannot be read ({error}); correct or delete it") from None
     if not info and not recipe and all(isinstance(record, Measured) for record in records):
         raise RunError(
             f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "
-            "print their tables again, and skipwise evaluate makes a page"
+            "print their tables again, and skipwise evaluate makes a page. A run or an evaluation that lost run.json needs it back"
         )
     asked = [_shown(record) for record in records if _asked_for(info, record)]
     try:

@@ -51,6 +51,8 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     partial.unlink(missing_ok=True)
     try:
         with open(partial, "xb") as file:  # x: if a link was put there, it is not followed
+            with suppress(OSError):  # there is none yet, or the disk has no rights
+                partial.chmod(path.stat().st_mode)
             yield file
             flush(file)
         os.replace(partial, path)
@@ -228,7 +230,7 @@ def keep_for_this_process(path: Path) -> None:
     Raises:
         RunError: another process has it.
     """
-    at = path.absolute()
+    at = path.resolve()  # a link and its file are one
     if at in _kept:
         return
     lock = FileLock(at.with_name(f".{at.name}.lock"))

@@ -299,6 +299,21 @@ def flip(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
+def test_a_text_that_changes_while_it_is_read_is_refused(corpus, cache, tokenizer):
+    """Its tokens would be found again under the hash of another text."""
+    (last := corpus / "z.txt").write_text("as it was\n" * 40)
+
+    def edit(documents: int, tokens: int) -> None:
+        last.write_text("as it became\n" * 40)
+
+    with pytest.raises(DataError, match="was changed while it was read"):
+        build_token_store(corpus, tokenizer, cache=cache, on_progress=edit)
+    assert not list((cache / "tokens").glob("[!.]*"))
+    last.write_text("as it was\n" * 40)
+    store = build_token_store(corpus, tokenizer, cache=cache)
+    assert "as it was" in tokenizer.decode(store.document(len(store) - 1))
+
+
 class TestSeal:
     """A store whose files are not what was written is never trained on."""
 

@@ -16,6 +16,7 @@ from skipwise.evaluation.single import (
 )
 from skipwise.evaluation.specification import Specification
 from skipwise.recipes.schema import Data
+from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import difference, loss
 from tests.tiny import checkpoint, corpus
 
@@ -27,6 +28,16 @@ def how(settings: str | None = None, model: EvaluatedModel = MODEL, **changes) -
     given = dict.fromkeys(("mode", "windows", "stride", "documents", "tokens_per_document"))
     given |= {"precision": "float32", "text": Data(source="x")} | changes
     return perplexity_settings(settings, model, **given)
+
+
+def test_the_records_of_an_evaluation_take_no_others(tmp_path) -> None:
+    """Its page would show them as its own: they have the names of its models."""
+    (folder := RunFolder(tmp_path / "e")).path.mkdir()
+    folder.record(evaluation={})
+    (tmp_path / "link").symlink_to(folder.results)
+    for out in (folder.results, tmp_path / "link"):
+        with pytest.raises(RunError, match=r"holds the records of a run or an evaluation, .* another --out"):
+            measure_perplexity(MODEL, how(), out, QUIET)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,19 @@ def test_one_changed_byte_is_noticed_in_the_same_process(tmp_path: Path, name: s
     assert weights_fingerprint(str(folder)) == before
 
 
+def test_weights_in_a_folder_below_count_too(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model")
+    (folder / "w").mkdir()
+    weights = (folder / "model.safetensors").rename(folder / "w" / "m.safetensors")
+    index = {"weight_map": dict.fromkeys(load_file(weights), "w/m.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    before = weights_fingerprint(str(folder))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert weights_fingerprint(str(folder)) != before
+
+
 def test_an_adapter_changes_with_its_base(tmp_path: Path) -> None:
     base = checkpoint(tmp_path / "base")
     lora.save_adapter(lora.adapt(load_model(str(base)), Lora(rank=2)), tmp_path / "adapter", str(base))

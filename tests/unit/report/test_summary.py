@@ -10,7 +10,7 @@ import pytest
 
 from skipwise.errors import RunError
 from skipwise.report.summary import COST_LIMIT, Folder, benchmarks_of, judgements, read_folder, rows_of
-from skipwise.results.files import write_json
+from skipwise.results.files import file_digest, write_json
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, append_record
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
 
@@ -327,3 +327,13 @@ def test_results_of_perplexity_and_passkey_alone_have_no_report(tmp_path) -> Non
     append_record(tmp_path / "results.jsonl", *POSE[:3])
     with pytest.raises(RunError, match="skipwise evaluate makes a page"):
         read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("edited", ["", "model: other\n"])
+def test_a_recipe_that_is_not_the_one_of_the_run_is_refused(tmp_path, edited: str) -> None:
+    folder = run_folder(tmp_path / "run", [*ORIGINAL, *POSE])
+    write_json(folder / "run.json", {**INFO, "recipe": file_digest(folder / "recipe.yaml")})
+    read_folder(folder)
+    (folder / "recipe.yaml").write_text(edited)
+    with pytest.raises(RunError, match=r"recipe.yaml was edited or damaged since the run was begun; restore it"):
+        read_folder(folder)

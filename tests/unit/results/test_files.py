@@ -194,6 +194,22 @@ def test_a_file_is_kept_for_one_process(tmp_path: Path) -> None:
         assert bool(asked.returncode) == refused
 
 
+def test_a_link_and_its_file_have_one_owner(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    files.keep_for_this_process(tmp_path / "file")
+    program = f"from skipwise.results.files import *; keep_for_this_process(Path({str(tmp_path / 'link')!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "another process is writing" in done.stderr
+
+
+def test_a_file_that_is_written_anew_keeps_its_rights(tmp_path: Path) -> None:
+    for mode in (0o600, 0o640):
+        (tmp_path / "a").touch()
+        (tmp_path / "a").chmod(mode)
+        write_text(tmp_path / "a", "new")
+        assert (tmp_path / "a").stat().st_mode & 0o777 == mode
+
+
 class TestChecksum:
     def test_a_file_that_was_changed_is_refused(self, tmp_path: Path) -> None:
         file = tmp_path / "m.gguf"

@@ -59,7 +59,7 @@ def test_an_incomplete_checkpoint_is_overwritten_and_others_are_removed(tmp_path
     (incomplete / "trained.safetensors").write_bytes(b"half")
     (tmp_path / "checkpoint-9").mkdir()
     best_checkpoint.save(model, tmp_path, 5)
-    with pytest.raises(RunError, match="best-9, the best checkpoint so far, is missing or incomplete"):
+    with pytest.raises(RunError, match="best-9, the best checkpoint by the records, is missing or incomplete"):
         best_checkpoint.require(tmp_path, 9)
     best_checkpoint.save(model, tmp_path, 9)
     best_checkpoint.drop_others(tmp_path, 9)
