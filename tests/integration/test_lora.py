@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
+from skipwise.results.files import read_json
 from skipwise.results.records import read_records
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run
@@ -95,6 +97,8 @@ def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(files, monke
     run(monkeypatch, "perplexity", out / "model", *text)
     assert "256" in capsys.readouterr().out
     assert "peft" in (out / "model" / "README.md").read_text()
+    about = read_json(out / "model" / "skipwise.json")
+    assert about["base_fingerprint"] == weights_fingerprint(str(files[0]))
     (out / "model" / "adapter_model.safetensors").unlink()
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", out)
     assert "has lost adapter_model.safetensors" in message

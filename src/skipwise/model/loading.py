@@ -29,7 +29,7 @@ from skipwise.errors import ModelError, nearest, reason
 from skipwise.model import lora
 from skipwise.model.four_bit import quantization_settings
 from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
-from skipwise.model.sealed import require_unchanged
+from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.names import expanded
 
@@ -101,8 +101,8 @@ def load_config(name: str) -> PretrainedConfig:
     """Read the config of a folder or a hub name; no code of the checkpoint or of the hub is run.
 
     Raises:
-        ModelError: there is no config that transformers can read, it asks for such code, or weights that are quantized in
-            a way that transformers cannot load here.
+        ModelError: there is no config that transformers can read, it asks for such code, it has a config inside that its
+            kind has not, or weights that are quantized in a way that transformers cannot load here.
     """
     folder, read = resolve(name), {}
     try:
@@ -126,8 +126,21 @@ def load_config(name: str) -> PretrainedConfig:
                 f"the config of model {name!r} has {key} {value!r}, a kernel on the hub: that is code, which Skipwise "
                 f"neither fetches nor runs; remove {key} from config.json"
             )
+    _require_text_config(name, config)
     _require_quantizer(name, config)
     return config
+
+
+def _require_text_config(name: str, config: PretrainedConfig) -> None:
+    """Require the config of the text model to be one; in a config that has no inner ones, transformers leaves a dict."""
+    text: Any = config.get_text_config()
+    if not isinstance(text, PretrainedConfig):
+        keys = ("text_config", "text_encoder", "decoder", "generator")
+        key = next(key for key in keys if getattr(config, key, None) is not None)
+        raise ModelError(
+            f"the config of model {name!r} has {key} {repr(text)[:60]}, which configs of {config.model_type} do not have; "
+            f"remove {key} from config.json"
+        )
 
 
 def _require_quantizer(name: str, config: PretrainedConfig) -> None:
@@ -255,7 +268,8 @@ def load_model(
         merge: merge an adapter into its base; if false, keep its layers apart, as in training.
 
     Raises:
-        ModelError: transformers cannot load it, or its frequencies are not those of ``extension``.
+        ModelError: transformers cannot load it, its frequencies are not those of ``extension``, or the base of an adapter
+            is not the one that it was trained on.
         RunError: Skipwise saved it, and a file was lost or changed since.
     """
     folder = resolve(name)
@@ -264,6 +278,8 @@ def load_model(
     if extension is not None:
         set_interpolation(config, extension)
     base = lora.base_of(folder)
+    if base:
+        _require_base(folder, base)
     settings = quantization_settings(dtype, device) if four_bits else {}
     model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
     if base:
@@ -274,6 +290,18 @@ def load_model(
         check_frequencies(model, extension)
     mask_by_position(model)
     return model
+
+
+def _require_base(folder: str, base: str) -> None:
+    """Require the base of an adapter to be the one that it was trained on; version 0.2 did not record which it was."""
+    from skipwise.model.fingerprint import weights_fingerprint  # which imports this module
+
+    wanted = (read_seal(Path(folder)) or {}).get("base_fingerprint")
+    if wanted is not None and wanted != weights_fingerprint(base):
+        raise ModelError(
+            f"the base {base} of adapter {folder} is not the one that it was trained on (its files changed); restore it, or "
+            f"extend again; to put the adapter on this base on purpose, copy it elsewhere, without {FILE}"
+        )
 
 
 def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:

@@ -20,7 +20,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError, reason
+from skipwise.recipes.names import expanded
 from skipwise.recipes.schema import Lora
+from skipwise.results.files import read_json
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -125,26 +127,51 @@ def base_of(folder: str) -> str | None:
     """Return the base of the adapter in ``folder``, or None if the folder holds no adapter.
 
     An adapter that another program wrote is refused, since its base may need another config.
+
+    Raises:
+        ModelError: the adapter is another program's, its file is damaged, or its base is an adapter.
     """
     path = Path(folder) / _CONFIG
     if not path.is_file():
         return None
-    described = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        described = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read ({reason(error)}); fetch the adapter again") from error
     if "skipwise_base" not in described:
         raise ModelError(
             f"{folder} is an adapter of {described.get('base_model_name_or_path')!r}; merge it into that model first "
             "(peft: merge_and_unload, save_pretrained)"
         )
-    return described["skipwise_base"]
+    base = described["skipwise_base"]
+    if not isinstance(base, str) or not base.strip():
+        raise ModelError(
+            f"{path} has skipwise_base {repr(base)[:60]}, which names no model; fetch the adapter again, or name its base there"
+        )
+    if base != "nano" and (Path(expanded(base)) / _CONFIG).is_file():  # perhaps this one itself
+        raise ModelError(
+            f"{path} has skipwise_base {base!r}, which is an adapter, and an adapter's base is a whole model; name that there"
+        )
+    return base
 
 
 def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrainedModel:
-    """Put the adapter in ``folder`` on its base, and merge it into the base's weights if ``merge`` is true."""
+    """Put the adapter in ``folder`` on its base, and merge it into the base's weights if ``merge`` is true.
+
+    Raises:
+        ModelError: its settings or weights cannot be read, or do not fit together or the base.
+    """
     require_installed(Lora())
     from peft import LoraConfig
 
-    with _quiet():
-        config = LoraConfig.from_pretrained(folder)
+    try:
+        with _quiet():
+            config = LoraConfig.from_pretrained(folder)
+    except Exception as error:  # peft raises what it happens to meet in the file
+        raise ModelError(
+            f"{folder}/{_CONFIG} has no settings that peft can read ({type(error).__name__}: {reason(error)}); fetch the "
+            "adapter again"
+        ) from error
     if type(config) is not LoraConfig or config.megatron_config:  # older releases of peft would import what it names
         raise ModelError(
             f"{folder} is no adapter that skipwise wrote: its adapter_config.json asks peft for more than LoRA; extend again"
@@ -156,12 +183,22 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
         raise ModelError(
             f"{folder}/adapter_model.safetensors cannot be read ({reason(error)}); fetch the adapter again"
         ) from error
-    adapted = _with_additions(base, config, state)
-    return adapted.merge_and_unload(safe_merge=True) if merge else adapted
+    try:
+        adapted = _with_additions(base, config, state)
+        return adapted.merge_and_unload(safe_merge=True) if merge else adapted
+    except Exception as error:  # of settings of a wrong type, weights of another shape, layers that are not there
+        said = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {reason(error)}"
+        raise ModelError(
+            f"adapter {folder} cannot be put on its base: {said}; fetch the adapter again, or extend again"
+        ) from error
 
 
 def _with_additions(base: PreTrainedModel, config: "LoraConfig", state: dict[str, torch.Tensor] | None) -> Any:
-    """Return ``base`` with new additions, or with those of ``state``; in bf16 their small updates would round to 0."""
+    """Return ``base`` with new additions, or with those of ``state``; in bf16 their small updates would round to 0.
+
+    Raises:
+        ModelError: ``state`` lacks weights, which would be new ones, or has weights that belong nowhere.
+    """
     from peft import get_peft_model, set_peft_model_state_dict
 
     with _quiet():
@@ -170,7 +207,12 @@ def _with_additions(base: PreTrainedModel, config: "LoraConfig", state: dict[str
             if weight.requires_grad:
                 weight.data = weight.data.float()
         if state is not None:
-            set_peft_model_state_dict(adapted, state)
+            found: Any = set_peft_model_state_dict(adapted, state)
+            added = {name for name, weight in adapted.named_parameters() if weight.requires_grad}
+            if missing := sorted(added & {*found.missing_keys}):
+                raise ModelError(f"it lacks {len(missing)} of its weights ({', '.join(missing[:3])}, ...)")
+            if others := sorted(found.unexpected_keys):
+                raise ModelError(f"{len(others)} of its weights are of no layer ({', '.join(others[:3])}, ...)")
     return adapted
 
 

@@ -28,11 +28,13 @@ class Origin:
     original_length: int | None  # tokens
     text: Data  # that it was trained on
     documents: np.ndarray = field(default_factory=_no_documents)  # TokenStore.digests of those trained on; uint64 [n]
+    base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known, as of version 0.2
 
     def write(self, folder: Path) -> None:
         """Write it into a model's folder, which this seals."""
         about = {
             "base": self.base,
+            "base_fingerprint": self.base_fingerprint,
             "original_length": self.original_length,
             "data": self.text.model_dump(exclude={"cache", "workers"}),
             "documents": base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode(),
@@ -54,7 +56,8 @@ def read_origin(name: str) -> Origin | None:
         return _of_run(folder)
     try:
         documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
-        return Origin(about["base"], about["original_length"], Data(**about["data"]), documents)
+        text, fingerprint = Data(**about["data"]), about.get("base_fingerprint")
+        return Origin(about["base"], about["original_length"], text, documents, fingerprint)
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise damaged(folder, error) from error
 

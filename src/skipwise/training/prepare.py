@@ -14,6 +14,7 @@ from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, 
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_config, load_tokenizer, resolve
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
@@ -64,7 +65,8 @@ class PreparedRun:
         documents, base = self.store.digests[self.train], read_origin(self.recipe.model)
         if base:
             documents = np.union1d(documents, base.documents)
-        return Origin(self.recipe.model, self.extension.rope.original_length, self.recipe.data, documents)
+        original_length, fingerprint = self.extension.rope.original_length, weights_fingerprint(self.recipe.model)
+        return Origin(self.recipe.model, original_length, self.recipe.data, documents, fingerprint)
 
     def dataset(self) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch."""

@@ -369,3 +369,12 @@ def test_weights_of_other_shapes_than_the_config_says_are_named(tmp_path) -> Non
 def test_code_in_a_checkpoint_does_not_hide_another_mistake(tmp_path) -> None:
     with pytest.raises(ModelError, match="vocab_size 'x': Input should be"):
         load_config(with_config(tmp_path, vocab_size="x", auto_map={"AutoConfig": "own.Config"}))
+
+
+@pytest.mark.parametrize("key", ["text_config", "text_encoder", "decoder"])
+@pytest.mark.parametrize("value", [{}, {"vocab_size": 257}, 5])
+def test_a_config_inside_one_that_has_none_is_refused(tmp_path, key, value) -> None:
+    with pytest.raises(
+        ModelError, match=rf"has {key} .*, which configs of llama do not have; remove {key} from config"
+    ):
+        load_config(with_config(tmp_path, **{key: value}))

@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model import lora
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_config, load_model
+from skipwise.model.origin import Origin
 from skipwise.model.rope import Extension, plan_extension
 from skipwise.model.saving import save_extended
-from skipwise.recipes.schema import Lora
+from skipwise.recipes.schema import Data, Lora
 from skipwise.report.model_card import write_card
 from tests.tiny import byte_tokenizer, checkpoint
 
@@ -191,3 +194,116 @@ def test_another_programs_adapter_is_refused(tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(described))
     with pytest.raises(ModelError, match=r"is an adapter of .* merge it into that model first"):
         load_model(str(folder))
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """An adapter without a seal, in ``model`` beside its base."""
+    name = str(checkpoint(tmp_path / "base"))
+    save_extended(adapted(name, ALL), byte_tokenizer(), extension(name), tmp_path / "model", adapter_of=name)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def settings(adapter: Path) -> Path:
+    return adapter / "adapter_config.json"
+
+
+def with_settings(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_an_adapter_is_put_on_the_base_that_it_was_trained_on(adapter: Path, recorded: bool) -> None:
+    base = adapter.parent / "base"
+    Origin(str(base), 32, Data(), base_fingerprint=weights_fingerprint(str(base)) if recorded else None).write(adapter)
+    load_model(str(adapter))
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    if not recorded:  # as by version 0.2
+        load_model(str(adapter))
+        return
+    wanted = r"base \S+/base of adapter \S+/model is not the one that it was trained on \(its files changed\); restore"
+    with pytest.raises(ModelError, match=wanted):
+        load_model(str(adapter))
+
+
+def test_a_base_on_the_hub_is_compared_by_its_commit(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_settings(adapter / "adapter_config.json", skipwise_base="someone/base")
+    config = load_config(str(adapter))
+    config._commit_hash = "new"
+    monkeypatch.setattr("skipwise.model.fingerprint.load_config", lambda name: config)
+    Origin("someone/base", 32, Data(), base_fingerprint="old").write(adapter)
+    with pytest.raises(ModelError, match=r"the base someone/base of adapter \S+ is not the one"):
+        load_model(str(adapter))
+
+
+LACKED = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+
+
+@pytest.mark.parametrize(
+    ("lost", "new", "said"),
+    [
+        (LACKED, None, r"it lacks 1 of its weights \(\S+layers\.1\.mlp\.up_proj\.lora_B\S+, \.\.\.\)"),
+        (None, "another.weight", r"1 of its weights are of no layer \(another\.weight, \.\.\.\)"),
+        ("base_model.model.model.norm.weight", None, r"KeyError: '?base_model\.model\.model\.norm\.weight"),
+        (LACKED, LACKED, "RuntimeError: .*size mismatch"),
+    ],
+)
+def test_an_adapter_of_other_weights_than_its_settings_ask_for_is_refused(
+    adapter: Path, lost: str | None, new: str | None, said: str
+) -> None:
+    weights = load_file(adapter / "adapter_model.safetensors")
+    if lost:
+        del weights[lost]
+    if new:
+        weights[new] = torch.zeros(3, 3)
+    save_file(weights, adapter / "adapter_model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=rf"adapter \S+/model cannot be put on its base: {said}.*; fetch the adapter"):
+        load_model(str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{bad", "cannot be read"),
+        (b"", "cannot be read"),
+        (b"[]", r"cannot be read \(it holds a list"),
+        (b"null", r"cannot be read \(it holds a NoneType"),
+        (b"\xff{}", "cannot be read"),
+        (b"[" * 100_000, "cannot be read .its brackets are nested too deep"),
+        (b'{"skipwise_base": 5}', "has skipwise_base 5, which names no model"),
+        (b'{"skipwise_base": " "}', "has skipwise_base ' ', which names no model"),
+        (b'{"skipwise_base": "BASE"}', "has no settings that peft can read"),
+    ],
+)
+def test_damaged_settings_of_an_adapter_name_their_file(settings: Path, text: bytes, said: str) -> None:
+    settings.write_bytes(text.replace(b"BASE", str(settings.parent.with_name("base")).encode()))
+    with pytest.raises(ModelError, match=rf"model/adapter_config\.json {said}.*; fetch the adapter again"):
+        load_model(str(settings.parent))
+
+
+def test_an_adapter_is_no_base(settings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = settings.parent
+    monkeypatch.setenv("HOME", str(folder.parent))
+    for base in (str(folder), "~/model"):
+        with_settings(settings, skipwise_base=base)
+        for read in (load_model, weights_fingerprint):
+            with pytest.raises(ModelError, match=rf"skipwise_base '{base}', which is an adapter, and .* a whole model"):
+                read(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"r": 0}, "ValueError: .*should be a positive integer"),
+        ({"r": 4}, "RuntimeError: .*size mismatch"),
+        ({"lora_alpha": "x"}, "TypeError: "),
+        ({"target_modules": ["nope"]}, "(NoMatchingPeftModule|Value)Error: .*[Tt]arget.modules"),
+    ],
+)
+def test_settings_that_do_not_fit_are_explained(settings: Path, changes: dict[str, object], said: str) -> None:
+    with_settings(settings, **changes)
+    with pytest.raises(ModelError, match=rf"adapter \S+/model cannot be put on its base: {said}.*; fetch the adapter"):
+        load_model(str(settings.parent))
