@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, GPTJConfig, GPTJForCausalLM
 from skipwise.errors import ModelError, RunError
 from skipwise.model import stock_tokenizer
 from skipwise.model.convert import convert
+from skipwise.model.sealed import require_unchanged
 from tests.parity.test_conversion import BAICHUAN, baichuan
 from tests.tiny import byte_tokenizer, checkpoint, sentencepiece_model
 
@@ -168,6 +169,7 @@ def test_a_conversion_that_was_killed_begins_anew(gptj: Path, tmp_path: Path) ->
     save_file({"x": torch.zeros(1)}, torso / "model-00007.safetensors")
     out = convert(str(gptj), tmp_path / "out")
     assert [path.name for path in out.glob("*.safetensors")] == ["model.safetensors"]
+    require_unchanged(out)  # the lock of the writing is not among what was sealed
 
 
 def test_a_full_disk_is_an_error_of_the_system_and_leaves_nothing(gptj: Path, tmp_path: Path, monkeypatch) -> None:

@@ -4,6 +4,7 @@ import socket
 from datetime import timedelta
 
 import pytest
+import torch
 
 from skipwise.errors import DataError, PeerError, TrainingError
 from skipwise.training import processes
@@ -24,6 +25,15 @@ def first_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_process_whose_peer_never_begins_ends_in_time(first_of_two: None) -> None:
     with pytest.raises(PeerError, match=r"of 2 processes not all have begun within 1 s; look at .* with --resume"):
         processes.is_first()
+
+
+def test_a_store_that_does_not_wait_for_all_is_not_enough(first_of_two: None, monkeypatch) -> None:
+    """As that of torchrun's agent, which is there before the processes are."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(torch.distributed, "rendezvous", lambda *_, **__: iter([(store, 0, 2)]))
+    with pytest.raises(PeerError, match="not all have begun"):
+        processes.is_first()
+    assert store.check(["skipwise/0"])
 
 
 def test_processes_that_cannot_find_each_other_are_refused(first_of_two: None, monkeypatch) -> None:
