@@ -267,6 +267,8 @@ def require_free(path: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Write a folder that does not exist yet: the one given here takes its name at the end of this context.
 
+    That is the last change of the disk: a command that was killed before is repeated, and one killed after has its result.
+
     Raises:
         RunError: it exists, or another process is writing it.
     """
@@ -290,7 +292,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         except OSError:
             require_free(path)  # another process may have written it meanwhile
             raise
-        sync_folder(path.parent)
     finally:
         lock.release()
         shutil.rmtree(partial, ignore_errors=True)
