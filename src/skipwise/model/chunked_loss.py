@@ -1,8 +1,9 @@
-"""The training loss without the logits of a whole batch: computed in slices of tokens, and again in backward.
+"""The training loss without the logits of a whole batch: slices of tokens, each with its gradients at once.
 
 The stock loss holds the logits of every token several times, in bf16 and float32. At 16k tokens and a vocabulary of 152k
 that is more than all other activations. Here the output layer returns hidden states, and the loss applies its weights
-to one slice at a time under activation checkpointing. The cost is one more product with the output layer.
+to one slice at a time. The output layer takes three products, as in the stock step: for the logits, and for the gradients
+of its weights and of what it reads.
 """
 
 from collections.abc import Iterator
@@ -10,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch.nn.functional import cross_entropy, linear, pad
-from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import linear, log_softmax, pad
 from transformers import PreTrainedModel
 
 from skipwise.model.lora import stock_model
@@ -71,17 +71,62 @@ def _sliced(
     weight, bias = cast(torch.Tensor, head.weight), getattr(head, "bias", None)
     states = hidden.flatten(0, -2)  # [tokens, width]
     targets = pad(labels, (0, 1), value=ignore_index)[..., 1:].flatten().to(states.device)
-    rows = max(1, _SLICE_BYTES // (4 * len(weight)))
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    total = _Sliced.apply(states, weight, bias, targets, ignore_index, dtype)
+    items = (targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+    return total / torch.as_tensor(items, device=total.device)
 
-    def slice_loss(states: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = linear(states, weight, bias).float()
-        return cross_entropy(logits, targets, ignore_index=ignore_index, reduction="sum")
 
-    slices = zip(states.split(rows), targets.split(rows), strict=True)
-    total = torch.stack([checkpoint(slice_loss, *each, use_reentrant=False) for each in slices]).sum()
-    if num_items_in_batch is None:
-        return total / (targets != ignore_index).sum()
-    return total / torch.as_tensor(num_items_in_batch, device=total.device)
+class _Sliced(torch.autograd.Function):
+    """The sum over tokens of ``-log softmax(states @ weight.T + bias)[target]``, in nats.
+
+    Its gradient by the logits of a token is their softmax, less 1 at the target. So a slice's logits are turned into
+    their gradient at once, and nothing of the slice is kept.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        ignore_index: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        needed = ctx.needs_input_grad
+        by_states = torch.empty_like(states) if needed[0] else None
+        by_weight = torch.zeros_like(weight) if needed[1] else None
+        by_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
+        matrix, addend = weight.to(dtype), None if bias is None else bias.to(dtype)
+        total = torch.zeros((), device=states.device)
+        rows = max(1, _SLICE_BYTES // (4 * len(weight)))
+        for begin in range(0, len(states), rows):
+            part = slice(begin, begin + rows)
+            kept, target = targets[part] != ignore_index, targets[part].clamp(min=0)[:, None]
+            some = states[part].to(dtype)
+            scores = log_softmax(linear(some, matrix, addend), dim=-1, dtype=torch.float32)
+            total -= (scores.gather(1, target)[:, 0] * kept).sum()
+            if not any(needed):
+                continue
+            scores.exp_().scatter_add_(1, target, -torch.ones_like(target, dtype=scores.dtype))
+            gradient = scores.mul_(kept[:, None]).to(dtype)
+            if by_states is not None:
+                by_states[part] = gradient @ matrix
+            if by_weight is not None:
+                by_weight += gradient.T @ some
+            if by_bias is not None:
+                by_bias += gradient.sum(0)
+        ctx.gradients = by_states, by_weight, by_bias
+        ctx.save_for_backward(targets)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:  # type: ignore[override]
+        (_,) = ctx.saved_tensors  # refuses to go backward a second time: the gradients are scaled in place
+        gradients, ctx.gradients = ctx.gradients, None
+        return *(None if one is None else one.mul_(upstream) for one in gradients), None, None, None
 
 
 @torch.no_grad()

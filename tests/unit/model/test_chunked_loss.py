@@ -51,18 +51,46 @@ def test_loss_and_gradients_are_those_of_the_stock_loss(
     assert model(**batch()).logits.shape[-1] == 97  # the output layer is itself again
 
 
-def test_no_more_than_a_slice_of_logits_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the logits whose softmax is computed, seven tokens a slice."""
+    shapes: list[tuple[int, ...]] = []
+    stock = subject.log_softmax
     monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)
-    seen: list[int] = []
-    stock = torch.nn.functional.cross_entropy
-    monkeypatch.setattr(
-        subject, "cross_entropy", lambda logits, *a, **k: seen.append(len(logits)) or stock(logits, *a, **k)
-    )
+    monkeypatch.setattr(subject, "log_softmax", lambda x, **how: shapes.append(tuple(x.shape)) or stock(x, **how))
+    return shapes
+
+
+def test_no_more_than_a_slice_of_logits_is_held_and_none_is_computed_twice(seen) -> None:
     model = families.model("llama").train()
     with in_slices(model):
         gradients(model)
-    assert max(seen) == 7
-    assert sum(seen) == 2 * 80  # forward, and again in backward
+    assert seen == [(7, 97)] * 11 + [(3, 97)]
+
+
+def test_weights_that_are_frozen_get_no_gradient(seen) -> None:
+    model = families.model("llama").train()
+    model.get_output_embeddings().weight.requires_grad_(False)
+    with in_slices(model):
+        _, found = gradients(model)
+    assert "lm_head.weight" not in found
+    assert found["model.norm.weight"].abs().sum() > 0
+    with in_slices(model), torch.no_grad():
+        model(**batch(), use_cache=False)
+    assert len(seen) == 24
+
+
+def test_gradients_are_scaled_as_the_loss_is() -> None:
+    model = families.model("llama").train()
+    _, wanted = gradients(model)
+    model.zero_grad()
+    with in_slices(model):
+        loss = model(**batch(), use_cache=False).loss
+    (3 * loss).backward()
+    for name, weight in model.named_parameters():
+        torch.testing.assert_close(weight.grad, 3 * wanted[name], rtol=1e-4, atol=1e-6)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
 
 
 def test_an_output_layer_with_additions_is_not_sliced() -> None:
