@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 pytest.importorskip("conversion")
 pytest.importorskip("xllamacpp")
 
-from skipwise.engines import gguf, gguf_in
+from skipwise.engines import gguf
 from skipwise.engines.compare import TEXTS, tokens_of
 from skipwise.engines.gguf_in import convert_gguf
-from skipwise.engines.gguf_tokenizer import read_tokenizer
 from skipwise.engines.request import Request, find_engines
 from skipwise.errors import EngineError, ModelError
+from skipwise.model.gguf import GGUFFile
+from skipwise.model.gguf_tokenizer import read_tokenizer
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.rope import original_length
 from skipwise.results.files import write_checksum
@@ -101,7 +102,7 @@ def test_another_prediction_is_refused(
     step: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = {"_set_rope": "llama", "_set_attention": "gemma3"}[step]
-    monkeypatch.setattr(gguf_in, step, lambda config, source: None)
+    monkeypatch.setattr("skipwise.model.gguf." + step, lambda config, source: None)
     with pytest.raises(
         EngineError, match=r"does not predict what llama.cpp does .* nats apart .*out.unchecked; do not"
     ):
@@ -110,7 +111,7 @@ def test_another_prediction_is_refused(
 
 
 def test_other_tokens_on_prose_and_code_are_refused(folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr("skipwise.engines.gguf_tokenizer.SPLITS", {})
+    monkeypatch.setattr("skipwise.model.gguf_tokenizer.SPLITS", {})
     message = refused(monkeypatch, capsys, "convert", written(folder, base(folder, "llama")), tmp_path / "out")
     assert "its tokenizer gives other tokens: " in message
     assert message.endswith("out.unchecked; do not use it")
@@ -121,7 +122,7 @@ def test_every_pre_tokenizer_splits_as_in_llama_cpp(pre: str, folder: Path, tmp_
     file = changed(written(folder, base(folder, "llama")), tmp_path / "changed.gguf", pre=pre)
     [engine, *_] = find_engines(["llama.cpp"], [])
     theirs = engine.answer(Request(str(file), [], [], 0, 64, texts=TEXTS))["tokens"]
-    tokenizer = read_tokenizer(gguf_in._Source(file).get, lambda: pytest.fail("not byte-level"), 64)
+    tokenizer = read_tokenizer(GGUFFile(file).get, lambda: pytest.fail("not byte-level"), 64)
     assert tokens_of(tokenizer) == theirs
 
 

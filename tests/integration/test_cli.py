@@ -158,7 +158,7 @@ def test_a_missing_model_is_said_to_be_missing(monkeypatch, capsys, tmp_path: Pa
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     for command in ("perplexity", "passkey"):
-        assert "model 'nope' is neither nano, nor a folder" in refused(monkeypatch, capsys, command, "nope")
+        assert "model 'nope' is neither nano nor smollm2, nor a folder" in refused(monkeypatch, capsys, command, "nope")
 
 
 def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_path: Path) -> None:

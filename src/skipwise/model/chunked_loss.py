@@ -123,7 +123,7 @@ class _Sliced(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, upstream: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, upstream: torch.Tensor) -> Any:
         (_,) = ctx.saved_tensors  # refuses to go backward a second time: the gradients are scaled in place
         gradients, ctx.gradients = ctx.gradients, None
         return *(None if one is None else one.mul_(upstream) for one in gradients), None, None, None

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,10 +27,13 @@ from transformers.quantizers import AutoHfQuantizer
 from skipwise.errors import ModelError, nearest, reason
 from skipwise.model import lora
 from skipwise.model.four_bit import quantization_settings
+from skipwise.model.packaged import NAMES, packaged
 from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
 from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.names import expanded
+
+_PACKAGED = " or ".join(NAMES)
 
 
 def _dtype(name: str) -> str:
@@ -71,23 +73,23 @@ class _Written(BaseModel):
 
 
 def resolve(name: str) -> str:
-    """Return the folder of the embedded model for ``nano``, else ``name`` itself, with ``~`` as the home folder.
+    """Return the folder of a model that a package has (``packaged``), else ``name`` itself, with ``~`` as the home folder.
 
     Raises:
         ModelError: it is empty, a file, or a path where no folder is; the hub is not asked for a path.
     """
     if not name.strip():
-        raise ModelError(f"model = {name!r} names none; give nano, a folder or a name on the model hub")
-    if name == "nano":
-        return str(resources.files("skipwise").joinpath("assets", "nano"))
+        raise ModelError(f"model = {name!r} names none; give {_PACKAGED}, a folder or a name on the model hub")
+    if folder := packaged(name):
+        return str(folder)
     path = Path(expanded(name))
     if path.is_file():
         raise ModelError(f"model {name!r} is a file; give its folder, or convert a GGUF file first: skipwise convert")
     if not path.is_dir() and _is_path(name):
         beside = [str(path.parent / one) for one in os.listdir(path.parent)] if path.parent.is_dir() else []
         raise ModelError(
-            f"there is no folder {name}{nearest(str(path), beside)}; give nano, a folder here or a name on the model hub, "
-            "as OWNER/NAME"
+            f"there is no folder {name}{nearest(str(path), beside)}; give {_PACKAGED}, a folder here or a name on the model "
+            "hub, as OWNER/NAME"
         )
     return str(path) if path.is_dir() else name
 
@@ -334,11 +336,9 @@ def _unreadable(name: str, error: Exception) -> str:
     meant, way_out = "", "download it first and give its folder"
     if "/" not in name:
         beside = os.listdir() if os.access(".", os.R_OK) else []
-        meant = nearest(name, ["nano", *filter(os.path.isdir, beside)])
-        way_out = "give nano, a folder here or a name on the model hub, as OWNER/NAME"
-    return (
-        f"model {name!r} is neither nano, nor a folder here{meant}, nor reachable on the model hub ({said}); {way_out}"
-    )
+        meant = nearest(name, [*NAMES, *filter(os.path.isdir, beside)])
+        way_out = f"give {_PACKAGED}, a folder here or a name on the model hub, as OWNER/NAME"
+    return f"model {name!r} is neither {_PACKAGED.replace(' or ', ' nor ')}, nor a folder here{meant}, nor reachable on the model hub ({said}); {way_out}"
 
 
 def _invalid(error: ValidationError) -> str:

@@ -233,7 +233,7 @@ class Recipe(Section):
         RecipeError: through ``load_recipe``; it names the key, its rule and the nearest valid name.
     """
 
-    model: Name = Field("nano", description="nano (embedded), a folder, or a model name on the hub")
+    model: Name = Field("nano", description="nano (embedded), smollm2 (an extra), a folder, or a model name on the hub")
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
     original_length: Length | None = Field(None, description="L_c; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length")

@@ -41,7 +41,7 @@ def test_partial_rotary_and_theta_are_kept(tmp_path: Path, interpolation: str) -
 
 
 def test_a_name_that_is_nowhere_is_explained(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="neither nano, nor a folder here, nor reachable"):
+    with pytest.raises(ModelError, match="neither nano nor smollm2, nor a folder here, nor reachable"):
         load_config("no-such/model-anywhere")
     llama().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="has no tokenizer"):
@@ -50,7 +50,7 @@ def test_a_name_that_is_nowhere_is_explained(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("load", [load_config, load_model, load_tokenizer])
 def test_an_empty_name_is_explained(load) -> None:
-    with pytest.raises(ModelError, match="model = '' names none; give nano, a folder or a name"):
+    with pytest.raises(ModelError, match="model = '' names none; give nano or smollm2, a folder or a name"):
         load("")
 
 
