@@ -10,17 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import collate
 from skipwise.errors import ModelError, PeerError, RunError, SkipwiseError, counted
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
+from skipwise.evaluation.forecast import batches_of, measuring_seconds, told, training_seconds
 from skipwise.evaluation.runner import answered
 from skipwise.method.coverage import coverage
 from skipwise.model import lora
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_model
+from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.model.loading import load_config, load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
 from skipwise.model.saving import require_saved, save_extended
@@ -132,6 +135,15 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
         prepared.precision,
         console,
     )
+
+
+def print_forecast(prepared: PreparedRun, evaluation: RunEvaluation, console: Console) -> None:
+    """Print how long the run takes on this machine, by a short timing of its layers."""
+    config, rule = load_config(prepared.recipe.model), prepared.recipe.training
+    cost, speed = ForwardCost.of_config(config), Speed.measured(config, prepared.precision, prepared.device)
+    window = prepared.dataset().plans(np.arange(1)).position_ids().shape[1]
+    training = training_seconds(rule.max_steps * rule.batch_size * window, window, cost, speed)
+    console.print(told(training, measuring_seconds(batches_of(evaluation), cost, speed)))
 
 
 def evaluation_facts(evaluation: RunEvaluation) -> dict[str, object]:

@@ -62,7 +62,7 @@ def extend(
         if not dry_run:
             start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
             return
-    from skipwise.extend import extend, plan_run_evaluation
+    from skipwise.extend import extend, plan_run_evaluation, print_forecast
     from skipwise.training.arguments import accumulation
     from skipwise.training.prepare import prepare, print_examples, print_plan
 
@@ -84,8 +84,9 @@ def extend(
     if dry_run:
         accumulation(settings.training, processes or 1)
         prepared = prepare(settings, console)
-        plan_run_evaluation(prepared, console)  # refuses what could not be measured
+        evaluation = plan_run_evaluation(prepared, console)  # refuses what could not be measured
         print_plan(prepared, console)
+        print_forecast(prepared, evaluation, console)
         print_examples(prepared, console)
         return
     extend(settings, out=out, resume=resume, console=console)

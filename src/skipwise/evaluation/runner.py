@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.tokenising import tokenise
@@ -34,8 +33,10 @@ from skipwise.evaluation.texts import (
     spread_segments,
 )
 from skipwise.evaluation.windows import position_buckets
+from skipwise.model.forward_cost import ForwardCost
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.origin import Origin
+from skipwise.progress import progress
 from skipwise.results.records import Measured, ReadingRecord, Record, TrialRecord, append_record, read_records
 
 OnProgress = Callable[[int], None]
@@ -53,7 +54,12 @@ class Readings:
     @property
     def tokens(self) -> int:
         """How many tokens will be fed to the model."""
-        return fed_tokens(self.documents, self.requests[0].window, self.requests[0].stride)
+        return fed_tokens(self.documents, self.length, self.requests[0].stride)
+
+    @property
+    def length(self) -> int:
+        """Tokens of each window."""
+        return self.requests[0].window
 
     def only(self, keys: Collection[str]) -> "Readings":
         """The requests that have one of these keys."""
@@ -88,7 +94,12 @@ class Prompts:
     @property
     def tokens(self) -> int:
         """How many tokens the prompts have, about."""
-        return len(self.requests) * self.requests[0].length
+        return len(self.requests) * self.length
+
+    @property
+    def length(self) -> int:
+        """Tokens of each prompt and its answer."""
+        return self.requests[0].length
 
     def only(self, keys: Collection[str]) -> "Prompts":
         """The requests that have one of these keys."""
@@ -217,21 +228,18 @@ def measure(
     label = batches[0].requests[0].arm
     if lengths := [batch.requests[0].length for batch in batches if isinstance(batch, Prompts)]:
         _require_memory(model, label, max(lengths), batches[-1].requests[0].precision)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.percentage:3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        line = bar.add_task(f"measuring {label}", total=sum(batch.tokens for batch in batches))
-        advance = partial(bar.advance, line)
-        for batch in batches:
+    cost = ForwardCost.of(model)
+    operations = [sum(cost.of_token(batch.length, scored=isinstance(batch, Readings))) for batch in batches]
+    total = sum(batch.tokens * each for batch, each in zip(batches, operations, strict=True))
+    with progress(f"measuring {label}", total, console) as advance:
+        for batch, each in zip(batches, operations, strict=True):
             with _explained(model, label, batch.requests[0]):
-                for record in batch.answers(model, advance):
+                for record in batch.answers(model, partial(_advance, advance, each)):
                     on_record(record)
+
+
+def _advance(advance: Callable[[float], None], operations: float, tokens: int) -> None:
+    advance(tokens * operations)
 
 
 def _require_memory(model: PreTrainedModel, label: str, length: int, precision: str) -> None:

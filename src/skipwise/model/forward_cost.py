@@ -1,0 +1,89 @@
+"""The operations of a forward pass by closed form, and how many this machine does in a second."""
+
+import copy
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from skipwise.model.precision import AUTOCAST
+
+_TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
+_TIMED_SECONDS = 0.3  # of each
+
+
+@dataclass(frozen=True)
+class ForwardCost:
+    """The operations (multiplications and additions) of a forward pass."""
+
+    linear: float  # of one token in all linear layers but the output layer
+    output: float  # of one token in the output layer
+    pair: float  # of one token that attends to one other, in all layers
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "ForwardCost":
+        """The operations of a model with weights, or without (on the device ``meta``)."""
+        config, head = model.config.get_text_config(), model.get_output_embeddings()
+        layers = (
+            part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head
+        )
+        return cls(2.0 * sum(layers), 2.0 * head.weight.numel(), 4.0 * _width(config) * config.num_hidden_layers)
+
+    @classmethod
+    def of_config(cls, config: PretrainedConfig) -> "ForwardCost":
+        """The operations of the stock model of a config; no weights are made."""
+        with torch.device("meta"):
+            return cls.of(AutoModelForCausalLM.from_config(copy.deepcopy(config)))
+
+    def of_token(self, length: int, *, scored: bool) -> tuple[float, float]:
+        """The operations of one token of a pass over ``length``, in the mean: in linear layers, and in attention.
+
+        ``scored`` tokens have logits; of a prompt only the last few have.
+        """
+        return self.linear + (self.output if scored else 0.0), self.pair * length / 2
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Operations a second."""
+
+    linear: float
+    attention: float
+
+    @classmethod
+    def measured(cls, config: PretrainedConfig, precision: str, device: torch.device) -> "Speed":
+        """Time layers of the model's shape on this machine, for less than a second."""
+        text, dtype = config.get_text_config(), AUTOCAST[precision] or torch.float32
+        tokens, length = _TIMED_TOKENS
+        width = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+        states = torch.ones(tokens, text.hidden_size, dtype=dtype, device=device)
+        weight = torch.ones(width, text.hidden_size, dtype=dtype, device=device)
+        heads = text.num_attention_heads
+        query = torch.ones(1, heads, length, _width(text) // heads, dtype=dtype, device=device)
+        with torch.inference_mode():
+            return cls(
+                2.0 * tokens * weight.numel() / _seconds(lambda: linear(states, weight), device),
+                2.0 * length**2 * _width(text)
+                / _seconds(lambda: scaled_dot_product_attention(query, query, query, is_causal=True), device),
+            )  # fmt: skip
+
+
+def _width(config: PretrainedConfig) -> int:
+    """Numbers in all query heads together."""
+    heads = config.num_attention_heads
+    return heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The least seconds that a call takes."""
+    least, began = float("inf"), time.perf_counter()
+    while least == float("inf") or time.perf_counter() - began < _TIMED_SECONDS:
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        least = min(least, time.perf_counter() - start)
+    return least

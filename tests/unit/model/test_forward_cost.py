@@ -1,0 +1,36 @@
+"""Operations of a forward pass, beside PyTorch's own counter of what is run."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from skipwise.model.forward_cost import ForwardCost, Speed
+from tests import families
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "olmo2", "phi", "gpt_neox"])
+@pytest.mark.parametrize("length", [8, 64])
+def test_operations_are_those_that_pytorch_counts(family: str, length: int) -> None:
+    model = families.model(family).eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.zeros(1, length, dtype=torch.long), use_cache=False)
+    cost = ForwardCost.of(model)
+    linear, attention = cost.of_token(length, scored=True)
+    # Eager attention computes what a causal kernel leaves out: all pairs, where the closed form has half of them.
+    rotations = counter.get_flop_counts()["Global"].get(torch.ops.aten.bmm, 0) - 2 * length * attention
+    assert counter.get_total_flops() - rotations == pytest.approx(length * (linear + 2 * attention), rel=1e-9)
+    assert 0 <= rotations <= length * attention
+    assert ForwardCost.of_config(model.config) == cost
+
+
+def test_a_prompt_needs_no_logits() -> None:
+    cost = ForwardCost(linear=100.0, output=10.0, pair=2.0)
+    assert cost.of_token(6, scored=True) == (110.0, 6.0)
+    assert cost.of_token(6, scored=False) == (100.0, 6.0)
+
+
+def test_speeds_of_this_machine_are_numbers() -> None:
+    speed = Speed.measured(families.config("llama"), "float32", torch.device("cpu"))
+    assert 0 < speed.linear < 1e16
+    assert 0 < speed.attention < 1e16
