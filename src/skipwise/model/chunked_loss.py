@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch.nn.functional import linear, log_softmax, pad
+from torch.nn.functional import log_softmax, pad
 from transformers import PreTrainedModel
 
 from skipwise.model.lora import stock_model
 from skipwise.model.precision import autocast, weights_precision
 
-_SLICE_BYTES = 2**28  # of float32 logits
+_SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
+_CACHE_BYTES = 2**24  # of float32 scores: few enough for a processor's cache
 _WORTH_BYTES = 2**29
 
 
@@ -101,23 +102,21 @@ class _Sliced(torch.autograd.Function):
         by_bias = torch.zeros_like(bias) if bias is not None and needed[2] else None
         matrix, addend = weight.to(dtype), None if bias is None else bias.to(dtype)
         total = torch.zeros((), device=states.device)
-        rows = max(1, _SLICE_BYTES // (4 * len(weight)))
+        rows = max(1, min(len(states), _SLICE_BYTES // (4 * len(weight))))
+        buffer = states.new_empty(rows, len(weight), dtype=dtype)  # fresh memory for each slice would cost page faults
         for begin in range(0, len(states), rows):
             part = slice(begin, begin + rows)
-            kept, target = targets[part] != ignore_index, targets[part].clamp(min=0)[:, None]
             some = states[part].to(dtype)
-            scores = log_softmax(linear(some, matrix, addend), dim=-1, dtype=torch.float32)
-            total -= (scores.gather(1, target)[:, 0] * kept).sum()
-            if not any(needed):
-                continue
-            scores.exp_().scatter_add_(1, target, -torch.ones_like(target, dtype=scores.dtype))
-            gradient = scores.mul_(kept[:, None]).to(dtype)
+            logits = torch.mm(some, matrix.T, out=buffer[: len(some)])
+            if addend is not None:
+                logits += addend
+            total += _to_gradients(logits, targets[part], ignore_index)
             if by_states is not None:
-                by_states[part] = gradient @ matrix
+                by_states[part] = logits @ matrix
             if by_weight is not None:
-                by_weight += gradient.T @ some
+                by_weight += logits.T @ some
             if by_bias is not None:
-                by_bias += gradient.sum(0)
+                by_bias += logits.sum(0)
         ctx.gradients = by_states, by_weight, by_bias
         ctx.save_for_backward(targets)
         return total
@@ -127,6 +126,19 @@ class _Sliced(torch.autograd.Function):
         (_,) = ctx.saved_tensors  # refuses to go backward a second time: the gradients are scaled in place
         gradients, ctx.gradients = ctx.gradients, None
         return *(None if one is None else one.mul_(upstream) for one in gradients), None, None, None
+
+
+def _to_gradients(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    """Return the sum of the tokens' losses; turn ``logits`` [tokens, vocabulary] into its gradient, in place."""
+    total = torch.zeros((), device=logits.device)
+    rows = max(1, _CACHE_BYTES // (4 * logits.shape[1]))
+    for some, wanted in zip(logits.split(rows), targets.split(rows), strict=True):
+        kept, target = wanted != ignore_index, wanted.clamp(min=0)[:, None]
+        scores = log_softmax(some, dim=-1, dtype=torch.float32)
+        total -= (scores.gather(1, target)[:, 0] * kept).sum()
+        scores.exp_().scatter_add_(1, target, -torch.ones_like(target, dtype=scores.dtype))
+        some.copy_(scores.mul_(kept[:, None]))
+    return total
 
 
 @torch.no_grad()

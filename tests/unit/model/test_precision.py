@@ -1,5 +1,7 @@
 """The precision that a machine is fast at, and the autocast that a name stands for."""
 
+from io import StringIO
+
 import pytest
 import torch
 
@@ -11,14 +13,30 @@ from tests.tiny import llama
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
-    [({"avx512f"}, "float32"), ({"avx512f", "avx512_bf16"}, "bf16"), ({"amx_bf16"}, "bf16"), (set(), "float32")],
+    ("maker", "flags", "expected"),
+    [
+        ("GenuineIntel", "avx512f", "float32"),
+        ("GenuineIntel", "avx512f avx512_bf16", "float32"),
+        ("GenuineIntel", "avx512f avx512_bf16 amx_bf16", "bf16"),
+        ("AuthenticAMD", "avx512f avx512_bf16", "bf16"),
+        ("AuthenticAMD", "avx2", "float32"),
+    ],
 )
-def test_precision_by_the_cpu(monkeypatch, flags, expected):
-    monkeypatch.setattr(precision, "_cpu_flags", lambda: flags)
+def test_precision_by_the_cpu(monkeypatch, maker, flags, expected):
+    core = f"processor\t: 0\nvendor_id\t: {maker}\nflags\t\t: fpu {flags}\nbugs\t\t: amx_bf16\n"
+    described = f"{core}\n{core.replace(flags, 'amx_bf16')}\n"
+    monkeypatch.setattr(precision, "open", lambda *_, **__: StringIO(described), raising=False)
     assert choose_precision("auto", "cpu") == expected
     assert choose_precision("float32", "cpu") == "float32"
     assert choose_precision("bf16", "cpu") == "bf16"
+
+
+def test_a_cpu_of_which_nothing_is_known_computes_in_float32(monkeypatch):
+    def missing(*_, **__):
+        raise FileNotFoundError("/proc/cpuinfo")
+
+    monkeypatch.setattr(precision, "open", missing, raising=False)
+    assert choose_precision("auto", "cpu") == "float32"
 
 
 @pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "float32")])
