@@ -1,10 +1,14 @@
 """How much faster Skipwise's evaluation is than the straightforward way, side by side in one process, at equal results.
 
     python benchmarks/evaluation_speed.py [MODEL] [--precision bf16]
+    python benchmarks/evaluation_speed.py MODEL --generate 16k,32k
 
 Sliding windows against whole-window logits, a window at a time, labels masked; the truncated curve of 16 lengths against 16
 passes; passkeys against generating without a cache; and the peak memory of one document of 64k tokens, in a process of its
 own. Each pair is timed in turn, three rounds, and the median of each side is taken; the results must agree.
+
+With ``--generate`` only passkeys of these lengths, one each and once, against ``generate()`` on the stock model as
+``from_pretrained`` loads it, in the dtype of its files.
 """
 
 import argparse
@@ -17,11 +21,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import AutoModelForCausalLM
 
 from skipwise.data.passkey import answer_ids, passkey_prompt
 from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import is_hit, retrieve
-from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.method.lengths import parse_length
+from skipwise.model.loading import load_model, load_tokenizer, resolve
 from skipwise.model.precision import AUTOCAST, choose_precision
 
 ROUNDS = 3
@@ -91,16 +97,46 @@ class Straightforward:
         return str(self.tokenizer.decode(ids[0, len(prompt) :])).strip()
 
 
+def against_generate(name: str, lengths: list[int], precision: str) -> None:
+    """One passkey of each length, by ``generate()`` and by Skipwise; the answers must be the same."""
+    tokenizer = load_tokenizer(name)
+    print("| what | generate() | skipwise | times |\n|---|---|---|---|")
+    for length in lengths:
+        prompt = passkey_prompt(tokenizer, length, np.random.default_rng([0, length, 0]))
+        stock = AutoModelForCausalLM.from_pretrained(resolve(name)).eval()
+        began = time.perf_counter()
+        more = {"max_new_tokens": len(answer_ids(tokenizer, prompt.answer)) + 1, "do_sample": False}
+        ids = stock.generate(torch.tensor([prompt.ids]), attention_mask=torch.ones(1, len(prompt.ids)), **more)
+        slow, dtype = time.perf_counter() - began, stock.dtype
+        theirs = str(tokenizer.decode(ids[0, len(prompt.ids) :], skip_special_tokens=True)).strip()
+        del stock
+        model = load_model(name).eval()
+        began = time.perf_counter()
+        [ours] = retrieve(model, tokenizer, [prompt], precision=precision)
+        fast = time.perf_counter() - began
+        if theirs != ours.text:
+            sys.exit(f"the answers differ: {theirs!r} and {ours.text!r}")
+        show(
+            f"a passkey of {length:,} tokens ({'found' if ours.hit else 'not found'}; {dtype} against {precision})",
+            slow,
+            fast,
+        )
+
+
 def main() -> None:
     """Measure, and print a Markdown table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?", default="nano")
     parser.add_argument("--precision", default="auto")
     parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--generate", help="lengths of passkeys, as 16k,32k")
     parser.add_argument("--peak", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     precision = choose_precision(chosen.precision)
     exact = precision == "float32"
+    if chosen.generate:
+        against_generate(chosen.model, [parse_length(length) for length in chosen.generate.split(",")], precision)
+        return
     model = load_model(chosen.model).eval()
     if chosen.peak:
         document = np.random.default_rng(0).integers(0, 4096, 65536)

@@ -1,15 +1,18 @@
 """How near ``skipwise plan`` comes: the memory that it foretells beside what training really takes, and how fast that is.
 
-    python -m benchmarks.plan_accuracy [--tflops 989]
+    python -m benchmarks.plan_accuracy [--tflops 989] [--out rows.jsonl]
 
 On a CPU the embedded model is trained, each case in a process of its own, and the process's peak is read; glibc is told
 to give freed blocks back, since tensors are what is planned. On a GPU a random model of LLaMA-7B's shape is trained as
 well, all its weights or by LoRA, on windows of PoSE and on full-length ones of as many tokens a step; the allocator's peak
-is read, and tokens a second and the share of the GPU's peak (``--tflops``, bf16, as its maker says) stand beside it.
+is read, and tokens a second and the share of the GPU's peak (``--tflops``, bf16, as its maker says or as measured) stand
+beside it; then PoSE's windows again with Liger's kernels, with compiled layers, and without flash attention. Each row is
+written to ``--out`` when it is measured, and the same command goes on after the last one.
 """
 
 import argparse
 import contextlib
+import json
 import multiprocessing
 import os
 import platform
@@ -18,6 +21,7 @@ import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"  # read by glibc when a worker starts
 os.environ["MALLOC_TRIM_THRESHOLD_"] = "0"
@@ -52,6 +56,19 @@ SEVEN = [
 ]
 
 
+_FASTER = {
+    "Liger": {"training.use_liger_kernel": True},
+    "compiled": {"training.torch_compile": True},
+    "Liger, compiled": {"training.use_liger_kernel": True, "training.torch_compile": True},
+    "without flash attention": {},
+}
+SEVEN += [
+    (f"7B, {what}, PoSE, 2k, {how}", 2048, _TOKENS // 2048, 1, {**_CHECKPOINTED, **changes, **faster})
+    for what, changes in (("LoRA", {"lora": {}}), ("all weights", {}))
+    for how, faster in _FASTER.items()
+]
+
+
 class EnoughError(Exception):
     """Ends training before its checkpoint: that of a 7B model is 80 GB."""
 
@@ -62,8 +79,11 @@ def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
     return load_recipe(None, {"training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes})
 
 
-def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> tuple[int, float]:
+def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool = True) -> tuple[int, float]:
     """Bytes that training takes at its peak, the model's own included, and the seconds of its last step."""
+    if not flash:
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     gpu = torch.cuda.is_available()
     dtype = torch.bfloat16 if recipe.lora else torch.float32
@@ -102,42 +122,70 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe) -> tuple[int
     return peak, ends[-1] - ends[-2]
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--tflops", type=float, help="of the GPU in bf16, as its maker says: 989 of an H100 or H200")
-    tflops = parser.parse_args().tflops
-    cases = [("nano", load_config("nano"), *case) for case in NANO]
-    if torch.cuda.is_available():
-        shape = LlamaConfig(max_position_embeddings=16384, bos_token_id=1, eos_token_id=2)
-        cases += [("7B", shape, *case) for case in SEVEN]
+def measured_row(name: str, config: PretrainedConfig, window: int, batch: int, recipe: Recipe) -> dict[str, object]:
+    """Plan the case, train it in a process of its own, and return what both say; the reason where it cannot be trained."""
+    plan = estimate_cost(config, recipe, window, batch, Hardware())
+    row: dict[str, object] = {
+        "case": name,
+        "planned": plan.memory,
+        "operations": plan.operations,
+        "tokens": batch * window,
+    }
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            found = pool.submit(measured, config, window, recipe, "without flash" not in name).result()
+        except (SkipwiseError, ImportError, RuntimeError) as error:  # too little memory, or a package is missing
+            return row | {"failed": str(error).strip().splitlines()[0][:80]}
+    return row | dict(zip(("measured", "seconds"), found, strict=True))
+
+
+def shown(rows: list[dict[str, Any]], tflops: float | None) -> Table:
+    """The table of all rows."""
     table = Table(box=None)
     for column in ("case", "planned, MB", "measured, MB", "error", "tokens/s", "of the peak"):
         table.add_column(column, justify="left" if column == "case" else "right")
-    for _, config, name, window, batch, micro, changes in cases:
-        recipe = recipe_of(batch, micro, changes)
-        plan = estimate_cost(config, recipe, window, batch, Hardware())
-        planned = plan.memory
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=context) as pool:
-            try:
-                found, seconds = pool.submit(measured, config, window, recipe).result()
-            except SkipwiseError as error:  # out of memory: the other cases are measured all the same
-                table.add_row(name, f"{planned / 1e6:,.0f}", str(error)[:60])
-                continue
-        share = f"{plan.operations / seconds / tflops / 1e12:.0%}" if tflops else "–"
+    for row in rows:
+        planned, found = row["planned"], row.get("measured")
+        if found is None:
+            table.add_row(row["case"], f"{planned / 1e6:,.0f}", row["failed"])
+            continue
+        share = f"{row['operations'] / row['seconds'] / tflops / 1e12:.0%}" if tflops else "–"
+        speed = row["tokens"] / row["seconds"]
         table.add_row(
-            name,
+            row["case"],
             f"{planned / 1e6:,.0f}",
             f"{found / 1e6:,.0f}",
             f"{planned / found - 1:+.1%}",
-            f"{batch * window / seconds:,.0f}",
+            f"{speed:,.0f}",
             share,
         )
+    return table
+
+
+def main() -> None:
+    """Measure the cases that are not in --out yet, and print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tflops", type=float, help="of the GPU in bf16, as its maker says: 989 of an H100 or H200")
+    parser.add_argument("--out", type=Path, help="file of the rows, a JSON object a line")
+    parser.add_argument("--table", action="store_true", help="print the rows of --out; measure nothing")
+    options = parser.parse_args()
+    cases = [(load_config("nano"), *case) for case in NANO]
+    if torch.cuda.is_available():
+        shape = LlamaConfig(max_position_embeddings=16384, bos_token_id=1, eos_token_id=2)
+        cases = [(shape, *case) for case in SEVEN] + cases
+    kept = options.out.read_text(encoding="utf-8").splitlines() if options.out and options.out.exists() else []
+    rows = [json.loads(line) for line in kept]
+    for config, name, window, batch, micro, changes in [] if options.table else cases:
+        if any(row["case"] == name for row in rows):
+            continue
+        rows.append(measured_row(name, config, window, batch, recipe_of(batch, micro, changes)))
+        if options.out:
+            with options.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
     console = Console()
     console.print(f"torch {torch.__version__}, {device}, {sys.platform}")
-    console.print(table)
+    console.print(shown(rows, options.tflops))
 
 
 if __name__ == "__main__":

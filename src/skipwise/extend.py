@@ -11,21 +11,31 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.examples import collate
 from skipwise.errors import ModelError, PeerError, RunError, SkipwiseError, counted
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
-from skipwise.evaluation.forecast import batches_of, measuring_seconds, told, training_seconds
-from skipwise.evaluation.runner import answered
+from skipwise.evaluation.forecast import (
+    batches_of,
+    measuring_seconds,
+    planned_operations,
+    told,
+    told_measuring,
+    training_seconds,
+)
+from skipwise.evaluation.runner import answered, require_memory
 from skipwise.method.coverage import coverage
 from skipwise.model import lora
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.loading import load_config, load_model
+from skipwise.model.memory import parameters_of
+from skipwise.model.precision import AUTOCAST
 from skipwise.model.probe import Probe, probe_connectivity
-from skipwise.model.rope import check_frequencies
+from skipwise.model.rope import check_frequencies, extension_of
 from skipwise.model.saving import require_saved, save_extended
 from skipwise.recipes.schema import Recipe
 from skipwise.report.model_card import write_card
@@ -44,7 +54,7 @@ from skipwise.results.records import (
 from skipwise.results.run_folder import DECIDES, RunFolder
 from skipwise.training import best_checkpoint, processes
 from skipwise.training.checkpoints import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
-from skipwise.training.prepare import PreparedRun, prepare, print_plan
+from skipwise.training.prepare import PreparedRun, prepare, print_plan, require_trainable
 from skipwise.training.run import begin_run, open_run
 from skipwise.training.trainer import train
 
@@ -60,6 +70,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         try:
             if resume and out is not None and out.exists():
                 require_results(RunFolder(out).results)  # before the model is looked for: of an old run it may be gone
+            require_trainable(recipe)
             prepared = prepare(recipe, console)
         except SkipwiseError as met:
             error = met
@@ -68,6 +79,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     if not processes.is_first():
         return _join(prepared, resume, console)
     evaluation = plan_run_evaluation(prepared, console)
+    require_measurable(prepared, evaluation)
     run = open_run(recipe, out, prepared.name, resume=resume)
     if run.path.exists():
         require_results(run.results)
@@ -137,13 +149,31 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
     )
 
 
+def require_measurable(prepared: PreparedRun, evaluation: RunEvaluation) -> None:
+    """Refuse windows and prompts that this machine's memory is certain not to hold."""
+    config, itemsize = load_config(prepared.recipe.model), (AUTOCAST[prepared.precision] or torch.float32).itemsize
+    weights = itemsize * (parameters_of(config) or 0)
+    require_memory(config, prepared.device, itemsize, batches_of(evaluation), weights)
+
+
 def print_forecast(prepared: PreparedRun, evaluation: RunEvaluation, console: Console) -> None:
     """Print how long the run takes on this machine, by a short timing of its layers."""
     config, rule = load_config(prepared.recipe.model), prepared.recipe.training
     cost, speed = ForwardCost.of_config(config), Speed.measured(config, prepared.precision, prepared.device)
     window = prepared.dataset().plans(np.arange(1)).position_ids().shape[1]
-    training = training_seconds(rule.max_steps * rule.batch_size * window, window, cost, speed)
+    tokens = rule.max_steps * rule.batch_size * window
+    training = training_seconds(config, tokens, window, prepared.precision, prepared.device)
     console.print(told(training, measuring_seconds(batches_of(evaluation), cost, speed)))
+
+
+def print_planned_measuring(recipe: Recipe, rate: float, console: Console) -> None:
+    """Print how long one GPU of ``rate`` operations a second measures what a recipe asks for."""
+    config = load_config(recipe.model)
+    extension = extension_of(config, recipe)
+    lengths = extension.rope.original_length, extension.target_length
+    operations = planned_operations(recipe, *lengths, ForwardCost.of_config(config))
+    seconds = {part: count / rate for part, count in operations.items()}
+    console.print(f"Besides training, {told_measuring(seconds)}, on one GPU.")
 
 
 def evaluation_facts(evaluation: RunEvaluation) -> dict[str, object]:

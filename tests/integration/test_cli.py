@@ -128,6 +128,33 @@ def test_missing_runs_and_recipes_are_explained(monkeypatch, capsys, tmp_path: P
     assert "no run of this recipe" in refused(monkeypatch, capsys, "extend", "--resume")
 
 
+def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_all_the_same(
+    monkeypatch, capsys, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    model, text = checkpoint(tmp_path / "base", window=64), corpus(tmp_path / "text", documents=8, words=1500)
+    words = ["extend", model, "--target", "128", "--data", text, "--out", tmp_path / "run"]
+    has = {"training": 10**12, "measuring": 10**12}
+    monkeypatch.setattr("skipwise.training.prepare.machine_memory", lambda device: has["training"])
+    monkeypatch.setattr("skipwise.evaluation.runner.machine_memory", lambda device: has["measuring"])
+    for lacking, said in (
+        ("training", r"0 GB at the least, and this machine has 0 GB; choose --lora, which"),
+        ("measuring", "windows of 128 tokens do not fit"),
+    ):
+        has |= {"training": 10**12, "measuring": 10**12, lacking: 1000}
+        assert said in refused(monkeypatch, capsys, *words)
+        assert not (tmp_path / "run").exists()
+        run(monkeypatch, *words, "--dry-run")
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "not on this machine: " in printed
+        assert said in printed
+        assert "example 0: positions" in printed
+    has |= {"training": 1000}
+    lora = refused(monkeypatch, capsys, *words, "--lora")
+    assert "holding frozen weights of" in lora
+    assert "lora.base=4bit" in lora
+
+
 def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(monkeypatch, capsys, tmp_path: Path) -> None:
     run(monkeypatch, "coverage", "--chunks", "3", "--samples", "1")
     assert "Monte Carlo" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from tests.tiny import corpus
 # The recipe's name starts with -> family of the tiny model, window of the real one (Llama 3.1: before its llama3 scaling).
 ARCHITECTURES = {
     "nano": ("llama", 256),
+    "smollm2": ("llama", 8192),
     "llama-7b": ("llama", 2048),
     "llama2-7b": ("llama2", 4096),
     "gptj-6b": ("phi", 2048),
@@ -45,7 +46,7 @@ def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
     values["training"] |= {"max_steps": 2, "batch_size": 2, "per_device_train_batch_size": 1, "logging_steps": 1}
     windows = [scaled(length) for length in recipe.evaluation.windows or [recipe.target]]
     values["evaluation"] |= {"windows": windows[:1], "stride": None, "documents": 1, "passkey_trials": 0}
-    values["evaluation"] |= {"passkey_lengths": None, "arms": ["trained"]}
+    values["evaluation"] |= {"tokens_per_document": None, "passkey_lengths": None, "arms": ["trained"]}
     return Recipe.model_validate(values)
 
 

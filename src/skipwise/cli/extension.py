@@ -1,6 +1,8 @@
 """Commands around an extension: what will it take, do it, look at the plan of its positions, convert a checkpoint."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ from skipwise.cli.options import (
     read_path,
 )
 from skipwise.cli.terminal import new_console, prepare_process
-from skipwise.errors import RecipeError, counted
+from skipwise.errors import RecipeError, SkipwiseError, counted
 from skipwise.method.lengths import parse_length
 from skipwise.recipes.names import expanded
 
@@ -62,9 +64,9 @@ def extend(
         if not dry_run:
             start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
             return
-    from skipwise.extend import extend, plan_run_evaluation, print_forecast
+    from skipwise.extend import extend, plan_run_evaluation, print_forecast, require_measurable
     from skipwise.training.arguments import accumulation
-    from skipwise.training.prepare import prepare, print_examples, print_plan
+    from skipwise.training.prepare import prepare, print_examples, print_plan, require_trainable
 
     options: dict[str, Any] = {
         "model": model,
@@ -86,6 +88,10 @@ def extend(
         prepared = prepare(settings, console)
         evaluation = plan_run_evaluation(prepared, console)  # refuses what could not be measured
         print_plan(prepared, console)
+        with _said(console):
+            require_trainable(settings)
+        with _said(console):
+            require_measurable(prepared, evaluation)
         print_forecast(prepared, evaluation, console)
         print_examples(prepared, console)
         return
@@ -109,12 +115,14 @@ def plan(
     """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
     with new_console().status("starting"):  # torch and transformers take seconds
         console = prepare_process()
+        from skipwise.extend import print_planned_measuring
         from skipwise.training.cost import Hardware, compare_costs
 
     options = {"model": model, "target": target, "existing_rope": existing_rope}
     settings = _recipe(recipe, options, set_, lora)
     hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
     compare_costs(settings, hardware, console)
+    print_planned_measuring(settings, hardware.peak * hardware.utilisation, console)
 
 
 def coverage(
@@ -195,15 +203,24 @@ def convert(
     console.print(f"model: {out}", soft_wrap=True)
 
 
+@contextmanager
+def _said(console: Any) -> Iterator[None]:
+    """Print the refusal of a run, which may be planned here for a larger machine."""
+    try:
+        yield
+    except SkipwiseError as error:
+        console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
+
+
 def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:
     """The recipe with the changes of the command line, and with LoRA where only ``--lora`` asks for it.
 
-    Without a recipe the embedded model has its own, and other models the defaults.
+    Without a recipe the models that come by name have their own, and other models the defaults.
     """
     from skipwise.recipes.schema import load_recipe, parse_changes
 
-    if source is None and options["model"] in (None, "nano"):
-        source = "nano"
+    if source is None:
+        source = {None: "nano", "nano": "nano", "smollm2": "smollm2-32k"}.get(options["model"])
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
     if lora and changes.get("lora", {}) is None:
         raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")

@@ -32,6 +32,7 @@ from skipwise.data.names import printable
 from skipwise.data.pieces import encoder, splits_special
 from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError, RunError, counted
+from skipwise.progress import EVERY
 from skipwise.recipes.schema import Data
 from skipwise.results.files import (
     default_cache,
@@ -92,14 +93,22 @@ def build_token_store(
 
 
 def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> TokenStore:
-    """Return ``build_token_store`` of a source, and show the progress on the console."""
-    doing = f"tokenising {printable(Data.of(source).source)}"
+    """Return ``build_token_store`` of a source, and show the progress on the console: in a log file, a line every 30 s.
+
+    The time left is not known: how much text there is shows when it has been read.
+    """
+    doing, printed = f"tokenising {printable(Data.of(source).source)}", time.monotonic()
     columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         line = bar.add_task(doing, total=None)
 
         def show(documents: int, tokens: int) -> None:
-            bar.update(line, description=f"{doing}: {counted(documents, 'document')}, {tokens:,} tokens")
+            nonlocal printed
+            told = f"{doing}: {counted(documents, 'document')}, {tokens:,} tokens"
+            bar.update(line, description=told)
+            if not console.is_terminal and time.monotonic() - printed >= EVERY:
+                printed = time.monotonic()
+                console.print(told, highlight=False, markup=False, soft_wrap=True)
 
         say = partial(console.print, style="yellow", markup=False, soft_wrap=True)
         return build_token_store(source, tokenizer, on_progress=show, say=say)

@@ -3,17 +3,32 @@
 from collections.abc import Iterable
 from datetime import timedelta
 
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
 from skipwise.evaluation.arms import RunEvaluation
 from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.runner import Batch, Readings
-from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.evaluation.specification import specification_of
+from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
+from skipwise.recipes.schema import Recipe
 
-_BACKWARD = 2  # times the operations of a forward pass
+_TIMED_WINDOW = 2048  # tokens, at the most
+_STEP = 3  # times the operations of a forward pass: backward takes twice as many
 
 
-def training_seconds(tokens: int, window: int, cost: ForwardCost, speed: Speed) -> float:
-    """The seconds that so many tokens in windows take to train on."""
-    return (1 + _BACKWARD) * tokens * _seconds(cost.of_token(window, scored=True), speed)
+def training_seconds(config: PretrainedConfig, tokens: int, window: int, precision: str, device: torch.device) -> float:
+    """The seconds that so many tokens in windows take to train on, by timing a layer and the products that are not in it.
+
+    The layer is timed on a window of up to 2,048 tokens; beyond, attention grows as its operations do.
+    """
+    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, device)
+    timed = min(window, _TIMED_WINDOW)
+    layers = config.get_text_config().num_hidden_layers * layer_step_seconds(config, precision, device, timed) / timed
+    more = _STEP * (cost.output / speed.linear + cost.pair * (window - timed) / 2 / speed.attention)
+    return tokens * (layers + more)
 
 
 def measuring_seconds(batches: Iterable[Batch], cost: ForwardCost, speed: Speed) -> dict[str, float]:
@@ -34,16 +49,41 @@ def batches_of(evaluation: RunEvaluation) -> list[Batch]:
     return [batch for model in models for batch in evaluation.batches(model)]
 
 
+def planned_operations(recipe: Recipe, original: int, target: int, cost: ForwardCost) -> dict[str, float]:
+    """The operations of all that a recipe measures of its arms, by what is measured, before any text is known.
+
+    The most that it can be: every text has as many documents as are asked for, and no prompts share a beginning.
+    """
+    asked, arms = specification_of(recipe, original, target, "float32"), len(recipe.evaluation.arms)
+    tokens = asked.tokens_per_document or (asked.windows_per_document or 1) * max(asked.windows)
+    document, documents = np.empty(tokens), arms * asked.documents * len(asked.texts)
+    parts = [
+        *(
+            ("windows of", window, documents * fed_tokens([document], window, asked.stride_of(window)))
+            for window in asked.windows
+        ),
+        *(
+            ("segments of", length, arms * asked.segments * len(asked.texts) * length)
+            for length in asked.segment_lengths
+        ),
+        *((f"{task} at", n, arms * asked.trials * n) for task in asked.tasks for n in asked.prompt_lengths),
+    ]
+    return {
+        f"{what} {length:,} tokens": fed * sum(cost.of_token(length, scored=what.endswith("of")))
+        for what, length, fed in parts
+    }
+
+
 def told(training: float, measuring: dict[str, float]) -> str:
     """Say how long training and measuring take, and what of measuring takes longest."""
     said = f"on this machine: training about {_time(training)}"
-    if not measuring:
-        return said
-    longest = max(measuring, key=lambda part: measuring[part])
-    return (
-        f"{said}, measuring about {_time(sum(measuring.values()))}, of which {longest} take longest, "
-        f"{_time(measuring[longest])}"
-    )
+    return f"{said}, {told_measuring(measuring)}" if measuring else said
+
+
+def told_measuring(seconds: dict[str, float]) -> str:
+    """Say how long measuring takes, and what of it takes longest."""
+    longest = max(seconds, key=lambda part: seconds[part])
+    return f"measuring about {_time(sum(seconds.values()))}, of which {longest} take longest, {_time(seconds[longest])}"
 
 
 def _seconds(operations: tuple[float, float], speed: Speed) -> float:

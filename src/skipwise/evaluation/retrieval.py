@@ -106,14 +106,6 @@ def retrieve(
         yield Answer(number, text, is_hit(text, prompt.answer), time.perf_counter() - began)
 
 
-def held_bytes(model: PreTrainedModel, tokens: int, precision: str) -> int:
-    """Return the bytes of the keys and values of so many tokens, from those of a few."""
-    few, cached = 8, _CachedModel(model)
-    with inference(model, precision):
-        cached.decode([0] * few, [], None)
-    return cached.held * tokens // few
-
-
 def is_hit(continuation: str, answer: str) -> bool:
     """Whether ``continuation`` starts with ``answer``, and the number ends there."""
     said = continuation.strip()
@@ -151,13 +143,6 @@ class _CachedModel:
                 break
             written.append(following)
         return written
-
-    @property
-    def held(self) -> int:
-        """The bytes of the keys and values, without those of sliding layers, which keep the last tokens alone."""
-        layers = [layer for layer in self._cache.layers if not getattr(layer, "is_sliding", False)]
-        kept = (getattr(layer, name, None) for layer in layers for name in ("keys", "values"))
-        return sum(one.nbytes for one in kept if isinstance(one, torch.Tensor))
 
     def _common(self, prompt: list[int]) -> int:
         """How many ids from its beginning on need not be read again; at least one is read."""

@@ -4,7 +4,6 @@ A request is a record whose answer is still empty. What is there already is know
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
-from skipwise.evaluation.retrieval import draw_prompt, held_bytes, retrieve
+from skipwise.evaluation.retrieval import draw_prompt, retrieve
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import (
     EvaluationText,
@@ -35,7 +34,9 @@ from skipwise.evaluation.texts import (
 from skipwise.evaluation.windows import position_buckets
 from skipwise.model.forward_cost import ForwardCost
 from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.memory import machine_memory, token_bytes
 from skipwise.model.origin import Origin
+from skipwise.model.precision import AUTOCAST
 from skipwise.progress import progress
 from skipwise.results.records import Measured, ReadingRecord, Record, TrialRecord, append_record, read_records
 
@@ -226,8 +227,8 @@ def measure(
     if not batches:
         return
     label = batches[0].requests[0].arm
-    if lengths := [batch.requests[0].length for batch in batches if isinstance(batch, Prompts)]:
-        _require_memory(model, label, max(lengths), batches[-1].requests[0].precision)
+    itemsize = min(model.dtype.itemsize, (AUTOCAST[batches[0].requests[0].precision] or torch.float32).itemsize)
+    require_memory(model.config, model.device, itemsize, batches, model.get_memory_footprint())
     cost = ForwardCost.of(model)
     operations = [sum(cost.of_token(batch.length, scored=isinstance(batch, Readings))) for batch in batches]
     total = sum(batch.tokens * each for batch, each in zip(batches, operations, strict=True))
@@ -242,25 +243,31 @@ def _advance(advance: Callable[[float], None], operations: float, tokens: int) -
     advance(tokens * operations)
 
 
-def _require_memory(model: PreTrainedModel, label: str, length: int, precision: str) -> None:
-    """Refuse prompts that are sure to fail, before the first is drawn: of a long one that alone takes minutes."""
-    memory = _memory(model.device)
-    if memory is None or (held := held_bytes(model, length, precision)) <= memory:
+def require_memory(
+    config: PretrainedConfig, device: torch.device, itemsize: int, batches: Sequence[Batch], weights: int
+) -> None:
+    """Refuse, before the first is read, windows and prompts that are certain not to fit beside ``weights`` bytes.
+
+    Raises:
+        EvaluationError: names the length, the most that may fit, and the setting.
+    """
+    memory = machine_memory(device)
+    if memory is None:
         return
-    raise EvaluationError(
-        f"prompts of {length:,} tokens do not fit: the keys and values that {label} holds of one take {held / 1e9:,.0f} GB, "
-        f"and this {'machine' if model.device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB. Lower the lengths "
-        "(evaluation.passkey_lengths of a recipe, --lengths of other commands)"
-    )
-
-
-def _memory(device: torch.device) -> int | None:
-    """The bytes of a GPU's memory or the machine's; None where that is not known."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # Windows has no sysconf
-        return None
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for kind, what, setting in ((Readings, "windows", "windows"), (Prompts, "prompts", "passkey_lengths")):
+        lengths = {batch.length for batch in batches if isinstance(batch, kind)}
+        each = token_bytes(config, itemsize, cached=kind is Prompts)
+        if lengths and (needed := weights + max(lengths) * each) > memory:
+            fitting = [length for length in sorted(lengths) if weights + length * each <= memory]
+            shorter = (
+                f"those of {fitting[-1]:,} may" if fitting else f"at most {max(0, memory - weights) // each:,} may"
+            )
+            instead = f"[{', '.join(map(str, fitting))}]" if fitting else "..."
+            raise EvaluationError(
+                f"{what} of {max(lengths):,} tokens do not fit: reading one takes {needed / 1e9:,.0f} GB at the least, and this "
+                f"{'machine' if device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB; {shorter}. Leave the longer ones "
+                f"out (--set evaluation.{setting}={instead} of a recipe, --lengths of other commands)"
+            )
 
 
 def answered(

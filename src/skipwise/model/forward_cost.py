@@ -1,4 +1,4 @@
-"""The operations of a forward pass by closed form, and how many this machine does in a second."""
+"""The operations of a forward pass by closed form, and how fast this machine is."""
 
 import copy
 import time
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from skipwise.model.precision import AUTOCAST
+from skipwise.model.precision import AUTOCAST, autocast
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
 _TIMED_SECONDS = 0.3  # of each
@@ -69,6 +69,22 @@ class Speed:
                 2.0 * length**2 * _width(text)
                 / _seconds(lambda: scaled_dot_product_attention(query, query, query, is_causal=True), device),
             )  # fmt: skip
+
+
+def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.device, window: int) -> float:
+    """Return the least seconds that one layer of the stock model takes for a window, forward and backward."""
+    text = copy.deepcopy(config.get_text_config())
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    model = AutoModel.from_config(text, dtype=torch.float32).to(device).train()
+    states = torch.randn(1, window, text.hidden_size, device=device)
+
+    def step() -> None:
+        with autocast(device, precision):
+            model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
+
+    return _seconds(step, device)
 
 
 def _width(config: PretrainedConfig) -> int:

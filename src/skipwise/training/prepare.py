@@ -11,11 +11,12 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
-from skipwise.errors import DataError, RecipeError, counted
+from skipwise.errors import DataError, ModelError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_config, load_tokenizer, resolve
+from skipwise.model.memory import machine_memory, parameters_of
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
 from skipwise.model.rope import Extension, extension_of, sliding_layers
@@ -119,6 +120,36 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     )
     run.dataset()  # refuses a position plan that does not fit the lengths
     return run
+
+
+def require_trainable(recipe: Recipe) -> None:
+    """Refuse a model that one process is certain not to train on this machine, before the text is read.
+
+    Trained weights and their gradients are float32, and Adam holds two moments of each; frozen weights have the
+    computing precision, or 4 bits. Activations come on top.
+
+    Raises:
+        ModelError: says what it takes and what there is.
+    """
+    device = default_device()
+    memory, parameters = machine_memory(device), parameters_of(load_config(recipe.model))
+    if memory is None or parameters is None or processes.launched() > 1:
+        return
+    low = (AUTOCAST[choose_precision(recipe.training.precision, device)] or torch.float32).itemsize
+    if rules := recipe.lora:
+        each = {"4bit": 0.5, "float32": 4}.get(rules.base, low)
+        what = "holding frozen weights"
+        ways = "a smaller model, or lora.base=4bit" if rules.base != "4bit" else "a smaller model"
+    else:
+        each = 16 if recipe.training.optim.startswith("adamw_torch") else 8
+        what = "training all weights, with gradients and what the optimizer keeps,"
+        ways = "--lora, which trains low-rank additions, a smaller model, or several GPUs (--launch zero3)"
+    if (needed := each * parameters) > memory:
+        place = "machine" if device.type == "cpu" else "GPU"
+        raise ModelError(
+            f"{what} of {recipe.model}, {parameters:,} parameters, takes {needed / 1e9:,.0f} GB at the least, and this {place} "
+            f"has {memory / 1e9:,.0f} GB; choose {ways}"
+        )
 
 
 def _check_sharding(recipe: Recipe) -> None:

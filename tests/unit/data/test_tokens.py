@@ -141,6 +141,16 @@ class TestContents:
         # An empty document does not fill a batch.
         assert seen == [(documents, again.offsets[documents]) for documents in (1, 3, 4)]
 
+    def test_a_log_file_has_lines_while_text_is_tokenised(self, corpus, cache, tokenizer, monkeypatch):
+        monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
+        for every, lines in ((0.0, 3), (3600.0, 0)):
+            monkeypatch.setattr(tokens_module, "EVERY", every)
+            log = io.StringIO()
+            tokenise(Data(source=str(corpus), cache=str(cache / str(every))), tokenizer, Console(file=log))
+            told = [line for line in log.getvalue().splitlines() if " documents, " in line or " document, " in line]
+            assert len(told) == lines
+        assert "tokenising" not in log.getvalue()
+
     def test_no_token_at_all(self, tmp_path, cache, make_tokenizer):
         (tmp_path / "empty.txt").write_text("")
         store = build_token_store(tmp_path / "empty.txt", make_tokenizer(bos=False), cache=cache)

@@ -2,10 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
+from transformers import LlamaConfig
 
-from skipwise.evaluation.forecast import measuring_seconds, told, training_seconds
+from skipwise.evaluation import forecast
+from skipwise.evaluation.forecast import measuring_seconds, planned_operations, told, training_seconds
 from skipwise.evaluation.runner import Prompts, Readings
 from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.recipes.schema import load_recipe
 from skipwise.results.records import TrialRecord
 from tests.measured import readings
 from tests.tiny import byte_tokenizer
@@ -24,8 +28,36 @@ def test_each_part_takes_its_tokens_times_their_operations() -> None:
     }
 
 
-def test_training_goes_forward_and_twice_as_long_backward() -> None:
-    assert training_seconds(1000, 64, COST, SPEED) == pytest.approx(3 * 1000 * (150 / 10 + 2 * 32 / 20))
+def test_training_takes_its_layers_and_the_products_outside_of_them(monkeypatch) -> None:
+    timed = []
+    monkeypatch.setattr(forecast.ForwardCost, "of_config", lambda config: COST)
+    monkeypatch.setattr(forecast.Speed, "measured", lambda *how: SPEED)
+    monkeypatch.setattr(forecast, "layer_step_seconds", lambda *how: timed.append(how[-1]) or 4.0)
+    config, cpu = LlamaConfig(num_hidden_layers=3), torch.device("cpu")
+    assert training_seconds(config, 1000, 64, "float32", cpu) == pytest.approx(1000 * (3 * 4 / 64 + 3 * 50 / 10))
+    far = 1000 * (3 * 4 / 2048 + 3 * 50 / 10 + 3 * 2 * (8192 - 2048) / 2 / 20)
+    assert training_seconds(config, 1000, 8192, "float32", cpu) == pytest.approx(far)
+    assert timed == [64, 2048]
+
+
+def test_what_a_recipe_measures_is_counted_before_any_text_is_known() -> None:
+    changes = {
+        "evaluation.windows": [64, 128],
+        "evaluation.stride": 32,
+        "evaluation.documents": 3,
+        "evaluation.tokens_per_document": 128,
+        "evaluation.passkey_trials": 5,
+        "evaluation.passkey_lengths": [128],
+        "evaluation.segment_lengths": [64],
+        "evaluation.segments": 7,
+        "evaluation.arms": ["original", "trained"],
+    }
+    assert planned_operations(load_recipe(None, changes), 64, 128, COST) == {
+        "windows of 64 tokens": 2 * 3 * 3 * 64 * (150 + 2 * 32),  # two arms, three documents, three windows of each
+        "windows of 128 tokens": 2 * 3 * 128 * (150 + 2 * 64),
+        "segments of 64 tokens": 2 * 7 * 64 * (150 + 2 * 32),
+        "passkey at 128 tokens": 2 * 5 * 128 * (100 + 2 * 64),
+    }
 
 
 def test_what_takes_longest_is_said() -> None:

@@ -8,21 +8,12 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import retrieval
-from skipwise.evaluation.retrieval import (
-    _CachedModel,
-    draw_prompt,
-    held_bytes,
-    is_hit,
-    retrieval_accuracy,
-    retrieve,
-    tenth_of,
-)
-from tests import tiny
+from skipwise.evaluation.retrieval import _CachedModel, draw_prompt, is_hit, retrieval_accuracy, retrieve, tenth_of
 
 LENGTH = 420
 
@@ -263,12 +254,3 @@ def test_a_tokenizer_larger_than_the_model_is_explained(tokenizer):
     model.get_input_embeddings = lambda: torch.nn.Embedding(50, 1)
     with pytest.raises(DataError, match=r"token \d+ >= vocabulary 50; another model's tokenizer"):
         retrieval_accuracy(model, tokenizer, length=LENGTH, trials=2)
-
-
-def test_the_bytes_of_a_prompt_are_those_of_its_keys_and_values() -> None:
-    model = tiny.llama(64)
-    token = 2 * 2 * 32 * 4  # keys and values of two layers of 32 numbers in float32
-    assert held_bytes(model, 10**6, "float32") == 10**6 * token
-    assert held_bytes(tiny.llama(64).bfloat16(), 10**6, "float32") == 10**6 * token // 2
-    config = MistralConfig(**{**model.config.to_dict(), "model_type": "mistral", "sliding_window": 16})
-    assert held_bytes(MistralForCausalLM(config), 10**6, "float32") == 0

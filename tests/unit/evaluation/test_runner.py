@@ -15,16 +15,7 @@ from skipwise.errors import EvaluationError, TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.retrieval import tenth_of
-from skipwise.evaluation.runner import (
-    Readings,
-    _memory,
-    answered,
-    bucket_edges,
-    measure,
-    missing,
-    plan_prompts,
-    plan_readings,
-)
+from skipwise.evaluation.runner import Readings, answered, bucket_edges, measure, missing, plan_prompts, plan_readings
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.recipes.schema import Data
@@ -230,11 +221,23 @@ def test_prompts_that_no_memory_holds_are_refused_before_they_are_drawn(monkeypa
     long = replace(ASKED, prompt_lengths=(420, 2**24))
     batches = list(plan_prompts(long, MODEL, byte_tokenizer()))
     monkeypatch.setattr("skipwise.evaluation.runner.draw_prompt", None)
-    monkeypatch.setattr("skipwise.evaluation.runner._memory", lambda device: 2**31)
+    monkeypatch.setattr("skipwise.evaluation.runner.machine_memory", lambda device: 2**31)
     with pytest.raises(
-        EvaluationError, match=r"16,777,216 tokens do not fit: .* m holds of one take 9 GB, and this mach"
+        EvaluationError,
+        match=r"prompts of 16,777,216 .* takes 19 GB at the .* has 2 GB; those of 420 may.*lengths=\[420\]",
     ):
         measure(llama(), batches, QUIET, print)
+
+
+def test_windows_that_no_memory_holds_are_refused(monkeypatch) -> None:
+    batches = list(plan_readings(READ, MODEL, [TEXT]))
+    monkeypatch.setattr("skipwise.evaluation.runner.machine_memory", lambda device: 1000)
+    with pytest.raises(
+        EvaluationError, match=r"windows of .* this machine has 0 GB; at most 0 may.*evaluation\.windows="
+    ):
+        measure(llama(512), batches, QUIET, print)
+    monkeypatch.setattr("skipwise.evaluation.runner.machine_memory", lambda device: None)  # nothing is known of it
+    measure(llama(512), batches, QUIET, lambda record: None)
 
 
 def test_planning_long_prompts_draws_short_ones(monkeypatch) -> None:
@@ -242,11 +245,6 @@ def test_planning_long_prompts_draws_short_ones(monkeypatch) -> None:
     monkeypatch.setattr("skipwise.evaluation.runner.draw_prompt", lambda *how: drawn.append(how[2]))
     assert len(list(plan_prompts(replace(ASKED, prompt_lengths=(420, 2**24)), MODEL, byte_tokenizer()))) == 2
     assert drawn == [420, 2**14]
-
-
-def test_the_memory_of_this_machine_is_known_and_of_others_not() -> None:
-    assert 2**28 < _memory(torch.device("cpu")) < 2**50
-    assert _memory(torch.device("meta")) is None
 
 
 def test_only_positions_beyond_the_models_own_are_called_so() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
 from tests import families
 
 
@@ -34,3 +34,12 @@ def test_speeds_of_this_machine_are_numbers() -> None:
     speed = Speed.measured(families.config("llama"), "float32", torch.device("cpu"))
     assert 0 < speed.linear < 1e16
     assert 0 < speed.attention < 1e16
+
+
+@pytest.mark.parametrize("family", families.NAMES)
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_layer_of_every_family_can_be_timed(family: str, precision: str) -> None:
+    config = families.config(family)
+    before = config.to_dict()
+    assert 0 < layer_step_seconds(config, precision, torch.device("cpu"), 16) < 60
+    assert config.to_dict() == before

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# The measurements that need a GPU, in parts of at most ten minutes each. A part goes on from what lies in FOLDER.
+#
+#     benchmarks/gpu.sh rate  [FOLDER]    operations a second of a large bf16 matrix product: seconds
+#     benchmarks/gpu.sh plan  [FOLDER]    memory and speed at LLaMA-7B's shape, beside what `skipwise plan` says
+#     benchmarks/gpu.sh base  [FOLDER]    a Llama of 102 million parameters, window 2k, trained from nothing
+#     benchmarks/gpu.sh arms  [FOLDER]    PoSE, short, CREAM and full-length from that base to 16k, three seeds
+#     benchmarks/gpu.sh table [FOLDER]    the tables of what is there; every other part prints them too, last
+#
+# It needs the checkout, a Python with skipwise's packages (PYTHON=python3) and a GPU. TEXT is what is trained on: a file or
+# folder, by default the standard library of that Python. EVAL are texts to measure on, separated by spaces; by default
+# the documents of TEXT that are held out. TINY=1 runs every part in small on a CPU, to test the script.
+set -euo pipefail
+
+part=${1:?rate, plan, base, arms or table}
+folder=$(realpath -m "${2:-runs/gpu}")
+python=${PYTHON:-python3}
+text=${TEXT:-stdlib}
+limit=${LIMIT:-570} # seconds; what runs longer is stopped, and goes on at the next call
+cd "$(dirname "$0")/.."
+export PYTHONPATH=src HF_HUB_OFFLINE=1
+mkdir -p "$folder"
+
+window=2048 size=() steps=120 batch=64 micro=8 rate=2e-4 measured=(--set evaluation.documents=8)
+if [ "${TINY:-}" ]; then
+    window=256 size=(--window 256 --width 64 --layers 2 --steps 4 --tokens 1024) steps=2 batch=8 micro=8
+    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=2k)
+fi
+
+bounded() { # run a command, and stop it at the limit, which is no failure: the next call goes on
+    timeout --signal=INT --kill-after=30 "$limit" "$@" || [ $? -eq 124 ]
+}
+
+rate() {
+    "$python" - <<'PYTHON' | tee "$folder/rate.txt"
+import time
+import torch
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+size = 8192 if device == "cuda" else 512
+a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+for _ in range(3):
+    a @ b
+wait()
+began = time.perf_counter()
+for _ in range(10):
+    a @ b
+wait()
+name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+print(f"{2 * 10 * size**3 / (time.perf_counter() - began) / 1e12:.1f} TFLOP/s in bf16 products of {size}^3 on {name}, torch {torch.__version__}")
+PYTHON
+}
+
+plan() {
+    [ -e "$folder/rate.txt" ] || rate
+    bounded "$python" -m benchmarks.plan_accuracy --tflops "$(cut -d' ' -f1 "$folder/rate.txt")" --out "$folder/plan.jsonl"
+}
+
+base() {
+    bounded "$python" -m benchmarks.hundred_million base "$folder/base" --text "$text" "${size[@]}"
+}
+
+compare() { # OUT BATCH ARM...: arms of the paper's comparison under YaRN x8, one seed after the other, from the base
+    local out=$1 windows=$2 arms=() texts=()
+    shift 2
+    for arm in "$@"; do arms+=(--arm "$arm"); done
+    for one in ${EVAL:-}; do texts+=(--text "$one"); done
+    for seeds in 1 2 3; do
+        bounded "$python" -m reproduction passkey --setting "yarn, 8x" "${arms[@]}" --seeds "$seeds" --out "$out" "${texts[@]}" \
+            --set model="$folder/base/model" --set data.source="$text" --set training.max_steps="$steps" \
+            --set training.batch_size="$windows" --set training.per_device_train_batch_size="$micro" \
+            --set training.learning_rate="$rate" --set training.optim=adamw_torch_fused "${measured[@]}" >"$out.log" 2>&1 ||
+            { tail -5 "$out.log"; return 1; }
+    done
+}
+
+arms() {
+    [ -e "$folder/base/model/config.json" ] || { echo "no base yet: run benchmarks/gpu.sh base $folder"; exit 1; }
+    local began=$SECONDS all=$limit
+    compare "$folder/equal-tokens" "$batch" full pose short cream
+    limit=$((all - (SECONDS - began)))
+    [ "$limit" -lt 30 ] || compare "$folder/equal-windows" $((8 * batch)) full
+}
+
+table() {
+    [ ! -e "$folder/rate.txt" ] || cat "$folder/rate.txt"
+    [ ! -e "$folder/plan.jsonl" ] || [ "$part" = plan ] || "$python" -m benchmarks.plan_accuracy --table --tflops "$(cut -d' ' -f1 "$folder/rate.txt")" --out "$folder/plan.jsonl"
+    local found=("$folder"/equal-*/)
+    [ ! -e "${found[0]}" ] || "$python" -m benchmarks.hundred_million table "${found[@]}"
+}
+
+case $part in
+rate | plan | base | arms) "$part" ;;
+table) ;;
+*) echo "no part $part: rate, plan, base, arms or table" && exit 2 ;;
+esac
+table

@@ -1,0 +1,128 @@
+"""Does PoSE come within 3% of full-length training where the base's window is the paper's? The base, and the table.
+
+    python -m benchmarks.hundred_million base FOLDER [--text TEXT] [--steps 1200]     # trains it, or goes on
+    python -m benchmarks.hundred_million table REPRODUCTION [REPRODUCTION ...]        # of `python -m reproduction --out`
+
+The base is a Llama of 102 million parameters (14 layers, 768 wide, the embedded model's tokenizer) with a window of 2,048
+tokens, trained from nothing on TEXT less what is held out by name. ``benchmarks/gpu.sh`` runs the arms between the two.
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from reproduction.bases import SmallBase, new_model
+from reproduction.exhibits import TRAINED
+from reproduction.intervals import seeds_interval
+from skipwise.data.examples import PoseDataset, collate
+from skipwise.model.loading import load_tokenizer
+from skipwise.recipes.schema import Data, Positions, Training, load_recipe
+from skipwise.results.records import ReadingRecord, read_records
+from skipwise.results.run_folder import RunFolder
+from skipwise.results.statistics import loss
+from skipwise.training.trainer import train
+
+
+def train_base(folder: Path, options: argparse.Namespace) -> None:
+    """Train the base, or finish its training; nothing is done where its model is there."""
+    if (folder / "model" / "config.json").exists():
+        return
+    base = SmallBase("llama", options.window, {"tie_word_embeddings": True}, options.width, options.layers)
+    tokenizer = load_tokenizer("nano")
+    batch = max(1, options.tokens // options.window)
+    settings = {
+        "max_steps": options.steps,
+        "batch_size": batch,
+        "per_device_train_batch_size": math.gcd(batch, 16),
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "cosine",
+        "adam_beta2": 0.95,
+        "weight_decay": 0.1,
+        "warmup_steps": min(100, options.steps),
+        "optim": "adamw_torch_fused",
+        "save_steps": 200,
+    }
+    dataset = PoseDataset.from_source(
+        Data(source=options.text),
+        tokenizer,
+        train_length=base.window,
+        target_length=base.window,
+        positions=Positions(scheme="short"),
+        examples=options.steps * batch,
+        passkey=0.1,
+    )
+    model = new_model(base, tokenizer.vocab_size)
+    Console().print(
+        f"base: {model.num_parameters():,} parameters, {options.steps:,} steps of {batch} x {base.window:,} tokens"
+    )
+    checkpoints = folder / "checkpoints"
+    resume = checkpoints.exists()
+    train(model, dataset, collate, Training.model_validate(settings), folder=checkpoints, seed=0, resume=resume)
+    model.save_pretrained(folder / "partial")
+    tokenizer.save_pretrained(folder / "partial")
+    (folder / "partial").replace(folder / "model")
+
+
+def far_losses(out: Path) -> dict[tuple[str, int, str], dict[int, float]]:
+    """Loss at the largest window in nats, by arm, tokens a step and text, and by seed."""
+    found: dict[tuple[str, int, str], dict[int, float]] = {}
+    for results in sorted(out.glob("arms/*/results.jsonl")):
+        recipe = load_recipe(results.parent / "recipe.yaml")
+        readings = [
+            r for r in read_records(results) if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None
+        ]
+        arm = recipe.positions.scheme if recipe.evaluation.arms == ["trained"] else recipe.evaluation.arms[0]
+        model = RunFolder(results.parent).read()["model"]
+        window = model["target_length"] if arm == "full" else model["train_length"]
+        tokens = recipe.training.batch_size * window if arm in TRAINED else 0
+        for text in sorted({reading.data for reading in readings}):
+            of_text = [reading for reading in readings if reading.data == text]
+            longest = max(reading.window for reading in of_text)
+            far = loss([reading for reading in of_text if reading.window == longest])
+            found.setdefault((arm, tokens, text), {})[recipe.seed] = far.mean
+    return found
+
+
+def table_of(folders: list[Path]) -> Table:
+    """Perplexity at the target by arm, and its ratio to full-length training of as many tokens, over the seeds of both."""
+    table = Table(box=None)
+    for column in ("text", "arm", "tokens a step", "seeds", "perplexity at the target", "over full-length: mean [95%]"):
+        table.add_column(column, justify="left" if column in ("text", "arm") else "right")
+    losses = {key: seeds for folder in folders for key, seeds in far_losses(folder).items()}
+    equal = min((tokens for arm, tokens, _ in losses if arm == "full"), default=0)
+    for (arm, tokens, text), seeds in sorted(losses.items(), key=lambda item: (item[0][2], item[0][0])):
+        full = losses.get(("full", equal, text), {})
+        apart = [nats - full[seed] for seed, nats in seeds.items() if seed in full]
+        ratio = "–"
+        if len(apart) > 1 and any(apart):
+            ratio = " ".join(f"{math.exp(x) - 1:+.1%}" for x in vars(seeds_interval(apart)).values())
+        mean = math.exp(sum(seeds.values()) / len(seeds))
+        table.add_row(text, arm, f"{tokens:,}" if tokens else "–", str(len(seeds)), f"{mean:.3f}", ratio)
+    return table
+
+
+def main() -> None:
+    """Train the base, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    base = commands.add_parser("base")
+    base.add_argument("folder", type=Path)
+    base.add_argument("--text", default="stdlib")
+    base.add_argument("--window", type=int, default=2048)
+    base.add_argument("--width", type=int, default=768)
+    base.add_argument("--layers", type=int, default=14)
+    base.add_argument("--steps", type=int, default=1200)
+    base.add_argument("--tokens", type=int, default=2**17, help="of a step")
+    commands.add_parser("table").add_argument("folders", type=Path, nargs="+")
+    options = parser.parse_args()
+    if options.command == "base":
+        train_base(options.folder, options)
+    else:
+        Console().print(table_of(options.folders))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The memory that a model takes at the least, from its config alone, and what this machine has.
+
+What is certain to fail is refused with these before any work. They are lower bounds: below them a run may still fail.
+"""
+
+import copy
+import os
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
+
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+
+
+def machine_memory(device: torch.device) -> int | None:
+    """Return the bytes of a GPU's memory, or the machine's, or the container's; None where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # Windows has no sysconf
+        return None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(memory, int(_LIMIT.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return memory
+
+
+def parameters_of(config: PretrainedConfig) -> int | None:
+    """Return the number of parameters of the stock model; no weights are made. None where loading it will say why not."""
+    try:
+        with torch.device("meta"):
+            return int(AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters())
+    except Exception:  # of the architecture's own code
+        return None
+
+
+def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int:
+    """Return the least bytes that one more token takes in a forward pass without gradients.
+
+    A feed-forward layer holds its input and output and two results of its inner width. ``cached`` adds the keys and
+    values of all layers; a layer of sliding attention keeps those of the last tokens alone.
+    """
+    text = config.get_text_config()
+    inner = getattr(text, "intermediate_size", None) or 0
+    if any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+        inner = 0  # each expert reads some of the tokens
+    kept = 0
+    if cached:
+        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        kept = 2 * heads * size * list(DynamicCache(config=config).is_sliding).count(False)
+    return itemsize * (2 * text.hidden_size + 2 * inner + kept)
