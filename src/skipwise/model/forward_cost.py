@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from skipwise.errors import ModelError, reason
 from skipwise.model.precision import AUTOCAST, autocast
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
@@ -72,19 +73,34 @@ class Speed:
 
 
 def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.device, window: int) -> float:
-    """Return the least seconds that one layer of the stock model takes for a window, forward and backward."""
+    """Return the least seconds that one layer of the stock model takes for a window, forward and backward.
+
+    Raises:
+        ModelError: the architecture cannot be run with this config.
+    """
     text = copy.deepcopy(config.get_text_config())
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
+    text._attn_implementation = None  # the stock choice: flex attention would be compiled first
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
-    model = AutoModel.from_config(text, dtype=torch.float32).to(device).train()
-    states = torch.randn(1, window, text.hidden_size, device=device)
+    try:
+        with torch.device("meta"):  # its weights are not drawn: the config may say how, and wrongly
+            model = AutoModel.from_config(text, dtype=torch.float32)
+        model.to_empty(device=device).train()
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.detach().fill_(0.01)
+        states = torch.full((1, window, text.hidden_size), 0.01, device=device)
 
-    def step() -> None:
-        with autocast(device, precision):
-            model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
+        def step() -> None:
+            with autocast(device, precision):
+                model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
 
-    return _seconds(step, device)
+        return _seconds(step, device)
+    except Exception as error:  # of the architecture's own code
+        raise ModelError(
+            f"model_type {config.model_type} cannot run one layer ({reason(error)}); correct config.json, or choose another "
+            "model"
+        ) from error
 
 
 def _width(config: PretrainedConfig) -> int:
