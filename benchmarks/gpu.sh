@@ -24,7 +24,7 @@ mkdir -p "$folder"
 window=2048 size=() steps=120 batch=64 micro=8 rate=2e-4 measured=(--set evaluation.documents=8)
 if [ "${TINY:-}" ]; then
     window=256 size=(--window 256 --width 64 --layers 2 --steps 4 --tokens 1024) steps=2 batch=8 micro=8
-    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=2k)
+    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.passkey_trials=1)
 fi
 
 bounded() { # run a command, and stop it at the limit, which is no failure: the next call goes on

@@ -98,7 +98,8 @@ def table_of(folders: list[Path]) -> Table:
         apart = [nats - full[seed] for seed, nats in seeds.items() if seed in full]
         ratio = "–"
         if len(apart) > 1 and any(apart):
-            ratio = " ".join(f"{math.exp(x) - 1:+.1%}" for x in vars(seeds_interval(apart)).values())
+            over = seeds_interval(apart).exp()
+            ratio = f"{over.mean - 1:+.1%} [{over.low - 1:+.1%}, {over.high - 1:+.1%}]"
         mean = math.exp(sum(seeds.values()) / len(seeds))
         table.add_row(text, arm, f"{tokens:,}" if tokens else "–", str(len(seeds)), f"{mean:.3f}", ratio)
     return table
@@ -121,7 +122,7 @@ def main() -> None:
     if options.command == "base":
         train_base(options.folder, options)
     else:
-        Console().print(table_of(options.folders))
+        Console(width=120).print(table_of(options.folders))
 
 
 if __name__ == "__main__":

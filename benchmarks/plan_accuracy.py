@@ -36,6 +36,7 @@ from skipwise.data.examples import collate
 from skipwise.errors import SkipwiseError
 from skipwise.model.loading import load_config
 from skipwise.model.lora import adapt
+from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Recipe, load_recipe
 from skipwise.training.cost import Hardware, estimate_cost
 from skipwise.training.trainer import train
@@ -76,6 +77,7 @@ class EnoughError(Exception):
 def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
     sizes = {"training.batch_size": batch, "training.per_device_train_batch_size": micro}
     fused = {"training.optim": "adamw_torch_fused"} if torch.cuda.is_available() else {}
+    fused["training.precision"] = choose_precision("auto")  # the plan is of a GPU, and means bf16 by auto
     return load_recipe(None, {"training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes})
 
 
@@ -183,7 +185,7 @@ def main() -> None:
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
-    console = Console()
+    console = Console(width=120)
     console.print(f"torch {torch.__version__}, {device}, {sys.platform}")
     console.print(shown(rows, options.tflops))
 
