@@ -20,5 +20,6 @@ for run in ${RUNS:-pose-yarn-0 short-yarn-0 pose-yarn-1 short-yarn-1 cream-yarn-
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
         --set positions.scheme="$scheme" --set evaluation.arms="$arms" \
-        --set evaluation.source="[$eval/books, $eval/reports]" --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
+        --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents=2 \
+        --set evaluation.tokens_per_document=32k --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done
