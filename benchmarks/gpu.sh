@@ -16,19 +16,20 @@ part=${1:?rate, plan, base, arms or table}
 folder=$(realpath -m "${2:-runs/gpu}")
 python=${PYTHON:-python3}
 text=${TEXT:-stdlib}
-limit=${LIMIT:-570} # seconds; what runs longer is stopped, and goes on at the next call
+limit=${LIMIT:-570} # seconds of a part; what runs longer is stopped, and goes on at the next call
 cd "$(dirname "$0")/.."
 export PYTHONPATH=src HF_HUB_OFFLINE=1
 mkdir -p "$folder"
 
-window=2048 size=() steps=120 batch=64 micro=8 rate=2e-4 measured=(--set evaluation.documents=8)
+size=() steps=120 batch=64 micro=8 rate=2e-4 measured=(--set evaluation.documents=8)
 if [ "${TINY:-}" ]; then
-    window=256 size=(--window 256 --width 64 --layers 2 --steps 4 --tokens 1024) steps=2 batch=8 micro=8
+    size=(--window 256 --width 64 --layers 2 --steps 4 --tokens 1024) steps=2 batch=8 micro=8
     measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.passkey_trials=1)
 fi
 
-bounded() { # run a command, and stop it at the limit, which is no failure: the next call goes on
-    timeout --signal=INT --kill-after=30 "$limit" "$@" || [ $? -eq 124 ]
+bounded() { # run a command for what is left of the part's time; a stop at its end is no failure: the next call goes on
+    local left=$((limit - SECONDS))
+    [ "$left" -le 0 ] || timeout --signal=INT --kill-after=30 "$left" "$@" || [ $? -eq 124 ]
 }
 
 rate() {
@@ -77,10 +78,8 @@ compare() { # OUT BATCH ARM...: arms of the paper's comparison under YaRN x8, on
 
 arms() {
     [ -e "$folder/base/model/config.json" ] || { echo "no base yet: run benchmarks/gpu.sh base $folder"; exit 1; }
-    local began=$SECONDS all=$limit
     compare "$folder/equal-tokens" "$batch" full pose short cream
-    limit=$((all - (SECONDS - began)))
-    [ "$limit" -lt 30 ] || compare "$folder/equal-windows" $((8 * batch)) full
+    compare "$folder/equal-windows" $((8 * batch)) full
 }
 
 table() {
