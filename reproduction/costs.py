@@ -57,9 +57,9 @@ def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) ->
         if {r.target for r in known_costs(recipe, original, out) if r.arm == arm} >= set(targets):
             continue
         console.print(f"efficiency: timing {arm_name(arm)} at {', '.join(map(format_length, targets))}")
-        seconds = _in_own_process(_step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
+        seconds = in_own_process(step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
         for target, times in zip(targets, seconds, strict=True):
-            base, peak, device = _in_own_process(_peak_bytes, recipe, arm, target, original)
+            base, peak, device = in_own_process(peak_bytes, recipe, arm, target, original)
             window = target if arm == "full" else original
             append_record(path, CostRecord(arm, target, window, EXAMPLES, times, peak, base, device, key))
     return known_costs(recipe, original, out)
@@ -80,13 +80,14 @@ def _key(recipe: Recipe, original: int) -> str:
     return hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]
 
 
-def _in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function`` in a process of its own, whose memory holds nothing else."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(function, *args).result()
 
 
-def _step_seconds(recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int) -> list[list[float]]:
+def step_seconds(recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int) -> list[list[float]]:
     """Seconds of each step, by target; the targets take turns, and the first round does not count."""
     steps = [_stepper(recipe, arm, target, original) for target in targets]
     times: list[list[float]] = [[] for _ in targets]
@@ -99,7 +100,7 @@ def _step_seconds(recipe: Recipe, arm: str, targets: Sequence[int], original: in
     return times
 
 
-def _peak_bytes(recipe: Recipe, arm: str, target: int, original: int) -> tuple[int, int, str]:
+def peak_bytes(recipe: Recipe, arm: str, target: int, original: int) -> tuple[int, int, str]:
     """Memory held before the first step and at the peak of two, and the device that holds it."""
     step = _stepper(recipe, arm, target, original)
     base = most_held()
@@ -188,13 +189,13 @@ def step_time(record: CostRecord) -> float:
     return statistics.median(record.step_seconds)
 
 
-def relative_times(records: Sequence[CostRecord]) -> list[float]:
-    """The time of each target's step over the mean of its round, median over rounds.
+def relative_times(seconds: Sequence[Sequence[float]]) -> list[float]:
+    """The time of each target's step over the mean of its round, median over rounds; ``seconds`` [targets][rounds].
 
     Targets take turns, so what slows the machine down for a while slows whole rounds down and cancels.
     """
-    rounds = [statistics.fmean(times) for times in zip(*(r.step_seconds for r in records), strict=True)]
-    return [statistics.median(t / mean for t, mean in zip(r.step_seconds, rounds, strict=True)) for r in records]
+    means = [statistics.fmean(times) for times in zip(*seconds, strict=True)]
+    return [statistics.median(t / mean for t, mean in zip(times, means, strict=True)) for times in seconds]
 
 
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
@@ -202,7 +203,10 @@ def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
     mine = [r for r in records if r.arm == "pose"]
     if len(mine) < len(FACTORS):
         return [Finding(_SAME.format(name)) for name in ("step time", "peak memory")]
-    measures = {"step time": relative_times(mine), "peak memory": [float(r.peak_bytes) for r in mine]}
+    measures = {
+        "step time": relative_times([r.step_seconds for r in mine]),
+        "peak memory": [float(r.peak_bytes) for r in mine],
+    }
     return [
         Finding(
             _SAME.format(name),

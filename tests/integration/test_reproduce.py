@@ -126,7 +126,7 @@ def test_perplexity_by_step_comes_from_training_itself(words, monkeypatch, tmp_p
 
     monkeypatch.setattr(costs, "FACTORS", (2,))
     monkeypatch.setattr(costs, "_ROUNDS", {"pose": 1, "full": 1})
-    monkeypatch.setattr(costs, "_in_own_process", lambda function, *args: function(*args))
+    monkeypatch.setattr(costs, "in_own_process", lambda function, *args: function(*args))
     run(monkeypatch, "efficiency", *words, "--set", "evaluation.steps=[1, 2]")
     text = (tmp_path / "out" / "efficiency.md").read_text()
     assert "| perplexity after steps | 1 | 2 | paper 10 |" in text

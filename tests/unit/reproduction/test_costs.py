@@ -30,7 +30,7 @@ def recipe(tmp_path):
 def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(recipe, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(costs, "FACTORS", (2, 8))
     monkeypatch.setattr(costs, "_ROUNDS", {"pose": 3, "full": 2})
-    monkeypatch.setattr(costs, "_in_own_process", lambda function, *args: function(*args))
+    monkeypatch.setattr(costs, "in_own_process", lambda function, *args: function(*args))
     out = tmp_path / "out"
     out.mkdir()
     found = measure_costs(recipe, 16, out, Console(file=io.StringIO()))
@@ -50,7 +50,7 @@ def test_steps_are_measured_once_and_full_windows_are_as_long_as_the_target(reci
 def test_what_another_process_holds_is_not_counted() -> None:
     ours = bytearray(b"1") * 2**30
     assert costs.most_held() > 2**30
-    assert 0 < costs._in_own_process(costs.most_held) < 2**30
+    assert 0 < costs.in_own_process(costs.most_held) < 2**30
     del ours
 
 
