@@ -3,15 +3,16 @@
 The stock loss holds the logits of every token several times, in bf16 and float32. At 16k tokens and a vocabulary of 152k
 that is more than all other activations. Here the output layer returns hidden states, and the loss applies its weights
 to one slice at a time. The output layer takes three products, as in the stock step: for the logits, and for the gradients
-of its weights and of what it reads.
+of its weights and of what it reads. A teacher's predictions, one product more, are computed with the slice too.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.nn.functional import log_softmax, pad
+from torch.nn.functional import kl_div, log_softmax, pad
 from transformers import PreTrainedModel
 
 from skipwise.model.lora import stock_model
@@ -20,6 +21,38 @@ from skipwise.model.precision import autocast, weights_precision
 _SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
 _CACHE_BYTES = 2**24  # of float32 scores: few enough for a processor's cache
 _WORTH_BYTES = 2**29
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What a teacher predicts after each token of a batch, and how much of it is to be learned.
+
+    Its term in the loss is weight * KL(teacher || student), in nats: the sum over the vocabulary of
+    p_teacher (log p_teacher - log p_student), whose gradient by the student's logits is weight * (p_student - p_teacher)
+    (Hinton et al., "Distilling the Knowledge in a Neural Network", 2015).
+    """
+
+    states: torch.Tensor  # [examples, tokens, width], what the teacher's output layer reads
+    matrix: torch.Tensor | None  # [vocabulary, width], that layer; None if ``states`` are its logits already
+    bias: torch.Tensor | None  # [vocabulary]
+    weights: torch.Tensor  # float32 [examples, tokens]; 0 where nothing is learned from the teacher
+
+    def flat(self, dtype: torch.dtype) -> "Taught":
+        """Return it as rows of tokens, the layer in the dtype of the products.
+
+        After the last token of an example follows none, so nothing is learned there.
+        """
+        weights = self.weights.clone()
+        weights[:, -1] = 0
+        matrix, bias = (None if one is None else one.to(dtype) for one in (self.matrix, self.bias))
+        return Taught(self.states.flatten(0, 1), matrix, bias, weights.flatten())
+
+    def logits(self, part: slice, buffer: torch.Tensor) -> torch.Tensor:
+        """Return the logits [tokens, vocabulary] of some of the flat rows, which lie in ``buffer``."""
+        assert self.matrix is not None
+        some = self.states[part].to(self.matrix.dtype)
+        logits = torch.mm(some, self.matrix.T, out=buffer[: len(some)])
+        return logits if self.bias is None else logits.add_(self.bias)
 
 
 def worth_chunking(tokens: int, vocabulary: int) -> bool:
@@ -32,7 +65,7 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
 
     They differ if the model scales or caps its logits, as Gemma 2 does, or if its output layer is more than a matrix.
     """
-    head = _head(model)
+    head = output_layer(model)
     whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
     if type(head) is not torch.nn.Linear and not whole_copy:
         return False
@@ -43,20 +76,55 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def in_slices(model: PreTrainedModel) -> Iterator[None]:
-    """Compute the model's loss in slices inside this context; backward may run outside of it."""
-    stock, head = cast(Any, stock_model(model)), _head(model)
+def in_slices(model: PreTrainedModel, taught: Taught | None = None) -> Iterator[None]:
+    """Compute the model's loss in slices inside this context, with a teacher's term; backward may run outside of it."""
+    stock, head = cast(Any, stock_model(model)), output_layer(model)
     loss_function = stock.loss_function
-    head.forward = lambda hidden: hidden
-    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, **options)
+    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, taught, **options)
+    try:
+        with without_output_layer(model):
+            yield
+    finally:
+        stock.loss_function = loss_function
+
+
+@contextmanager
+def with_teacher(model: PreTrainedModel, taught: Taught) -> Iterator[None]:
+    """Add a teacher's term to the model's own loss of all logits inside this context; ``taught`` holds logits.
+
+    For output layers whose weights cannot be applied here: sharded ones, and those that scale or cap their logits.
+    """
+    stock = cast(Any, stock_model(model))
+    loss_function = stock.loss_function
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        own = loss_function(logits, labels, *rest, **options)
+        flat = taught.flat(logits.dtype)
+        student, wanted = (log_softmax(one, dim=-1, dtype=torch.float32) for one in (logits.flatten(0, 1), flat.states))
+        term = kl_div(student, wanted, reduction="none", log_target=True).sum(-1).dot(flat.weights)
+        items = options.get("num_items_in_batch")
+        return own + term / ((labels[:, 1:] != -100).sum() if items is None else items)
+
+    stock.loss_function = loss
     try:
         yield
     finally:
         stock.loss_function = loss_function
+
+
+@contextmanager
+def without_output_layer(model: PreTrainedModel) -> Iterator[None]:
+    """Make the output layer return what it reads, inside this context: the model's "logits" are hidden states."""
+    head = output_layer(model)
+    head.forward = lambda hidden: hidden
+    try:
+        yield
+    finally:
         del head.forward
 
 
-def _head(model: PreTrainedModel) -> torch.nn.Module:
+def output_layer(model: PreTrainedModel) -> torch.nn.Module:
+    """Return the layer that turns hidden states into logits."""
     return stock_model(model).get_output_embeddings()
 
 
@@ -64,26 +132,31 @@ def _sliced(
     hidden: torch.Tensor,
     head: torch.nn.Module,
     labels: torch.Tensor,
+    taught: Taught | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
     ignore_index: int = -100,
     **_: Any,
 ) -> torch.Tensor:
-    """Return transformers' causal loss: labels shifted by one; the sum over the batch's labels, or their mean."""
+    """Return transformers' causal loss: labels shifted by one; the sum over the batch's labels, or their mean.
+
+    A teacher's term is divided by the number of labels too.
+    """
     weight, bias = cast(torch.Tensor, head.weight), getattr(head, "bias", None)
     states = hidden.flatten(0, -2)  # [tokens, width]
     targets = pad(labels, (0, 1), value=ignore_index)[..., 1:].flatten().to(states.device)
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    total = _Sliced.apply(states, weight, bias, targets, ignore_index, dtype)
+    teacher = None if taught is None else taught.flat(dtype)
+    total = _Sliced.apply(states, weight, bias, targets, ignore_index, dtype, teacher)
     items = (targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     return total / torch.as_tensor(items, device=total.device)
 
 
 class _Sliced(torch.autograd.Function):
-    """The sum over tokens of ``-log softmax(states @ weight.T + bias)[target]``, in nats.
+    """The sum over tokens of ``-log softmax(states @ weight.T + bias)[target]``, in nats, and a teacher's term.
 
-    Its gradient by the logits of a token is their softmax, less 1 at the target. So a slice's logits are turned into
-    their gradient at once, and nothing of the slice is kept.
+    The gradient of the first by the logits of a token is their softmax, less 1 at the target; ``Taught`` has that of the
+    second. So a slice's logits are turned into their gradient at once, and nothing of the slice is kept.
     """
 
     @staticmethod
@@ -95,6 +168,7 @@ class _Sliced(torch.autograd.Function):
         targets: torch.Tensor,
         ignore_index: int,
         dtype: torch.dtype,
+        teacher: Taught | None,
     ) -> torch.Tensor:
         needed = ctx.needs_input_grad
         by_states = torch.empty_like(states) if needed[0] else None
@@ -104,13 +178,18 @@ class _Sliced(torch.autograd.Function):
         total = torch.zeros((), device=states.device)
         rows = max(1, min(len(states), _SLICE_BYTES // (4 * len(weight))))
         buffer = states.new_empty(rows, len(weight), dtype=dtype)  # fresh memory for each slice would cost page faults
+        second = torch.empty_like(buffer) if teacher else None
         for begin in range(0, len(states), rows):
             part = slice(begin, begin + rows)
             some = states[part].to(dtype)
             logits = torch.mm(some, matrix.T, out=buffer[: len(some)])
             if addend is not None:
                 logits += addend
-            total += _to_gradients(logits, targets[part], ignore_index)
+            if teacher is None or second is None:
+                total += _to_gradients(logits, targets[part], ignore_index)
+            else:
+                wanted = teacher.logits(part, second)
+                total += _to_gradients(logits, targets[part], ignore_index, wanted, teacher.weights[part])
             if by_states is not None:
                 by_states[part] = logits @ matrix
             if by_weight is not None:
@@ -125,19 +204,36 @@ class _Sliced(torch.autograd.Function):
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:
         (_,) = ctx.saved_tensors  # refuses to go backward a second time: the gradients are scaled in place
         gradients, ctx.gradients = ctx.gradients, None
-        return *(None if one is None else one.mul_(upstream) for one in gradients), None, None, None
+        return *(None if one is None else one.mul_(upstream) for one in gradients), None, None, None, None
 
 
-def _to_gradients(logits: torch.Tensor, targets: torch.Tensor, ignore_index: int) -> torch.Tensor:
-    """Return the sum of the tokens' losses; turn ``logits`` [tokens, vocabulary] into its gradient, in place."""
+def _to_gradients(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    ignore_index: int,
+    taught: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the sum of the tokens' losses; turn ``logits`` [tokens, vocabulary] into its gradient, in place.
+
+    ``taught`` are a teacher's logits [tokens, vocabulary], and ``weights`` [tokens] of their term.
+    """
     total = torch.zeros((), device=logits.device)
     rows = max(1, _CACHE_BYTES // (4 * logits.shape[1]))
-    for some, wanted in zip(logits.split(rows), targets.split(rows), strict=True):
+    for begin in range(0, len(logits), rows):
+        part = slice(begin, begin + rows)
+        some, wanted = logits[part], targets[part]
         kept, target = wanted != ignore_index, wanted.clamp(min=0)[:, None]
         scores = log_softmax(some, dim=-1, dtype=torch.float32)
         total -= (scores.gather(1, target)[:, 0] * kept).sum()
-        scores.exp_().scatter_add_(1, target, -torch.ones_like(target, dtype=scores.dtype))
-        some.copy_(scores.mul_(kept[:, None]))
+        if taught is None or weights is None:
+            gradient = scores.exp_().mul_(kept[:, None])
+        else:
+            known, share = log_softmax(taught[part], dim=-1, dtype=torch.float32), weights[part]
+            chances = known.exp()
+            total += torch.linalg.vecdot(chances, known.sub_(scores)).dot(share)
+            gradient = scores.exp_().mul_((kept + share)[:, None]).sub_(chances.mul_(share[:, None]))
+        some.copy_(gradient.scatter_add_(1, target, -kept[:, None].to(gradient.dtype)))
     return total
 
 

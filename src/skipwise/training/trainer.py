@@ -6,7 +6,7 @@ negative log-likelihood in nats over all labels of the global batch, with any gr
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -17,8 +17,9 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import RecipeError, RunError, counted
-from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
+from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_teacher, worth_chunking
 from skipwise.model.sliding import mask_by_position
+from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Training
 from skipwise.training import checkpoints, processes
 from skipwise.training.arguments import settings_errors, training_arguments
@@ -49,6 +50,7 @@ def train(
     run: str = "",
     on_log: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[int], None] | None = None,
+    teacher: Teacher | None = None,
     progress: bool = True,
 ) -> TrainingSummary:
     """Train ``model`` in place on the first ``max_steps * batch_size`` examples of ``dataset``, in order.
@@ -62,6 +64,7 @@ def train(
         run: what the checkpoints belong to (``RunFolder.identity``); those of another run are refused.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
         on_step: gets the number of each step after it; the model has the weights of that step.
+        teacher: is asked for its predictions where a batch has ``teacher_weights`` [examples, tokens] above 0.
         progress: show a progress bar in a terminal, or lines elsewhere.
 
     Raises:
@@ -85,6 +88,7 @@ def train(
             guard=guard,
             keep=settings.save_total_limit,
             run=run,
+            teacher=teacher,
         )
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
@@ -109,9 +113,11 @@ def train(
 class _Trainer(Trainer):
     """The stock Trainer, with guards before each update and around each save."""
 
-    def __init__(self, *args: Any, guard: NonFiniteGuard, keep: int, run: str, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, guard: NonFiniteGuard, keep: int, run: str, teacher: Teacher | None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.guard, self.keep, self.run = guard, keep, run
+        self.guard, self.keep, self.run, self.teacher = guard, keep, run, teacher
         self.micro_batch: tuple[int, ...] = (0, 0)  # examples, tokens
         self._sliced: bool | None = None
 
@@ -138,19 +144,29 @@ class _Trainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        ids = inputs["input_ids"]
+        ids, weights = inputs["input_ids"], inputs.pop("teacher_weights", None)
         if self._sliced is None:  # the first batch
             self._require_positions(inputs)
             self._sliced = self._needs_slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        with in_slices(cast(PreTrainedModel, self.model)) if self._sliced else nullcontext():
+        with self._loss(ids, weights):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
             self.guard.check(self.args, self.state.global_step + 1)
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
+
+    def _loss(self, ids: torch.Tensor, weights: torch.Tensor | None) -> AbstractContextManager[object]:
+        """Return the context in which the model computes its loss: in slices or whole, with a teacher's term or not."""
+        model = cast(PreTrainedModel, self.model)
+        taught = None
+        if self.teacher is not None and weights is not None and weights.any():
+            taught = self.teacher.taught(ids, weights, logits=not self._sliced)
+        if self._sliced:
+            return in_slices(model, taught)
+        return nullcontext() if taught is None else with_teacher(model, taught)
 
     def _require_positions(self, batch: dict[str, Any]) -> None:
         """Refuse a batch without the positions of its examples; the model would count 0, 1, 2, ... in silence."""
@@ -166,13 +182,14 @@ class _Trainer(Trainer):
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: all logits take too much memory, and nothing else needs them.
 
-        Slices need the output layer's weights, which no process holds whole in a sharded model. Liger has its own loss.
+        With a teacher there are twice as many. Slices need the output layer's weights, which no process holds whole in a sharded model. Liger has its own loss.
         """
         model = cast(PreTrainedModel, self.model)
         logits_needed = self.label_smoother is not None or self.args.use_liger_kernel
         if logits_needed or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return False
-        return worth_chunking(tokens, model.config.get_text_config().vocab_size) and can_be_sliced(model)
+        much = self.teacher is not None or worth_chunking(tokens, model.config.get_text_config().vocab_size)
+        return much and can_be_sliced(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
