@@ -292,6 +292,7 @@ def _train(
         run=run.identity,
         on_log=keep if first else None,
         on_step=measure,
+        teacher=prepared.teacher(model),
         progress=first,
     )
     sharded = processes.launched() > 1 and processes.engine() != "ddp"

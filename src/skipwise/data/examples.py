@@ -113,6 +113,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_jumps: train the first label of a chunk too (``ExampleRules``).
         min_context: tokens of its own text that a trained label needs directly before it (``ExampleRules``).
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
+        teacher_weight: above 0, examples also have ``teacher_weights``, float32 [tokens]: this number in the first chunk,
+            before which teacher and student have read the same, and 0 behind it and throughout a passkey prompt.
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
@@ -132,13 +134,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_jumps: bool = False,
         min_context: int = 0,
         passkey: float = 0.0,
+        teacher_weight: float = 0.0,
     ) -> None:
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
-        self.seed, self.passkey = seed, passkey
+        self.seed, self.passkey, self.teacher_weight = seed, passkey, teacher_weight
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
@@ -188,9 +191,15 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         rows = origins[:, None] + plans.content_indices()
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
-        for row in np.flatnonzero(rng.uniform(_PASSKEY) < self.passkey):
+        prompted = rng.uniform(_PASSKEY) < self.passkey
+        for row in np.flatnonzero(prompted):
             self._write_passkey(int(indices[int(row)]), origins[row], input_ids[row], labels[row])
-        return examples_of(input_ids, plans.position_ids(), labels)
+        examples = examples_of(input_ids, plans.position_ids(), labels)
+        if self.teacher_weight:
+            first = (np.arange(labels.shape[1]) < plans.lengths[:, :1]) & ~prompted[:, None]
+            for example, taught in zip(examples, first, strict=True):
+                example["teacher_weights"] = self.teacher_weight * taught.astype(np.float32)
+        return examples
 
     def plans(self, indices: np.ndarray) -> Plans:
         """Return the position plans of the examples ``indices`` [examples], without their text."""

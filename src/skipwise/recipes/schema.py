@@ -201,6 +201,12 @@ class Lora(Section):
     saved: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint or the adapter alone")
 
 
+class Teacher(Section):
+    """The frozen base teaches beside the text: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
+
+    weight: Real = Field(1.0, gt=0, le=1000, description="of its term, per token, where a label of the text has 1")
+
+
 class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
@@ -244,6 +250,7 @@ class Recipe(Section):
     data: Data = Data()
     training: Training = Training()
     lora: Lora | None = Field(None, description="train low-rank additions only; default: train all weights")
+    teacher: Teacher | None = Field(None, description="the frozen base teaches too; default: the text alone")
     evaluation: Evaluation = Evaluation()
 
     @model_validator(mode="before")
@@ -260,6 +267,12 @@ class Recipe(Section):
             raise ValueError(
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
                 "a chunk has at least one token"
+            )
+        others = ("use_liger_kernel", "label_smoothing_factor")
+        if self.teacher and (own := [name for name in others if (self.training.model_extra or {}).get(name)]):
+            raise ValueError(
+                f"teacher adds its term to the model's own loss, which training.{own[0]} replaces; set teacher=null, or leave "
+                f"training.{own[0]} out"
             )
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:

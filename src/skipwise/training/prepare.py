@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +16,13 @@ from skipwise.errors import DataError, ModelError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_config, load_tokenizer, resolve
+from skipwise.model.loading import load_config, load_model, load_tokenizer, resolve
 from skipwise.model.memory import machine_memory, parameters_of
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
 from skipwise.model.rope import Extension, extension_of, sliding_layers
 from skipwise.model.sealed import require_unchanged
+from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora, Recipe
 from skipwise.training import processes
 from skipwise.training.arguments import training_arguments
@@ -60,6 +62,16 @@ class PreparedRun:
             return torch.float32
         return AUTOCAST[self.precision] or torch.float32
 
+    def teacher(self, student: Any) -> Teacher | None:
+        """Return the base that teaches ``student``, if one does: a copy of its own, or the one that LoRA leaves frozen."""
+        if self.recipe.teacher is None:
+            return None
+        name, window = self.recipe.model, self.extension.rope.original_length
+        if self.recipe.lora:
+            return Teacher.inside(student, load_config(name), window)
+        dtype = AUTOCAST[self.precision] or torch.float32
+        return Teacher(load_model(name, dtype=dtype, device=self.device).requires_grad_(False), window)
+
     @property
     def origin(self) -> Origin:
         """What the trained model is made from; what its base was trained on counts too."""
@@ -84,6 +96,7 @@ class PreparedRun:
             train_jumps=recipe.data.train_jumps,
             min_context=recipe.data.min_context,
             passkey=recipe.data.passkey,
+            teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,
         )
 
 
@@ -144,6 +157,8 @@ def require_trainable(recipe: Recipe) -> None:
         each = 16 if recipe.training.optim.startswith("adamw_torch") else 8
         what = "training all weights, with gradients and what the optimizer keeps,"
         ways = "--lora, which trains low-rank additions, a smaller model, or several GPUs (--launch zero3)"
+        if recipe.teacher:
+            each, what, ways = each + low, f"{what} beside the base that teaches,", f"teacher=null, {ways}"
     if (needed := each * parameters) > memory:
         place = "machine" if device.type == "cpu" else "GPU"
         raise ModelError(

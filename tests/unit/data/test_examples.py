@@ -86,6 +86,32 @@ def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) 
         assert left_out.tolist() == list(range(min(5, text)))
 
 
+@pytest.mark.parametrize("scheme", ["pose", "cream", "short"])
+def test_the_base_teaches_the_first_chunk_of_text_and_no_prompt(tmp_path: Path, scheme: str) -> None:
+    store = stored(tmp_path, words=400)
+    options = {
+        "passkey": 0.3,
+        "tokenizer": byte_tokenizer(),
+        "train_length": 400,
+        "target_length": 1280,
+        "positions": Positions(scheme=scheme),
+    }
+    taught, plain = dataset(store, **options, teacher_weight=0.5), dataset(store, **options)
+    plans, prompts = plain.plans(np.arange(40)), 0
+    for index in range(40):
+        example = taught[index]
+        weights = example.pop("teacher_weights")
+        assert equal(example, plain[index])
+        assert "teacher_weights" not in plain[index]
+        skipped = example["position_ids"] != np.arange(400)
+        prompt = "pass key" in str(byte_tokenizer().decode(example["input_ids"]))
+        prompts += prompt
+        assert weights.dtype == np.float32
+        assert weights.shape == (400,)
+        assert (weights == np.where(skipped | prompt | (np.arange(400) >= plans.lengths[index, 0]), 0, 0.5)).all()
+    assert 0 < prompts < 40
+
+
 def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     store = stored(tmp_path, words=400)

@@ -1,0 +1,53 @@
+"""A run with the base as a teacher, by the real command: the model is whole, a resume is exact, mistakes are explained."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from skipwise.results.records import TrainingRecord, read_records
+from tests.command_line import refused, run
+from tests.integration.test_extend import SMALL, command, files  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+QUICK = {"evaluation.arms": "[trained]", "evaluation.passkey_trials": 0, "evaluation.windows": "[512]"}
+
+
+def losses(folder: Path) -> list[float]:
+    return [record.loss for record in read_records(folder / "results.jsonl") if isinstance(record, TrainingRecord)]
+
+
+def test_it_trains_and_resumes_to_the_same_bits(files, monkeypatch, tmp_path) -> None:  # noqa: F811
+    run(monkeypatch, *command(*files, tmp_path / "taught", **{**QUICK, "teacher.weight": 2}))
+    cut = shutil.copytree(tmp_path / "taught", tmp_path / "cut")
+    shutil.rmtree(cut / "model")
+    shutil.rmtree(cut / "checkpoints/checkpoint-4")
+    run(monkeypatch, "extend", "--resume", "--out", cut)
+    one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("taught", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    run(monkeypatch, *command(*files, tmp_path / "plain", **QUICK))
+    assert all(a > b for a, b in zip(losses(tmp_path / "taught"), losses(tmp_path / "plain"), strict=True))
+
+
+def test_low_rank_additions_are_taught_by_the_base_that_they_are_added_to(files, monkeypatch, tmp_path) -> None:  # noqa: F811
+    """They begin at zero, so the first step has the loss of training all weights."""
+    taught = {**QUICK, "teacher.weight": 2, "training.max_steps": 1, "training.warmup_steps": 0}
+    run(monkeypatch, *command(*files, tmp_path / "all", **taught))
+    run(monkeypatch, *command(*files, tmp_path / "lora", "--lora", **taught))
+    assert losses(tmp_path / "lora") == pytest.approx(losses(tmp_path / "all"), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teacher.weight": 0}, "teacher.weight = 0: .*greater than 0"),
+        ({"teacher.weight": "true"}, "teacher.weight = True: must be a number"),
+        ({"teacher.wait": 1}, "unknown key teacher.wait .did you mean weight"),
+        ({"teacher.weight": 1, "training.label_smoothing_factor": 0.1}, "training.label_smoothing_factor replaces"),
+    ],
+)
+def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:  # noqa: F811
+    assert re.search(message, refused(monkeypatch, capsys, *command(*files, tmp_path / "none", **changes)))
