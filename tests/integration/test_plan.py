@@ -54,6 +54,23 @@ def test_what_is_set_is_planned(model, monkeypatch, capsys) -> None:
     assert saving["activations, each GPU"] != plain["activations, each GPU"]
 
 
+def test_a_teacher_is_held_whole_on_each_gpu_and_inside_additions_takes_nothing(model, monkeypatch, capsys) -> None:
+    taught = [model, "--target", "4k", "--set", "teacher.weight=1"]
+    plain, _ = planned(monkeypatch, capsys, model, "--target", "4k")
+    for gpus in ([], ["--gpus", "8"]):
+        cells, _ = planned(monkeypatch, capsys, *taught, *gpus)
+        assert cells["teacher, each GPU"] == ["1.3 GB", "0.0 MB"]  # 666.9 million x 2 bytes
+    assert "teacher, each GPU" not in plain
+    hours = [
+        float(made["operations a step"][0].split()[0]) for made in (plain, planned(monkeypatch, capsys, *taught)[0])
+    ]
+    assert hours[1] == pytest.approx(hours[0] * 7 / 6, rel=0.01)
+    cells, printed = planned(monkeypatch, capsys, *taught, "--lora")
+    assert "teacher, each GPU" not in cells
+    _, printed = planned(monkeypatch, capsys, *taught, "--gpu-memory", "2GB")
+    assert "--set teacher=null" in " ".join(printed.split())
+
+
 def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(model, monkeypatch, capsys) -> None:
     words = [model, "--target", "16k", "--gpus", "8", "--gpu-memory", "2GB"]
     cells, printed = planned(monkeypatch, capsys, *words)

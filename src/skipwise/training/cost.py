@@ -21,6 +21,7 @@ from skipwise.recipes.schema import Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
 
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
+_TAUGHT = 1 / 6  # of a step's operations: a teacher's forward pass of half a window on average, and no backward
 
 
 @dataclass(frozen=True)
@@ -52,13 +53,14 @@ class CostEstimate:
     gradients: float  # as they accumulate
     optimizer: float  # Adam's two moments; in a sharded run also the float32 weights
     activations: float  # peak of what backward needs and the current operation holds
+    teacher: float  # the frozen base, which each GPU holds whole; with LoRA it is the one that is trained on
     loading: float  # before training, when each process holds the whole model
     hours: float  # of the whole run
 
     @property
     def memory(self) -> float:
         """The peak in bytes."""
-        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations)
+        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations + self.teacher)
 
 
 def estimate_cost(
@@ -68,7 +70,8 @@ def estimate_cost(
 
     On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
-    holds float32 weights and moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
+    holds float32 weights and moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020). A teacher's
+    weights have the computing precision.
     """
     settings, rules = recipe.training, recipe.lora
     known_fields(settings)
@@ -97,7 +100,8 @@ def estimate_cost(
     loading = (2 if low and rules else 4) * cost.parameters
     four_bits = rules is not None and rules.base == "4bit"
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
-    operations = cost.operations * batch / micro
+    operations = cost.operations * batch / micro * (1 + _TAUGHT if recipe.teacher else 1)
+    copied = recipe.teacher is not None and rules is None
     return CostEstimate(
         window,
         batch,
@@ -107,6 +111,7 @@ def estimate_cost(
         gradients=(2 if sharded else 4) * cost.trained / gpus,
         optimizer=(12 if sharded else 8) * cost.trained / gpus,
         activations=cost.activations,
+        teacher=(4 if settings.precision == "float32" else 2) * cost.parameters if copied else 0,
         loading=loading - saved,
         hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.utilisation) / 3600,
     )
@@ -138,7 +143,8 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         for name, window in (("PoSE", train), ("full-length", extension.target_length)):
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * train / window / gpus) * gpus
-            rows[name] = estimate_cost(config, recipe, window, windows, hardware, max(1, micro * train // window))
+            own = recipe if name == "PoSE" else recipe.model_copy(update={"teacher": None})
+            rows[name] = estimate_cost(config, own, window, windows, hardware, max(1, micro * train // window))
     cost = rows["PoSE"].cost
     console.print(
         f"{recipe.model}: {extension.rope.original_length:,} -> {extension.target_length:,} tokens, "
@@ -165,7 +171,8 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
         "tokens in all": [f"{c.batch * c.window * steps / 1e6:,.1f} M" for c in costs],
         **{
             f"{part}, each GPU": [_bytes(getattr(c, part)) for c in costs]
-            for part in ("weights", "gradients", "optimizer", "activations")
+            for part in ("weights", "gradients", "optimizer", "activations", "teacher")
+            if any(getattr(c, part) for c in costs)
         },
         "while loading, each GPU": [_bytes(c.loading) for c in costs],
         "at the peak, each GPU": [_bytes(c.memory) for c in costs],
@@ -204,6 +211,8 @@ def _way_out(recipe: Recipe) -> str:
         ways.insert(0, "--set training.per_device_train_batch_size=1")
     if recipe.lora is None:
         ways.insert(0, "--lora")
+        if recipe.teacher:
+            ways.insert(0, "--set teacher=null")
     if not _checkpointing(recipe.training):
         ways.insert(0, "--set training.gradient_checkpointing=true")
     return " or ".join([", ".join(ways[:-1]), ways[-1]])
