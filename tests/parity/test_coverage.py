@@ -44,8 +44,9 @@ def test_end_anchored_closed_form_equals_the_enumeration_of_all_plans(train, tar
     ("chunks", "lengths", "skips"),
     [(1, "paper", "uniform"), (2, "paper", "uniform"), (2, "released", "uniform"), (2, "paper", "end_anchored")],
 )
-def test_closed_form_and_monte_carlo_agree(chunks, lengths, skips):
-    rules = ChunkRules(chunks, lengths, skips)
+@pytest.mark.parametrize("contiguous", [0.0, 0.3, 1.0])
+def test_closed_form_and_monte_carlo_agree(chunks, lengths, skips, contiguous):
+    rules = ChunkRules(chunks, lengths, skips, contiguous=contiguous)
     exact = closed_form(32, 160, rules).probability
     sampled = coverage(32, 160, rules, samples=20_000, seed=7).probability
     error = np.sqrt(exact * (1 - exact) / 20_000)

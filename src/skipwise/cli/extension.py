@@ -32,7 +32,9 @@ _MOST_SAMPLES = 10**7  # examples, a standard error of at most 0.0002
 def extend(
     model: StartingModel = None,
     target: Target = None,
-    interpolation: Annotated[str | None, typer.Option(help="none, linear, ntk, yarn or yarn-revised")] = None,
+    interpolation: Annotated[
+        str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, theta or factors")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="text to train on: file, folder, data set name, stdlib")] = None,
     out: Annotated[
         Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder; default: runs/ and a name")

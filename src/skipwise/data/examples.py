@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, keep_long, split_by_name
+from skipwise.data.training_prompts import require_room, training_prompt
 from skipwise.errors import DataError
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import SCHEMES, Plans
@@ -25,7 +26,7 @@ from skipwise.recipes.schema import Data, Positions
 IGNORED = -100  # labels with this value do not count in the loss of transformers and torch
 
 # Draw numbers of what is chosen before the plan; far above those that a plan uses.
-_DOCUMENT, _ORIGIN, _PASSKEY = 2**40, 2**40 + 1, 2**40 + 2
+_DOCUMENT, _ORIGIN, _PROMPT = 2**40, 2**40 + 1, 2**40 + 2
 
 Example = dict[str, np.ndarray]
 
@@ -113,8 +114,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_jumps: train the first label of a chunk too (``ExampleRules``).
         min_context: tokens of its own text that a trained label needs directly before it (``ExampleRules``).
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
-        teacher_weight: above 0, examples also have ``teacher_weights``, float32 [tokens]: this number in the first chunk,
-            before which teacher and student have read the same, and 0 behind it and throughout a passkey prompt.
+        retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
+            positions skip once, between telling and asking.
+        teacher_weight: above 0, examples also have ``teacher_weights``, float32 [tokens]: this number up to the first skip,
+            where teacher and student have read the same at the same positions, and 0 behind it and throughout a prompt.
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
@@ -134,6 +137,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_jumps: bool = False,
         min_context: int = 0,
         passkey: float = 0.0,
+        retrieval: float = 0.0,
         teacher_weight: float = 0.0,
     ) -> None:
         if len(documents) == 0:
@@ -141,14 +145,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
-        self.seed, self.passkey, self.teacher_weight = seed, passkey, teacher_weight
+        self.seed, self.passkey, self.retrieval, self.teacher_weight = seed, passkey, retrieval, teacher_weight
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
         self._epoch = shared_epoch()
         # A document that is too short for a plan is reported here, not in a worker.
         self.rules.plan(Rng.of(seed, 0, 0), np.minimum(self._lengths.min(keepdims=True), lengths[1]))
-        _check_passkey(passkey, tokenizer, lengths[0])
+        _check_prompts({"passkey": passkey, "retrieval": retrieval}, tokenizer, lengths[0])
 
     @classmethod
     def from_source(
@@ -191,13 +195,18 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         rows = origins[:, None] + plans.content_indices()
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
-        prompted = rng.uniform(_PASSKEY) < self.passkey
+        positions, drawn = plans.position_ids(), rng.uniform(_PROMPT)
+        asks, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
         for row in np.flatnonzero(prompted):
-            self._write_passkey(int(indices[int(row)]), origins[row], input_ids[row], labels[row])
-        examples = examples_of(input_ids, plans.position_ids(), labels)
+            index, origin = int(indices[int(row)]), int(origins[row])
+            if asks[row]:
+                self._write_passkey(index, origin, input_ids[row], labels[row])
+            else:
+                self._write_retrieval(index, origin, input_ids[row], labels[row], positions[row])
+        examples = examples_of(input_ids, positions, labels)
         if self.teacher_weight:
-            first = (np.arange(labels.shape[1]) < plans.lengths[:, :1]) & ~prompted[:, None]
-            for example, taught in zip(examples, first, strict=True):
+            alike = (positions == np.arange(labels.shape[1])) & ~prompted[:, None]
+            for example, taught in zip(examples, alike, strict=True):
                 example["teacher_weights"] = self.teacher_weight * taught.astype(np.float32)
         return examples
 
@@ -226,14 +235,39 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if not self.rules.train_jumps:
             labels[text] = IGNORED
 
+    def _write_retrieval(
+        self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray
+    ) -> None:
+        """Write contiguous text with facts and questions into one example, in place.
 
-def _check_passkey(share: float, tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
-    if not 0 <= share <= 1:
-        raise DataError(f"passkey = {share:g} must lie in 0..1, a share of the examples")
-    if share and tokenizer is None:
-        raise DataError(f"passkey = {share:g} needs a tokenizer to write the prompts; give the model's own")
-    if share and tokenizer is not None:
+        Under ``pose`` the positions skip by U{0..L_t - L_c}: in half of the prompts right before the questions, in the
+        others anywhere from the first fact on, so that facts stand near and far.
+        """
+        assert self.tokenizer is not None
+        rng = np.random.default_rng([self.seed, int(self._epoch), index])
+        prompt = training_prompt(self.tokenizer, self.store.tokens[origin : origin + len(input_ids)], rng)
+        input_ids[:] = prompt.ids
+        labels[:] = np.where(prompt.trained, prompt.ids, IGNORED)
+        if self.rules.positions.scheme == "pose":
+            at = prompt.asked if rng.random() < 0.5 else int(rng.integers(prompt.told, prompt.asked + 1))
+            skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))
+            places = np.arange(len(input_ids))
+            positions[:] = places + skip * (places >= at)
+
+
+def _check_prompts(shares: dict[str, float], tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
+    """Refuse shares of prompts that no example can have, and a train length that no prompt fits."""
+    for name, share in shares.items():
+        if not 0 <= share <= 1:
+            raise DataError(f"{name} = {share:g} must lie in 0..1, a share of the examples")
+        if share and tokenizer is None:
+            raise DataError(f"{name} = {share:g} needs a tokenizer to write the prompts; give the model's own")
+    if (both := sum(shares.values())) > 1:
+        raise DataError(f"{' + '.join(shares)} = {both:g} must not exceed 1, all of the examples; lower one")
+    if shares["passkey"] and tokenizer is not None:
         training_passkey(tokenizer, train_length, np.random.default_rng(0))
+    if shares["retrieval"] and tokenizer is not None:
+        require_room(tokenizer, train_length)
 
 
 def shared_epoch(epoch: int = 0) -> torch.Tensor:

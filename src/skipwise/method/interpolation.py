@@ -14,10 +14,19 @@ import numpy as np
 
 from skipwise.errors import RecipeError, one_of
 
-NAMES = ("none", "linear", "ntk", "yarn", "yarn-revised")
+NAMES = ("none", "linear", "ntk", "yarn", "yarn-revised", "theta", "factors")
 
 # Where YaRN's ramp starts and ends, in turns within the original window (Peng et al., 2023, section 3.2).
-_BETA_FAST, _BETA_SLOW = 32.0, 1.0
+BETA_FAST, BETA_SLOW = 32.0, 1.0
+_YARNS = ("yarn", "yarn-revised")
+_BELONGS = {  # setting: the interpolations that read it
+    "rope_theta": ("theta",),
+    "beta_fast": _YARNS,
+    "beta_slow": _YARNS,
+    "attention_factor": (*_YARNS, "factors"),
+    "factors": ("factors",),
+}
+_NEEDS = {"theta": "rope_theta", "factors": "factors"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,59 @@ class Rope:
         return self.theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
 
 
-def frequencies(name: str, rope: Rope, factor: float) -> tuple[np.ndarray, float]:
+@dataclass(frozen=True)
+class RopeSettings:
+    """What an interpolation may be told; None stands for its default.
+
+    Attributes:
+        rope_theta: the base that ``theta`` sets, above the model's own.
+        beta_fast: the YaRNs keep the frequency of pairs that turn so often within the original window; default 32.
+        beta_slow: the YaRNs divide by s where pairs turn only so often; default 1.
+        attention_factor: cos and sin are multiplied by it; ``frequencies`` has the defaults.
+        factors: what ``factors`` divides theta_j by, a number for each rotated pair, the fastest pair first.
+    """
+
+    rope_theta: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+    factors: tuple[float, ...] | None = None
+
+
+DEFAULTS = RopeSettings()
+
+
+def check_settings(name: str, settings: RopeSettings) -> None:
+    """Require settings that belong to the interpolation, those that it needs, and numbers that make sense.
+
+    Factors below 1, and factors that do not rise, are taken: published lists have them, as MiniCPM4's begins with 0.998.
+
+    Raises:
+        RecipeError: the name is unknown, or a setting breaks its rule.
+    """
+    one_of("interpolation", name, NAMES)
+    for key, names in _BELONGS.items():
+        value = getattr(settings, key)
+        if value is None:
+            if _NEEDS.get(name) == key:
+                raise RecipeError(f"rope.{key} is missing: interpolation {name} needs it; give it, or choose another")
+            continue
+        if name not in names:
+            raise RecipeError(
+                f"rope.{key} belongs to interpolation {' or '.join(names)}, not to {name}; leave it out, or choose "
+                f"interpolation {names[0]}"
+            )
+        for number in value if key == "factors" else [value]:
+            if not 0 < number < math.inf:
+                raise RecipeError(f"rope.{key} {number} must be a number above 0; correct it")
+    fast, slow = _betas(settings)
+    if fast <= slow:
+        raise RecipeError(
+            f"rope.beta_fast {fast:g} must exceed rope.beta_slow {slow:g}; raise the one or lower the other"
+        )
+
+
+def frequencies(name: str, rope: Rope, factor: float, settings: RopeSettings = DEFAULTS) -> tuple[np.ndarray, float]:
     """Return the interpolated theta_j, float64 [dim / 2], and the factor by which cos and sin are multiplied.
 
     - ``none``: theta_j.
@@ -48,14 +109,17 @@ def frequencies(name: str, rope: Rope, factor: float) -> tuple[np.ndarray, float
     - ``yarn``: m_j theta_j + (1 - m_j) theta_j / s, a mean of frequencies (Peng et al., 2023).
     - ``yarn-revised``: theta_j / ((1 - m_j) s + m_j), a mean of periods, as in the code that the PoSE authors
       released for LLaMA.
+    - ``theta``: rope_theta^(-2j/d), a base that is stated (adjusted base frequency, Xiong et al., 2023).
+    - ``factors``: theta_j / factors_j, a list that a search found (LongRoPE, Ding et al., 2024).
 
-    m_j falls from 1 for pairs that turn 32 times within the original window to 0 for pairs that turn once. Both YaRNs
-    multiply cos and sin by 0.1 ln s + 1.
+    m_j falls from 1 for pairs that turn beta_fast times within the original window to 0 for pairs that turn beta_slow
+    times. Cos and sin are multiplied by ``attention_factor``: by default 0.1 ln s + 1 in both YaRNs, sqrt(1 + ln s /
+    ln L_c) in ``factors`` (LongRoPE), and always 1 in the others.
 
     Raises:
-        RecipeError: the name is unknown, or the factor is below 1.
+        RecipeError: the name is unknown, the factor is below 1, or a setting breaks its rule.
     """
-    one_of("interpolation", name, NAMES)
+    check_settings(name, settings)
     if factor < 1:
         raise RecipeError(f"factor {factor:g} must be at least 1; choose a target above the original length")
     theta = rope.inverse_frequencies()
@@ -63,68 +127,117 @@ def frequencies(name: str, rope: Rope, factor: float) -> tuple[np.ndarray, float
         return theta, 1.0
     if name == "linear":
         return theta / factor, 1.0
-    if name == "ntk":
-        return Rope(_ntk_theta(rope, factor), rope.dim, rope.original_length).inverse_frequencies(), 1.0
-    mask = _yarn_mask(rope)
+    if name in ("ntk", "theta"):
+        base = _new_theta(name, rope, factor, settings)
+        return Rope(base, rope.dim, rope.original_length).inverse_frequencies(), 1.0
+    attention = _attention_factor(name, rope, factor, settings)
     if name == "yarn":
-        return mask * theta + (1 - mask) * theta / factor, _attention_factor(factor)
-    return theta / ((1 - mask) * factor + mask), _attention_factor(factor)
+        mask = _yarn_mask(rope, settings)
+        return mask * theta + (1 - mask) * theta / factor, attention
+    return theta / _divisors(name, rope, factor, settings), attention
 
 
-def rope_parameters(name: str, rope: Rope, factor: float) -> dict[str, object]:
+def rope_parameters(name: str, rope: Rope, factor: float, settings: RopeSettings = DEFAULTS) -> dict[str, object]:
     """Return the ``rope_parameters`` with which a stock transformers model computes ``frequencies``.
 
     The caller must keep other entries of the model's own ``rope_parameters``, such as ``partial_rotary_factor``.
-    Revised YaRN becomes ``longrope`` with equal short and long factors, so it never switches between them.
+    Revised YaRN and ``factors`` become ``longrope`` with equal short and long factors, so it never switches between them.
 
     Raises:
-        RecipeError: the name is unknown, or the factor is below 1.
+        RecipeError: the name is unknown, the factor is below 1, or a setting breaks its rule.
     """
-    frequencies(name, rope, factor)  # validates both
+    _, attention = frequencies(name, rope, factor, settings)  # validates all
     if name == "none":
         return {"rope_type": "default", "rope_theta": rope.theta}
     if name == "linear":
         return {"rope_type": "linear", "rope_theta": rope.theta, "factor": float(factor)}
-    if name == "ntk":
-        return {"rope_type": "default", "rope_theta": _ntk_theta(rope, factor)}
+    if name in ("ntk", "theta"):
+        return {"rope_type": "default", "rope_theta": _new_theta(name, rope, factor, settings)}
     shared = {
         "rope_theta": rope.theta,
         "factor": float(factor),
         # Without this entry transformers would use the extended length as the original one.
         "original_max_position_embeddings": rope.original_length,
-        "attention_factor": _attention_factor(factor),
+        "attention_factor": attention,
     }
+    # Engines read the attention factor under other names: attn_factor, which multiplies YaRN's default, in vLLM and
+    # SGLang, and the mscales of longrope in both. transformers warns that these are unknown.
     if name == "yarn":
-        return {"rope_type": "yarn", **shared, "beta_fast": _BETA_FAST, "beta_slow": _BETA_SLOW}
-    mask = _yarn_mask(rope)
-    factors = ((1 - mask) * factor + mask).tolist()
-    # vLLM reads the attention factor under these names; transformers warns that they are unknown.
-    mscale = {"short_mscale": shared["attention_factor"], "long_mscale": shared["attention_factor"]}
+        beta_fast, beta_slow = _betas(settings)
+        times = attention / yarn_attention(factor)
+        told = {} if times == 1 else {"attn_factor": times}
+        return {"rope_type": "yarn", **shared, "beta_fast": beta_fast, "beta_slow": beta_slow, **told}
+    factors = _divisors(name, rope, factor, settings).tolist()
+    mscale = {"short_mscale": attention, "long_mscale": attention}
     return {"rope_type": "longrope", **shared, "short_factor": factors, "long_factor": list(factors), **mscale}
 
 
-def _ntk_theta(rope: Rope, factor: float) -> float:
+def _new_theta(name: str, rope: Rope, factor: float, settings: RopeSettings) -> float:
+    """Return the base of ``ntk`` or ``theta``."""
+    if name == "theta":
+        assert settings.rope_theta is not None  # check_settings
+        if settings.rope_theta <= rope.theta:
+            raise RecipeError(
+                f"rope.rope_theta {settings.rope_theta:,.12g} must exceed the model's own rope_theta, {rope.theta:,.12g}; "
+                "give a larger one"
+            )
+        return float(settings.rope_theta)
     if rope.dim <= 2:
         raise RecipeError(f"ntk needs more than 2 rotated dimensions, the model has {rope.dim}; choose linear or yarn")
     return rope.theta * factor ** (rope.dim / (rope.dim - 2))
 
 
-def _yarn_mask(rope: Rope) -> np.ndarray:
+def _divisors(name: str, rope: Rope, factor: float, settings: RopeSettings) -> np.ndarray:
+    """Return what ``yarn-revised`` and ``factors`` divide theta_j by: float64 [dim / 2]."""
+    if name == "yarn-revised":
+        mask = _yarn_mask(rope, settings)
+        return (1 - mask) * factor + mask
+    factors = np.array(settings.factors, dtype=np.float64)
+    if len(factors) != (pairs := len(rope.inverse_frequencies())):
+        raise RecipeError(
+            f"rope.factors has {len(factors)} numbers and must have {pairs}, one for each rotated pair of a head; correct it"
+        )
+    return factors
+
+
+def _betas(settings: RopeSettings) -> tuple[float, float]:
+    """Return where YaRN's ramp starts and ends, in turns within the original window."""
+    fast, slow = settings.beta_fast, settings.beta_slow
+    return (BETA_FAST if fast is None else float(fast)), (BETA_SLOW if slow is None else float(slow))
+
+
+def _yarn_mask(rope: Rope, settings: RopeSettings) -> np.ndarray:
     """Return m_j: float64 [dim / 2], 1 where a pair keeps its frequency, 0 where theta_j is divided by s.
 
     The pair that turns r times within the original window is j(r) = d ln(L_c / (2 pi r)) / (2 ln base). The
-    ramp runs from floor(j(32)) to ceil(j(1)), as in YaRN's code and transformers.
+    ramp runs from floor(j(beta_fast)) to ceil(j(beta_slow)), as in YaRN's code and transformers.
     """
 
     def pair(turns: float) -> float:
         return rope.dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(pair(_BETA_FAST)), 0)
-    high = min(math.ceil(pair(_BETA_SLOW)), rope.dim - 1)
+    beta_fast, beta_slow = _betas(settings)
+    low = max(math.floor(pair(beta_fast)), 0)
+    high = min(math.ceil(pair(beta_slow)), rope.dim - 1)
+    if low > high:  # transformers would divide the fast pairs and keep the slow ones
+        raise RecipeError(
+            f"rope.beta_fast {beta_fast:g} and rope.beta_slow {beta_slow:g} must be turns that pairs of the model make within "
+            f"its {rope.original_length:,} tokens, and none does; choose others, as the defaults {BETA_FAST:g} and "
+            f"{BETA_SLOW:g}"
+        )
     width = high - low if high != low else 0.001
     return 1 - np.clip((np.arange(rope.dim // 2) - low) / width, 0, 1)
 
 
-def _attention_factor(factor: float) -> float:
-    """Return 0.1 ln s + 1; attention logits grow by its square (Peng et al., 2023)."""
+def _attention_factor(name: str, rope: Rope, factor: float, settings: RopeSettings) -> float:
+    """Return what the YaRNs and ``factors`` multiply cos and sin by; attention logits grow by its square."""
+    if settings.attention_factor is not None:
+        return float(settings.attention_factor)
+    if name == "factors":  # as transformers' longrope has it, from LongRoPE
+        return math.sqrt(1 + math.log(factor) / math.log(rope.original_length))
+    return yarn_attention(factor)
+
+
+def yarn_attention(factor: float) -> float:
+    """Return 0.1 ln s + 1, YaRN's default attention factor (Peng et al., 2023)."""
     return 0.1 * math.log(factor) + 1

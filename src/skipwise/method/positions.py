@@ -27,7 +27,7 @@ SkipRule = Literal["uniform", "end_anchored"]
 ContentRule = Literal["uniform", "zero", "aligned"]
 
 # The first draw number of each random quantity; chunk i adds i, so no random word is used twice.
-_LENGTH, _SKIP, _OFFSET = 0, 2**20, 2**21
+_LENGTH, _SKIP, _OFFSET, _CONTIGUOUS = 0, 2**20, 2**21, 2**22
 
 
 @dataclass(frozen=True)
@@ -42,17 +42,22 @@ class ChunkRules:
             ``end_anchored_skips``, two chunks only.
         content: v_0 = 0, and ``uniform``: v_i ~ U{v_(i-1)..L_x - L_c}, as in the paper; ``zero``: contiguous text;
             ``aligned``: v_i = u_i, or the last place in the document where that lies beyond it.
+        contiguous: the share of examples without skips, u_i = v_i = 0: windows of ``short`` among those of ``pose``, whose
+            last labels have all of the window before them. The paper has none.
 
     Raises:
-        RecipeError: a rule is unknown.
+        RecipeError: a rule is unknown, or the share is not in 0..1.
     """
 
     chunks: int = 2
     lengths: LengthRule = "paper"
     skips: SkipRule = "uniform"
     content: ContentRule = "uniform"
+    contiguous: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.contiguous <= 1:
+            raise RecipeError(f"contiguous {self.contiguous:g} must lie in 0..1, a share of the examples")
         for name, rule in (("lengths", LengthRule), ("skips", SkipRule), ("content", ContentRule)):
             one_of(name, getattr(self, name), get_args(rule))
 
@@ -122,6 +127,9 @@ def pose(
         offsets = np.minimum(skips, room[:, None])
     else:
         offsets = np.zeros_like(skips)
+    if rules.contiguous:
+        skipping = (rng.uniform(_CONTIGUOUS) >= rules.contiguous)[:, None]
+        skips, offsets = skips * skipping, offsets * skipping
     return Plans(lengths, skips, offsets)
 
 

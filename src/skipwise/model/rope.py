@@ -6,7 +6,7 @@ A model has one set of ``rope_parameters``, or one for each kind of layer, as Ge
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,10 +19,10 @@ from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from skipwise.errors import ModelError
-from skipwise.method.interpolation import NAMES, Rope, frequencies, rope_parameters
+from skipwise.method.interpolation import DEFAULTS, NAMES, Rope, RopeSettings, frequencies, rope_parameters
 from skipwise.method.lengths import parse_length
 from skipwise.model.legacy_config import write_legacy_keys
-from skipwise.recipes.schema import LONGEST, Recipe
+from skipwise.recipes.schema import LONGEST, Recipe, load_recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
@@ -33,11 +33,17 @@ SCALED = {"linear", "yarn", "llama3", "longrope"}
 
 @dataclass(frozen=True)
 class Extension:
-    """The extension of a model: its original RoPE, the length to reach, and the interpolation."""
+    """The extension of a model: its original RoPE, the length to reach, the interpolation and its settings."""
 
     rope: Rope  # unscaled, with the original length
     target_length: int  # L_t in tokens
     interpolation: str  # a name of ``skipwise.method.interpolation.NAMES``
+    settings: RopeSettings = DEFAULTS
+
+    def __repr__(self) -> str:
+        """The fields; the settings only if any is set, because what was measured is recognised by a digest of this."""
+        shown = {key: value for key, value in vars(self).items() if value != DEFAULTS}
+        return f"Extension({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
     @property
     def factor(self) -> float:
@@ -51,6 +57,7 @@ def plan_extension(
     target_length: int | str | None = None,
     original_length: int | str | None = None,
     interpolation: str = "none",
+    rope: Mapping[str, Any] | None = None,
     existing_rope: str = "refuse",
 ) -> Extension:
     """Read a config's RoPE and window, and return the extension to ``target_length``.
@@ -60,12 +67,15 @@ def plan_extension(
         target_length: L_t in tokens, as 32768 or "32k"; default: 8 times the original.
         original_length: L_c, if the config does not give the true one.
         interpolation: a name of ``skipwise.method.interpolation.NAMES``.
+        rope: settings of the interpolation, as a recipe's section ``rope`` has them: ``{"rope_theta": 5e6}``.
         existing_rope: ``replace`` drops a scaling that the config already has.
 
     Raises:
         ModelError: no RoPE, one that switches or is scaled already, a target not above the original, or a
             sliding window below it.
+        RecipeError: the interpolation is unknown, or a setting of ``rope`` is, or breaks its rule.
     """
+    settings = load_recipe(None, {"interpolation": interpolation, "rope": dict(rope or {})}).rope.settings
     current = rope_of(config)
     _check_numbers(config, current)
     _check_scaling(config, current, existing_rope)
@@ -79,8 +89,10 @@ def plan_extension(
             "give a larger --target, or original_length if the config does not give the true window"
         )
     _check_sliding_window(config, target)
-    rope = Rope(float(current["rope_theta"]), rotated_dims(config, current), original)
-    return Extension(rope, target, interpolation)
+    unscaled = Rope(float(current["rope_theta"]), rotated_dims(config, current), original)
+    extension = Extension(unscaled, target, interpolation, settings)
+    frequencies(interpolation, unscaled, extension.factor, settings)  # refuses what this model cannot have
+    return extension
 
 
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
@@ -90,6 +102,7 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
         target_length=recipe.target,
         original_length=recipe.original_length,
         interpolation=recipe.interpolation,
+        rope=recipe.rope.model_dump(),
         existing_rope=recipe.existing_rope,
     )
     _check_layer_kinds(config, extension.interpolation)
@@ -99,11 +112,11 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
 
 def _check_layer_kinds(config: PretrainedConfig, interpolation: str) -> None:
     """Older transformers raise UnboundLocalError in the second forward of longrope for one of several layer kinds."""
-    if interpolation == "yarn-revised" and _FULL in config.rope_parameters:
+    if interpolation in ("yarn-revised", "factors") and _FULL in config.rope_parameters:
         found = transformers.__version__
         if Version(found) < Version("5.21"):
             raise ModelError(
-                f"interpolation yarn-revised fails in transformers {found} for a model with several kinds of layers; "
+                f"interpolation {interpolation} fails in transformers {found} for a model with several kinds of layers; "
                 "install transformers 5.21 or newer, or choose another --interpolation"
             )
 
@@ -130,7 +143,8 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
     """Write the interpolation of ``extension`` into ``config``; the rotated part of each head stays."""
     current = rope_of(config)
     kept = {key: value for key, value in current.items() if key == "partial_rotary_factor"}
-    new = {**kept, **rope_parameters(extension.interpolation, extension.rope, extension.factor)}
+    asked = rope_parameters(extension.interpolation, extension.rope, extension.factor, extension.settings)
+    new = {**kept, **asked}
     config.rope_parameters = {**config.rope_parameters, _FULL: new} if _FULL in config.rope_parameters else new
     config.max_position_embeddings = extension.target_length
     if getattr(config, "head_dim", 0) is None:  # some classes' YaRN reads it and does not compute it
@@ -151,7 +165,7 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
     A model cast with ``.to(bfloat16)`` fails: its rounded frequencies are off by 2.5 rad at position 2,047.
     """
     name, factor = extension.interpolation, extension.factor
-    expected, attention_factor = frequencies(name, extension.rope, factor)
+    expected, attention_factor = frequencies(name, extension.rope, factor, extension.settings)
     ignored = "a code path of this model ignores its rope_parameters"
     buffers = list(_rotary_buffers(model))
     if not buffers:

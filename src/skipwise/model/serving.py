@@ -5,10 +5,11 @@ off their loaders.
 """
 
 import json
-import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
+
+from skipwise.method.interpolation import BETA_FAST, BETA_SLOW, yarn_attention
 
 FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types whose GGUF architecture is llama
 
@@ -23,12 +24,26 @@ def vllm(config: dict[str, Any], path: str) -> str:
 
 def llama_cpp(config: dict[str, Any], path: str) -> str:
     """Return the commands that convert and serve the checkpoint at ``path``, or why llama.cpp cannot serve it."""
-    if _extended_rope(config).get("rope_type") == "longrope" and config["model_type"] not in FACTORS_BY_FREQUENCY:
-        return f"cannot read revised YaRN in {config['model_type']}; extend with yarn, ntk or linear"
+    rope = _extended_rope(config)
+    if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
+        what = "yarn-revised or factors" if rope["rope_type"] == "longrope" else "another ramp than YaRN's own"
+        return (
+            f"cannot read {what} in {config['model_type']}; extend with yarn as it is by default, ntk, theta or linear"
+        )
     return (
         f"`skipwise export {path} --out model.gguf`, which reads the file in llama.cpp and compares it, then "
         f"`llama-server -m model.gguf -c {config['max_position_embeddings']}`"
     )
+
+
+def by_frequency(rope: dict[str, Any]) -> bool:
+    """Return whether llama.cpp reads a RoPE only as factors by frequency, which it takes in its llama architecture alone.
+
+    Of YaRN's keys it reads ``yarn_beta_fast`` and ``yarn_beta_slow`` for few architectures, and llama is none of them.
+    """
+    kind = rope.get("rope_type")
+    ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)
+    return kind == "longrope" or (kind == "yarn" and ramp != (BETA_FAST, BETA_SLOW))
 
 
 def unproved(model: str, run: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -36,13 +51,14 @@ def unproved(model: str, run: Collection[str]) -> Iterator[tuple[str, str]]:
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     rope = _extended_rope(config)
     kind, target = rope.get("rope_type", "default"), config["max_position_embeddings"]
-    default = 0.1 * math.log(rope["factor"]) + 1 if kind == "yarn" else 1.0
-    factor = rope.get("attention_factor", default) if kind == "yarn" else default
-    dropped = f"; it takes {default:g} for the attention_factor {factor:g}" if abs(factor - default) > 1e-6 else ""
+    # vLLM and SGLang multiply YaRN's own attention factor by attn_factor. What skipwise export writes has the true one.
+    read = yarn_attention(rope["factor"]) * rope.get("attn_factor", 1.0) if kind == "yarn" else 1.0
+    stated = rope.get("attention_factor", read) if kind == "yarn" else read
+    dropped = f"; it takes {read:g} for the attention_factor {stated:g}" if abs(stated - read) > 1e-6 else ""
     if "vllm" not in run:
         yield "vLLM", vllm(config, model) + dropped
     if "llama.cpp" not in run:
-        yield "llama.cpp", llama_cpp(config, model) + dropped
+        yield "llama.cpp", llama_cpp(config, model)
     why = ", for it would derive the target times the factor" if kind == "linear" else ""
     yield "SGLang", f"start it with --context-length {target}{why}{dropped}"
     if kind != "default" and "rope_scaling" not in config:

@@ -11,12 +11,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from skipwise.errors import RecipeError, nearest, one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
+from skipwise.recipes.methods import SETTINGS, Method
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import is_secret, refusal, refuse_secrets
 from skipwise.recipes.reading import read_file, read_text
@@ -76,6 +86,37 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
+class Rope(Section):
+    """Settings of the interpolation; ``skipwise.method.interpolation`` has the formulas and the defaults."""
+
+    rope_theta: Real | None = Field(None, description="the base, above the model's own (theta, which needs it)")
+    beta_fast: Real | None = Field(
+        None, description="pairs that turn so often in the original window stay; default: 32 (yarn, yarn-revised)"
+    )
+    beta_slow: Real | None = Field(
+        None, description="pairs that turn only so often get the whole factor; default: 1 (yarn, yarn-revised)"
+    )
+    attention_factor: Real | None = Field(
+        None, description="of cos and sin; default: by the target (yarn, yarn-revised, factors)"
+    )
+    factors: list[Real] | None = Field(
+        None, description="what each pair's frequency is divided by (factors, which needs it)"
+    )
+
+    @property
+    def settings(self) -> interpolation.RopeSettings:
+        """The settings that the formulas take."""
+        factors = None if self.factors is None else tuple(self.factors)
+        return interpolation.RopeSettings(**self.model_dump(exclude={"factors"}), factors=factors)
+
+
+def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
+    """Refuse settings that are not those of the recipe's interpolation."""
+    if "interpolation" in info.data:  # else it was refused
+        _reported(lambda settings: interpolation.check_settings(info.data["interpolation"], settings))(rope.settings)
+    return rope
+
+
 class Positions(Section):
     """Which positions the training examples get; ``skipwise.method.positions`` describes schemes and rules."""
 
@@ -84,11 +125,12 @@ class Positions(Section):
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field(PAPER.content, description="how content offsets v_i are drawn (pose)")
+    contiguous: Real = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
 
     @property
     def rules(self) -> ChunkRules:
         """The options of ``scheme``."""
-        return ChunkRules(self.chunks, self.lengths, self.skips, self.content)
+        return ChunkRules(self.chunks, self.lengths, self.skips, self.content, self.contiguous)
 
 
 class Data(Section):
@@ -103,6 +145,7 @@ class Data(Section):
     min_tokens: Length | None = Field(None, description="shortest document used; default: the train length")
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
+    retrieval: Real = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
     train_jumps: bool = Field(
         False,
         description="train the first label of each chunk too; the text before it in the example is not the text before "
@@ -224,6 +267,9 @@ class Evaluation(Section):
     passkey_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per length; 0 leaves passkey out")
     segment_lengths: Lengths | None = Field(None, description="for loss by position")
     segments: Whole = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
+    other: bool = Field(
+        True, description="also measure text of other kinds, which ships with the package, inside the original window"
+    )
     steps: list[Annotated[Whole, Field(gt=0)]] | None = Field(
         None, description="training steps after which perplexity at the largest window is also measured"
     )
@@ -244,8 +290,12 @@ class Recipe(Section):
     original_length: Length | None = Field(None, description="L_c; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length")
     interpolation: Interpolation = "yarn"
+    rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: Whole = Field(0, ge=0, le=_LAST_SEED)
+    method: Method = Field(
+        "paper", description="paper: PoSE; skipwise: our own settings of positions, data and teacher"
+    )
     positions: Positions = Positions()
     data: Data = Data()
     training: Training = Training()
@@ -258,6 +308,15 @@ class Recipe(Section):
     def _without_secrets(cls, values: Any) -> Any:
         refuse_secrets(values)
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_method(cls, values: Any) -> Any:
+        """Take what is not given from the method."""
+        if not isinstance(values, dict):
+            return values
+        method = values.get("method", cls.model_fields["method"].default)
+        return _merged(SETTINGS[method], values) if method in get_args(Method) else values
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
@@ -305,7 +364,8 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
     """
     read = {} if source is None else _read_yaml(source)
-    values = {key: value for key, value in read.items() if value is not None}
+    # An empty section has its defaults; without a teacher is a choice, which a method may make otherwise.
+    values = {key: value for key, value in read.items() if value is not None or key == "teacher"}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):
             value = {part: value}

@@ -96,6 +96,7 @@ class PreparedRun:
             train_jumps=recipe.data.train_jumps,
             min_context=recipe.data.min_context,
             passkey=recipe.data.passkey,
+            retrieval=recipe.data.retrieval,
             teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,
         )
 

@@ -87,7 +87,7 @@ def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("scheme", ["pose", "cream", "short"])
-def test_the_base_teaches_the_first_chunk_of_text_and_no_prompt(tmp_path: Path, scheme: str) -> None:
+def test_the_base_teaches_up_to_the_first_skip_and_no_prompt(tmp_path: Path, scheme: str) -> None:
     store = stored(tmp_path, words=400)
     options = {
         "passkey": 0.3,
@@ -108,8 +108,46 @@ def test_the_base_teaches_the_first_chunk_of_text_and_no_prompt(tmp_path: Path, 
         prompts += prompt
         assert weights.dtype == np.float32
         assert weights.shape == (400,)
-        assert (weights == np.where(skipped | prompt | (np.arange(400) >= plans.lengths[index, 0]), 0, 0.5)).all()
+        assert (weights == np.where(skipped | prompt, 0, 0.5)).all()
+        assert prompt or (weights > 0).sum() >= plans.lengths[index, 0]
     assert 0 < prompts < 40
+
+
+def test_positions_of_a_retrieval_prompt_skip_once_between_telling_and_asking(tmp_path: Path) -> None:
+    store = stored(tmp_path, words=400)
+    options = {"retrieval": 1.0, "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
+    data, right_before, lasts = dataset(store, **options), 0, []
+    for index in range(40):
+        example, positions = data[index], data[index]["position_ids"]
+        lasts.append(int(positions[-1]))
+        (jumps,) = np.nonzero(np.diff(positions) != 1)
+        assert len(jumps) == 1
+        assert positions[0] == 0
+        behind = str(byte_tokenizer().decode(example["input_ids"][jumps[0] + 1 :]))
+        right_before += behind.startswith("\n") and len(behind) < 330
+        trained = example["labels"] != IGNORED
+        assert (example["labels"][trained] == example["input_ids"][trained]).all()
+        assert 0 < trained.sum() < 400
+    assert 15 <= right_before <= 30
+    assert 400 <= min(lasts) < 500
+    assert 1180 < max(lasts) <= 1279
+    for scheme in ("short", "cream"):
+        positions = Positions(scheme=scheme)
+        asked = dataset(store, **options, positions=positions)[0]["position_ids"]
+        assert (
+            asked == dataset(store, train_length=400, target_length=1280, positions=positions)[0]["position_ids"]
+        ).all()
+
+
+def test_shares_of_prompts_are_drawn_apart(tmp_path: Path) -> None:
+    store = stored(tmp_path, words=400)
+    data = dataset(store, train_length=400, target_length=1280, tokenizer=byte_tokenizer(), passkey=0.3, retrieval=0.3)
+    only = dataset(store, train_length=400, target_length=1280, tokenizer=byte_tokenizer(), passkey=0.3)
+    plain = dataset(store, train_length=400, target_length=1280)
+    passkeys = [i for i in range(200) if not equal(only[i], plain[i])]
+    prompts = [i for i in range(200) if not equal(data[i], plain[i])]
+    assert all(equal(data[i], only[i]) for i in passkeys)
+    assert 40 < len(passkeys) < 80 < len(prompts) < 160
 
 
 def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) -> None:
@@ -192,6 +230,10 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         dataset(store, passkey=2)
     with pytest.raises(DataError, match="too short for a retrieval prompt"):
         dataset(store, passkey=0.5, tokenizer=byte_tokenizer())
+    with pytest.raises(DataError, match="too short for retrieval prompts of 194 tokens"):
+        dataset(store, retrieval=0.5, tokenizer=byte_tokenizer())
+    with pytest.raises(DataError, match=r"passkey \+ retrieval = 1.5 must not exceed 1"):
+        dataset(store, passkey=0.5, retrieval=1.0, tokenizer=byte_tokenizer())
     with pytest.raises(DataError, match="train length 7 is too short for 2 chunks; choose at least 8 tokens"):
         dataset(store, train_length=7)
 

@@ -12,15 +12,16 @@ from rich.console import Console
 from skipwise.engines import gguf
 from skipwise.engines.gguf import _plain_rope, _write_rope, write_gguf, write_modelfile
 from skipwise.errors import EngineError, RecipeError
-from skipwise.method.interpolation import Rope, rope_parameters
+from skipwise.method.interpolation import Rope, RopeSettings, frequencies, rope_parameters
 from tests import tiny
 
 CONSOLE = Console(quiet=True)
 ROPE = Rope(10_000.0, 8, 256)
 
 
-def settings(name: str, **more: object) -> dict[str, Any]:
-    return {"model_type": "llama", "rope_parameters": {**more, **rope_parameters(name, ROPE, 8.0)}}
+def settings(name: str, told: RopeSettings | None = None, **more: object) -> dict[str, Any]:
+    rope = {**more, **rope_parameters(name, ROPE, 8.0, told or RopeSettings())}
+    return {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "rope_parameters": rope}
 
 
 class Writer:
@@ -41,11 +42,12 @@ def converter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(RopeScalingType=str))
 
 
-@pytest.mark.parametrize("name", ["linear", "ntk", "yarn"])
+@pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "theta"])
 def test_other_ropes_stay_as_they_are(name: str) -> None:
-    config = settings(name)
+    told = RopeSettings(rope_theta=1e5) if name == "theta" else None
+    config = settings(name, told)
     assert _plain_rope(config, False) == (None, 1.0)
-    assert config == settings(name)
+    assert config == settings(name, told)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -71,8 +73,40 @@ def test_revised_yarn_is_refused_where_llama_cpp_reads_no_such_factors(reads_fac
     config["rope_parameters"] |= changed
     with pytest.raises(EngineError) as refusal:
         _plain_rope(config, reads_factors)
-    assert str(refusal.value).startswith("llama.cpp cannot read revised YaRN in llama: ")
-    assert str(refusal.value).endswith("Extend with yarn, ntk or linear, or serve it with vLLM")
+    assert str(refusal.value).startswith("llama.cpp cannot read yarn-revised or factors in llama: ")
+    assert str(refusal.value).endswith(
+        "Extend with yarn as it is by default, ntk, theta or linear, or serve it with vLLM"
+    )
+
+
+@pytest.mark.parametrize("attention", [None, 1.0])
+def test_a_list_of_factors_is_what_llama_cpp_divides_by(attention: float | None) -> None:
+    told = RopeSettings(factors=(1.0, 2.0, 4.0, 3.0), attention_factor=attention)
+    config = settings("factors", told)
+    wanted = config["rope_parameters"]["attention_factor"]
+    assert _plain_rope(config, True) == ([1.0, 2.0, 4.0, 3.0], wanted)
+    with pytest.raises(EngineError, match="cannot read yarn-revised or factors in llama"):
+        _plain_rope(settings("factors", told), False)
+
+
+@pytest.mark.parametrize("attention", [0.9, 1.0, 1.5])
+def test_a_stated_attention_factor_is_told_as_a_multiple_of_what_llama_cpp_computes(attention: float) -> None:
+    config = settings("yarn", RopeSettings(attention_factor=attention))
+    factors, times = _plain_rope(config, False)
+    assert factors is None
+    assert times * rope_parameters("yarn", ROPE, 8.0)["attention_factor"] == pytest.approx(attention)
+    assert config["rope_parameters"]["rope_type"] == "yarn"
+
+
+def test_yarn_with_another_ramp_becomes_factors_by_frequency() -> None:
+    told = RopeSettings(beta_fast=16, beta_slow=2, attention_factor=1.5)
+    config = settings("yarn", told)
+    factors, attention = _plain_rope(config, True)
+    assert ROPE.inverse_frequencies() / factors == pytest.approx(frequencies("yarn", ROPE, 8.0, told)[0], rel=1e-12)
+    assert attention == 1.5
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
+    with pytest.raises(EngineError, match="cannot read YaRN with another ramp than beta_fast 32, beta_slow 1 in llama"):
+        _plain_rope(settings("yarn", told), False)
 
 
 @pytest.mark.usefixtures("converter")

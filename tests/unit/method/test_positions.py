@@ -36,6 +36,7 @@ def settings_of_pose(draw: st.DrawFn) -> dict:
         "target_length": draw(st.integers(train, 1000)),
         "chunks": draw(st.integers(1, min(train, 8))),
         "content": draw(st.sampled_from(["uniform", "zero", "aligned"])),
+        "contiguous": draw(st.sampled_from([0.0, 0.5])),
         "room": draw(st.integers(0, 500)),
         "seed": draw(st.integers(0, 2**63)),
     }
@@ -48,7 +49,7 @@ def plan(rule: dict, examples: int = 32) -> Plans:
         rule["train_length"],
         rule["target_length"],
         documents,
-        ChunkRules(chunks=rule["chunks"], content=rule["content"]),
+        ChunkRules(chunks=rule["chunks"], content=rule["content"], contiguous=rule["contiguous"]),
     )
 
 
@@ -68,11 +69,22 @@ def test_every_plan_keeps_the_laws(rule: dict) -> None:
     assert (np.diff(plans.offsets, axis=1) >= 0).all()
 
 
+def test_a_share_of_examples_is_contiguous_and_the_others_are_as_without_it() -> None:
+    plans, without = (
+        pose(rng(4000, 3), 64, 512, np.full(4000, 300), ChunkRules(contiguous=share)) for share in (0.25, 0.0)
+    )
+    contiguous = (plans.position_ids() == np.arange(64)).all(axis=1) & (plans.content_indices() == np.arange(64)).all(1)
+    assert abs(contiguous.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 4000)
+    assert (plans.position_ids()[~contiguous] == without.position_ids()[~contiguous]).all()
+    with pytest.raises(RecipeError, match=r"contiguous 1\.5 must lie in 0\.\.1"):
+        ChunkRules(contiguous=1.5)
+
+
 @given(settings_of_pose())
 def test_a_plan_depends_on_its_own_example_alone(rule: dict) -> None:
     documents = np.full(32, rule["train_length"] + rule["room"])
     some = np.array([3, 17, 30])
-    rules = ChunkRules(chunks=rule["chunks"], content=rule["content"])
+    rules = ChunkRules(chunks=rule["chunks"], content=rule["content"], contiguous=rule["contiguous"])
     whole = pose(rng(32, 5, 2), rule["train_length"], rule["target_length"], documents, rules)
     part = pose(Rng.of(5, 2, some), rule["train_length"], rule["target_length"], documents[some], rules)
     for field in ("lengths", "skips", "offsets"):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from transformers import (
     AutoModelForCausalLM,
     BertConfig,
@@ -18,10 +19,13 @@ from transformers import (
     Qwen2Config,
 )
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, RecipeError, RunError
+from skipwise.method.interpolation import RopeSettings
 from skipwise.model.loading import load_config, load_model
 from skipwise.model.rope import check_frequencies, extension_of, original_length, plan_extension, set_interpolation
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.schema import dump_recipe, load_recipe, parse_changes
+from skipwise.results.files import file_digest
+from skipwise.training.run import deciding_settings, open_run
 from tests import families
 from tests.tiny import checkpoint
 
@@ -348,3 +352,79 @@ def test_rope_parameters_that_give_no_frequencies_are_refused(tmp_path, rope, sa
     config.rope_parameters = rope
     with pytest.raises(ModelError, match=said):
         plan_extension(config, existing_rope="replace")
+
+
+FACTORS = [0.998, 1.5, 2.5, 4.0, 4.5, 6.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "rope"),
+    [
+        ("theta", {"rope_theta": 5e6}),
+        ("yarn", {"beta_fast": 6, "beta_slow": 2, "attention_factor": 1.5}),
+        ("factors", {"factors": FACTORS}),
+    ],
+)
+def test_settings_reach_the_loaded_model_from_python_and_from_a_recipe(tmp_path, interpolation, rope) -> None:
+    folder = str(checkpoint(tmp_path / "base", window=64))
+    config = load_config(folder)
+    extension = plan_extension(config, interpolation=interpolation, rope=rope)
+    recipe = load_recipe(None, {"model": folder, "interpolation": interpolation, "rope": rope})
+    assert extension_of(config, recipe) == extension
+    check_frequencies(load_model(folder, extension), extension)
+    dump_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+    other = {"rope_theta": 6e6, "beta_fast": 3, "factors": [8.0] * 8}
+    first = next(iter(rope))
+    changed = plan_extension(config, interpolation=interpolation, rope={**rope, first: other[first]})
+    with pytest.raises(ModelError, match=f"other rotary frequencies than {interpolation} x8 asks for"):
+        check_frequencies(load_model(folder, extension), changed)
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "rope", "message"),
+    [
+        ("theta", {"rope_theta": 1e4}, "rope.rope_theta 10,000 must exceed the model's own rope_theta, 10,000; give a"),
+        ("theta", {}, "rope.rope_theta is missing: interpolation theta needs it"),
+        ("factors", {"factors": FACTORS[1:]}, "rope.factors has 7 numbers and must have 8, one for each rotated pair"),
+        ("factors", {"factors": [True] * 8}, "rope.factors.0 = True: must be a number, not true or false"),
+        ("linear", {"beta_fast": 8}, "rope.beta_fast belongs to interpolation yarn or yarn-revised, not to linear"),
+        ("yarn", {"beta": 8}, r"unknown key rope.beta \(did you mean beta_slow\?\); valid here: rope_theta, beta_fast"),
+        ("yarn", {"beta_fast": "x"}, "rope.beta_fast = 'x': Input should be a valid number"),
+        ("yarn", {"attention_factor": float("inf")}, "rope.attention_factor = inf: Input should be a finite number"),
+        ("yam", {}, "interpolation = 'yam': interpolation 'yam' is unknown"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_at_once(tmp_path, interpolation, rope, message) -> None:
+    config = load_config(str(checkpoint(tmp_path, window=64)))
+    with pytest.raises(RecipeError, match=message):
+        plan_extension(config, interpolation=interpolation, rope=rope)
+
+
+def test_settings_are_read_from_the_command_line() -> None:
+    recipe = load_recipe(None, parse_changes(["interpolation=theta", "rope.rope_theta=5e6"]))
+    assert recipe.rope.settings == RopeSettings(rope_theta=5e6)
+    recipe = load_recipe(None, parse_changes(["interpolation=factors", "rope.factors=[1, 2.5]"]))
+    assert recipe.rope.settings == RopeSettings(factors=(1.0, 2.5))
+
+
+def test_without_settings_an_extension_is_recognised_as_before() -> None:
+    """Measurements that are there are found again by a digest of its repr."""
+    extension = plan_extension(LlamaConfig(max_position_embeddings=1024), interpolation="yarn")
+    assert repr(extension) == (
+        "Extension(rope=Rope(theta=10000.0, dim=128, original_length=1024), target_length=8192, interpolation='yarn')"
+    )
+    config = LlamaConfig(max_position_embeddings=1024)
+    told = plan_extension(config, interpolation="yarn", rope={"beta_fast": 16})
+    assert "beta_fast=16.0" in repr(told)
+
+
+def test_a_run_begun_before_there_were_settings_is_resumed(tmp_path) -> None:
+    run = open_run(load_recipe(), tmp_path / "run", "name", resume=False)
+    run.lock()
+    run.recipe.write_text(yaml.safe_dump(load_recipe().model_dump(mode="json", exclude={"rope"})))
+    settings = {key: value for key, value in deciding_settings(load_recipe()).items() if not key.startswith("rope.")}
+    run.begin(seed=0, settings=settings, recipe=file_digest(run.recipe))
+    assert open_run(load_recipe(), run.path, "name", resume=True).path == run.path
+    with pytest.raises(RunError, match=r"was begun with rope\.beta_fast = None, now it is 16"):
+        open_run(load_recipe(None, {"rope.beta_fast": 16}), run.path, "name", resume=True)

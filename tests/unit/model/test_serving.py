@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from skipwise.method.interpolation import Rope, rope_parameters
+from skipwise.method.interpolation import Rope, RopeSettings, rope_parameters
 from skipwise.model.serving import llama_cpp, unproved, vllm
 
 ROPE, FACTOR = Rope(10_000.0, 64, 2048), 8.0
@@ -32,7 +32,11 @@ def test_vllm_finds_the_attention_factor_of_revised_yarn_under_its_own_names() -
 def test_llama_cpp_reads_revised_yarn_in_its_llama_architecture_alone() -> None:
     for name in ("linear", "ntk", "yarn", "yarn-revised"):
         assert llama_cpp(config(name), "DIR").endswith("`llama-server -m model.gguf -c 16384`")
-    assert llama_cpp({**config("yarn-revised"), "model_type": "qwen2"}, "DIR").startswith("cannot read revised YaRN")
+    assert llama_cpp({**config("yarn-revised"), "model_type": "qwen2"}, "DIR").startswith(
+        "cannot read yarn-revised or factors in qwen2"
+    )
+    assert "another ramp" in llama_cpp({**config("yarn", beta_fast=16.0), "model_type": "qwen2"}, "DIR")
+    assert "`skipwise export DIR" in llama_cpp(config("yarn", beta_fast=16.0), "DIR")
     assert "`skipwise export DIR" in llama_cpp({**config("yarn"), "model_type": "qwen2"}, "DIR")
 
 
@@ -49,8 +53,11 @@ def test_of_engines_that_were_not_run_it_is_said_what_they_would_misread(tmp_pat
     both = said({"vllm", "llama.cpp"}, **config("linear"), rope_scaling={"rope_type": "linear"})
     assert set(both) == {"SGLang", "TGI"}
     other = said(set(), **config("yarn", attention_factor=1.5))
-    for name in ("vLLM", "llama.cpp", "SGLang"):
+    for name in ("vLLM", "SGLang"):
         assert other[name].endswith("; it takes 1.20794 for the attention_factor 1.5")
+    assert "attention_factor" not in other["llama.cpp"]  # export writes it where llama.cpp reads it
+    ours = rope_parameters("yarn", ROPE, FACTOR, RopeSettings(attention_factor=1.5))
+    assert "attention_factor" not in "".join(said(set(), **config("yarn", **ours)).values())
     assert "attention_factor" not in "".join(said(set(), **config("yarn")).values())
     assert set(said(set(), **config("ntk"))) == {"vLLM", "llama.cpp", "SGLang"}
 

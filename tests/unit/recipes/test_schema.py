@@ -57,7 +57,9 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
         "lengths": "paper",
         "skips": "uniform",
         "content": "uniform",
+        "contiguous": 0.0,
     }
+    assert (recipe.method, recipe.teacher, recipe.data.retrieval) == ("paper", None, 0.0)
     assert recipe.data.train_jumps
     assert recipe.data.passkey == 0
     assert recipe.data.min_tokens in (2048, 4096)
@@ -373,3 +375,24 @@ def test_recipes_that_name_each_other_end(tmp_path: Path) -> None:
     (tmp_path / "b.yaml").write_text("like: x/a.yaml\n")
     (tmp_path / "x").symlink_to(tmp_path)
     assert "must name another recipe" in message(tmp_path / "a.yaml")
+
+
+def test_a_method_sets_what_a_recipe_does_not(tmp_path: Path) -> None:
+    ours = load_recipe(None, {"method": "skipwise", "data.retrieval": 0.05})
+    assert (ours.positions.content, ours.positions.contiguous) == ("aligned", 0.5)
+    assert (ours.data.retrieval, ours.data.source) == (0.05, "stdlib")
+    assert ours.teacher is not None
+    control = load_recipe(None, {"method": "skipwise", "positions.scheme": "short"})
+    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.2)
+    paper = load_recipe(None, {"method": "paper"})
+    assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(), None, 0.0)
+    assert "method = 'papper': Input should be 'paper' or 'skipwise'" in message(None, {"method": "papper"})
+
+
+@pytest.mark.parametrize("teacher", [{"weight": 3}, None])
+def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Path) -> None:
+    """Also in the file of a finished run, where a method would set it again."""
+    recipe = load_recipe(None, {"method": "skipwise", "teacher": teacher})
+    assert (recipe.teacher and recipe.teacher.weight) == (teacher and 3)
+    dump_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe

@@ -1,0 +1,126 @@
+"""Retrieval prompts to train on: facts told inside a document's own text, and asked for at its end.
+
+Names and numbers come from the generators of the prompts that are measured (``retrieval_prompts``), the wording never:
+a model that answers the measured prompts has learned to look a name up, not a template.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from skipwise.data.retrieval_prompts import draw_names
+from skipwise.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# A fact, and a question whose answer follows it. Two have no name: there the only number is asked for.
+_FORMS = (
+    ("The code of {name} is {number}.", "Which code has {name}? The code of {name} is"),
+    ("{name} keeps {number} coins.", "How many coins does {name} keep? {name} keeps"),
+    ("Room {number} was given to {name}.", "Which room was given to {name}? Room"),
+    ("{name} = {number}", "print({name})  #"),
+    ("invoice {name}: {number} paid", "What was paid on invoice {name}? invoice {name}:"),
+    ("Dial {number} to reach {name}.", "How is {name} reached? Dial"),
+    ("- {name}, {number}", "Complete the entry: - {name},"),
+)
+_NAMELESS = (
+    ("Remember the number {number}.", "The number to remember was"),
+    ("My secret is {number}, do not forget it.", "What is my secret? My secret is"),
+)
+_TOKENS_A_FACT = 64  # of the example; a fact with its question takes about 40
+_MOST_FACTS, _MOST_QUESTIONS = 16, 4
+_IN_A_LIST, _SAME_NUMBER = 0.3, 0.25  # of the prompts
+
+
+@dataclass(frozen=True)
+class TrainingPrompt:
+    """Token ids of an example that tells and asks, and which of them are trained."""
+
+    ids: np.ndarray  # int64 [tokens]
+    trained: np.ndarray  # bool [tokens]: the text and the answers; facts and questions cannot be foretold
+    told: int  # tokens up to the end of the first fact
+    asked: int  # tokens before the first question
+
+
+def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng: np.random.Generator) -> TrainingPrompt:
+    """Draw a prompt of exactly ``len(text)`` tokens: ``text`` from its beginning, with facts in it and questions behind it.
+
+    The number of facts is 1, 2, 4, ..., up to one for each 64 tokens, at most 16; up to four of them are asked for. Their
+    places are uniform, or in 3 of 10 prompts they stand together at the end of the text, as a list.
+    ``require_room`` says beforehand whether one fact and its question fit.
+    """
+    counts = [1 << k for k in range(_MOST_FACTS.bit_length()) if 1 << k <= max(1, len(text) // _TOKENS_A_FACT)]
+    count = int(rng.choice(counts))
+    while True:
+        facts, answers = _facts_and_answers(tokenizer, count, rng)
+        room = len(text) - sum(map(len, facts)) - sum(len(question) + len(answer) for question, answer in answers)
+        if room >= 0:
+            break
+        count //= 2
+    places = np.sort(rng.integers(0, room + 1, count))
+    if rng.random() < _IN_A_LIST:
+        places[:] = room
+    return _joined(text[:room], facts, places, answers)
+
+
+def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> None:
+    """Refuse a train length that one fact and its question, in the longest form, do not fit, with as much text.
+
+    Raises:
+        DataError: says how many tokens are needed.
+    """
+    said = {"name": draw_names(np.random.default_rng(0), 1)[0], "number": "9" * 7}
+    needed = 0
+    for fact, question in _FORMS + _NAMELESS:
+        asked, answer = _question(tokenizer, question.format(**said), said["number"])
+        needed = max(needed, 2 * (len(_encoded(tokenizer, f"\n{fact.format(**said)}\n")) + len(asked) + len(answer)))
+    if needed > train_length:
+        raise DataError(
+            f"train length {train_length:,} is too short for retrieval prompts of {needed:,} tokens; raise it, or set "
+            "data.retrieval=0"
+        )
+
+
+def _facts_and_answers(
+    tokenizer: "PreTrainedTokenizerBase", count: int, rng: np.random.Generator
+) -> tuple[list[list[int]], list[tuple[list[int], list[int]]]]:
+    """Draw ``count`` facts of one form, and questions with answers about some of them; all as token ids."""
+    forms = _FORMS if count > 1 else _FORMS + _NAMELESS
+    fact, question = forms[int(rng.integers(len(forms)))]
+    names, numbers = draw_names(rng, count), [str(rng.integers(10**4, 10**7)) for _ in range(count)]
+    if count > 1 and rng.random() < _SAME_NUMBER:
+        numbers[1] = numbers[0]
+    asked = rng.permutation(count)[: int(rng.integers(1, min(count, _MOST_QUESTIONS) + 1))]
+    said = [{"name": name, "number": number} for name, number in zip(names, numbers, strict=True)]
+    facts = [_encoded(tokenizer, f"\n{fact.format(**one)}\n") for one in said]
+    return facts, [_question(tokenizer, question.format(**said[i]), numbers[i]) for i in asked]
+
+
+def _joined(
+    text: np.ndarray, facts: list[list[int]], places: np.ndarray, answers: list[tuple[list[int], list[int]]]
+) -> TrainingPrompt:
+    pieces: list[tuple[list[int], bool]] = []
+    for before, place, fact in zip([0, *places], places, facts, strict=False):
+        pieces += [(text[before:place].tolist(), True), (fact, False)]
+    told = len(pieces[0][0]) + len(facts[0])
+    pieces.append((text[places[-1] :].tolist(), True))
+    asked = sum(len(ids) for ids, _ in pieces)
+    for question, answer in answers:
+        pieces += [(question, False), (answer, True)]
+    ids = np.concatenate([np.array(ids, dtype=np.int64) for ids, _ in pieces])
+    return TrainingPrompt(
+        ids, np.repeat([trained for _, trained in pieces], [len(ids) for ids, _ in pieces]), told, asked
+    )
+
+
+def _question(tokenizer: "PreTrainedTokenizerBase", text: str, number: str) -> tuple[list[int], list[int]]:
+    """Return the ids of a question and of its answer, to the end of the line."""
+    alone, whole = _encoded(tokenizer, f"\n{text}"), _encoded(tokenizer, f"\n{text} {number}\n")
+    same = next((i for i, (one, other) in enumerate(zip(alone, whole, strict=False)) if one != other), len(alone))
+    return whole[:same], whole[same:]
+
+
+def _encoded(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

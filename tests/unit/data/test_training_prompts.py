@@ -1,0 +1,81 @@
+"""Retrieval prompts to train on: every answer was told, in its own words, and the example is whole."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipwise.data import passkey, retrieval_prompts, training_prompts
+from skipwise.data.training_prompts import TrainingPrompt, require_room, training_prompt
+from skipwise.errors import DataError
+from tests.tiny import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+TEXT = np.array(TOKENIZER("a text of words that goes on. " * 60)["input_ids"])
+
+
+def said(prompt: TrainingPrompt, part: slice = slice(None), kept: bool | None = None) -> str:
+    ids, trained = prompt.ids[part], prompt.trained[part]
+    return str(TOKENIZER.decode(ids if kept is None else ids[trained == kept]))
+
+
+@given(length=st.integers(250, 1500), seed=st.integers(0, 2**32))
+def test_every_answer_was_told_before(length: int, seed: int) -> None:
+    prompt = training_prompt(TOKENIZER, TEXT[:length], np.random.default_rng(seed))
+    assert prompt.ids.shape == prompt.trained.shape == (length,)
+    assert 0 < prompt.told <= prompt.asked < length
+    told, asked = said(prompt, slice(prompt.asked), kept=False), said(prompt, slice(prompt.asked, None))
+    answers = said(prompt, slice(prompt.asked, None), kept=True).split()
+    facts = [line for line in told.splitlines() if line]
+    questions = [line for line in asked.splitlines() if line]
+    assert 1 <= len(answers) == len(questions) <= min(len(facts), 4)
+    assert len(facts) <= max(1, length // 64)
+    for question, answer in zip(questions, answers, strict=True):
+        assert question.endswith(f" {answer}")
+        names = re.findall(r"[a-z]{4}-[a-z]{4}", question)
+        mine = [fact for fact in facts if answer in fact and (not names or names[0] in fact)]
+        assert mine, (question, told)
+        assert names or len(facts) == 1
+
+
+@given(length=st.integers(250, 1500), seed=st.integers(0, 2**32))
+def test_what_is_between_is_the_text_in_its_order(length: int, seed: int) -> None:
+    prompt = training_prompt(TOKENIZER, TEXT[:length], np.random.default_rng(seed))
+    text = prompt.ids[: prompt.asked][prompt.trained[: prompt.asked]]
+    assert (text == TEXT[: len(text)]).all()
+    assert len(text) < length
+
+
+def test_no_measured_prompt_has_its_words() -> None:
+    forms = training_prompts._FORMS + training_prompts._NAMELESS
+    measured = " ".join(
+        TOKENIZER.decode(task.prompt(TOKENIZER, 2000, np.random.default_rng(0)).ids)
+        for task in retrieval_prompts.TASKS.values()
+    )
+    assert "pass key of" in measured
+    for fact, question in forms:
+        for part in re.split(r"\{\w+\}", f"{fact}|{question}".replace("|", "{}")):
+            words = part.strip(" .,:#?-=")
+            assert len(words.split()) < 2 or words not in measured
+        assert "pass key" not in fact + question
+    assert passkey_words() not in "".join(fact for fact, _ in forms)
+
+
+def passkey_words() -> str:
+    return passkey.passkey_text("12345", 0, 0).splitlines()[1].split("12345")[0].strip()
+
+
+def test_kinds_differ() -> None:
+    prompts = [training_prompt(TOKENIZER, TEXT[:1000], np.random.default_rng(seed)) for seed in range(200)]
+    counts = [len([line for line in said(p, slice(p.asked), kept=False).splitlines() if line]) for p in prompts]
+    assert set(counts) == {1, 2, 4, 8}
+    listed = [not p.trained[p.told - 10 : p.asked].any() for p in prompts]
+    assert 0.2 < np.mean(listed) < 0.5
+
+
+def test_an_example_that_holds_none_is_refused() -> None:
+    require_room(TOKENIZER, 256)
+    with pytest.raises(DataError, match="train length 64 is too short for retrieval prompts of 194 tokens"):
+        require_room(TOKENIZER, 64)
