@@ -23,6 +23,8 @@ from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data, Recipe, load_recipe
 from skipwise.training.run import deciding_settings
 
+_OFF = (("positions.contiguous", 0.0), ("data.retrieval", 0.0))
+
 
 @dataclass(frozen=True)
 class ArmRun:
@@ -53,9 +55,11 @@ class ArmRun:
     def key(self) -> str:
         """12 hex digits of what decides the model that is measured: the recipe's settings and the weights it starts from.
 
-        A setting that is null does not count, so that a new one that is off leaves the keys of older runs as they are.
+        A setting that is null does not count, nor one of ``_OFF``, so that a new one that is off leaves the keys of older
+        runs as they are.
         """
-        settings = {name: value for name, value in deciding_settings(self.recipe).items() if value is not None}
+        decides = deciding_settings(self.recipe).items()
+        settings = {name: value for name, value in decides if value is not None and (name, value) not in _OFF}
         if self.recipe.evaluation.keep == "last":  # older runs had no choice
             del settings["evaluation.keep"]
         if self.base:  # by the folder's name, which says all that decides it; where the cache lies does not

@@ -40,6 +40,7 @@ from skipwise.model.saving import require_saved, save_extended
 from skipwise.recipes.schema import Recipe
 from skipwise.report.model_card import write_card
 from skipwise.report.page import write_page
+from skipwise.report.price import price_warning
 from skipwise.report.summary import Folder, arm_name, judgements, read_folder, rows_of
 from skipwise.report.tables import summary_markdown, summary_table
 from skipwise.results.records import (
@@ -184,6 +185,7 @@ def evaluation_facts(evaluation: RunEvaluation) -> dict[str, object]:
         "windows": asked.windows,
         "prompt_lengths": asked.prompt_lengths,
         "trials": asked.trials,
+        "other": evaluation.other is not None,
     }
 
 
@@ -426,6 +428,7 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
         title=f"{prepared.recipe.model}, extended from {extension.rope.original_length:,} to "
         f"{extension.target_length:,} tokens",
         headline=judged[0].headline if judged else "How far it reads was not measured",
+        warning=price_warning(measured),
         facts={
             "method": f"{prepared.recipe.positions.scheme}, trained on windows of {prepared.train_length:,} tokens",
             "interpolation": f"{extension.interpolation} x{extension.factor:g}",

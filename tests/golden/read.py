@@ -5,7 +5,8 @@ so that it returns the same:
 
     losses(file)      {"arm|step": mean loss in nats}
     measured(file)    a dictionary of each of these names, of those that there are:
-        nats                    {"arm|window|document": summed}, document being "all" where records have but the sum
+        nats                    {"arm|window|document": summed}, document being "all" where records have but the sum, and
+                                "prose|all", "mathematics|all" and "code|all" for the text that ships with the package
         tokens                  {"arm|window|document": scored}
         nats by position        {"arm|window|document|first..last": summed over targets at these positions}
         hits by position        the same, of targets that get the highest probability
@@ -36,6 +37,7 @@ from typing import Any
 Measured = dict[str, dict[str, Any]]
 Numbers = Iterator[tuple[str, str, Any]]  # the dictionary's name, the key in it, the value
 
+_OTHER = "skipwise:other"  # the text of other kinds that ships with the package
 _ORIGINAL = 256  # window of the model that is extended
 _SUMMED = ("nats", "tokens", "nats by step", "tokens by step")
 
@@ -82,6 +84,10 @@ def _numbers(records: list[dict[str, Any]], run: bool, edges: Sequence[int]) -> 
             yield from _trial(record)
         elif record["kind"] == "reading" and record["step"] is not None:
             yield from _step(record)
+        elif record["kind"] == "reading" and record["data"] == _OTHER:
+            key = f"{record['arm']}|{record['window']}|{record['document']}|all"
+            yield "nats", key, sum(record["nll"])
+            yield "tokens", key, record["edges"][-1] - record["edges"][0]
         elif record["kind"] == "reading" and record["mode"] == "segment":
             place = (record["arm"], record["document"], record["window"])
             seen[place] += 1

@@ -17,8 +17,9 @@ from transformers import GPT2Config
 
 from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
+from skipwise.report.price import price_warning
 from skipwise.report.summary import judgements, read_folder, rows_of
-from skipwise.results.records import ReadingRecord, TrainingRecord, TrialRecord, read_records
+from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
@@ -94,12 +95,34 @@ def test_the_run_folder_holds_everything(finished: Path) -> None:
 
 
 def test_the_records_hold_every_arm(finished: Path) -> None:
-    readings = of_kind(finished, ReadingRecord)
+    readings = [r for r in of_kind(finished, ReadingRecord) if r.data != OTHER_TEXT]
     assert {(r.arm, r.window) for r in readings} == {(arm, w) for arm in ARMS for w in (256, 512)} | {("original", 400)}
     assert len({(r.document, r.tokens) for r in readings}) == 2
     trials = of_kind(finished, TrialRecord)
     assert [(r.arm, r.length, r.depths) for r in trials] == [(arm, 512, "random") for arm in ARMS for _ in range(2)]
     assert [r.step for r in of_kind(finished, TrainingRecord)] == [1, 2, 3, 4]
+
+
+def test_the_price_on_other_text_is_measured_and_shown(finished: Path) -> None:
+    readings = [r for r in of_kind(finished, ReadingRecord) if r.data == OTHER_TEXT]
+    segments = {(r.arm, r.document): r.window for r in readings}
+    assert segments == {(arm, kind): 400 for arm in ("original", "pose") for kind in ("prose", "mathematics", "code")}
+    assert len(readings) == 6 * 32
+    page = (finished / "report.html").read_text()
+    assert "What it cost on other text: loss inside the original window, nats per token" in page
+    assert ',prose,"cost on other text' in (finished / "numbers.csv").read_text()
+
+
+def test_a_high_price_is_said_in_terminal_page_and_card(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    monkeypatch.setattr("skipwise.report.price.COST_LIMIT", -9)
+    run(monkeypatch, "extend", "--resume", "--out", copy)
+    warning = price_warning(read_folder(copy))
+    assert "on prose and" in warning
+    assert warning in " ".join(capsys.readouterr().out.split())
+    for name in ("report.html", "model/README.md"):
+        assert warning in (copy / name).read_text(), name
+    assert (copy / "results.jsonl").read_bytes() == (finished / "results.jsonl").read_bytes()
 
 
 def test_report_and_model_card_have_one_headline(finished: Path) -> None:
@@ -368,7 +391,7 @@ def test_each_arm_is_measured_on_its_own_model(finished) -> None:
 
 
 def test_measurements_go_by_arm_and_rising_window(finished) -> None:
-    made = [(r.arm, r.window) for r in of_kind(finished, ReadingRecord)]
+    made = [(r.arm, r.window) for r in of_kind(finished, ReadingRecord) if r.data != OTHER_TEXT]
     windows = {"original": (256, 400, 512), "pi-only": (256, 512), "pose": (256, 512)}
     assert made == [(arm, w) for arm in ARMS for w in windows[arm] for _ in range(2)]
 

@@ -86,7 +86,7 @@ class Draft(ExitStack):
         self.counts["documents"] += 1
         self._write("ends.bin", np.int64(self.counts["tokens"]).tobytes())
         self._write("names.jsonl", json.dumps(document.name).encode() + b"\n")
-        self._write("digests.bin", _text_digest(document.text))
+        self._write("digests.bin", text_digest(document.text))
 
     def _write(self, name: str, data: bytes) -> None:
         self._files[name].write(data)
@@ -142,7 +142,7 @@ def _hash(path: Path, size: int) -> Any:
     return digest
 
 
-def _text_digest(text: str) -> bytes:
+def text_digest(text: str) -> bytes:
     """The first 8 bytes of the hash of a text: equal texts have equal ones."""
     digest = hashlib.blake2b(digest_size=8)
     for begin in range(0, len(text), _BLOCK):  # not encoded as a whole: it may be long

@@ -117,7 +117,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
             positions skip once, between telling and asking.
         teacher_weight: above 0, examples also have ``teacher_weights``, float32 [tokens]: this number up to the first skip,
-            where teacher and student have read the same at the same positions, and 0 behind it and throughout a prompt.
+            where teacher and student have read the same at the same positions, and 0 behind it, and where a prompt follows.
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
@@ -196,18 +196,19 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
         positions, drawn = plans.position_ids(), rng.uniform(_PROMPT)
-        asks, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
+        passkeys, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
+        text_follows = np.ones(labels.shape, dtype=bool)
         for row in np.flatnonzero(prompted):
             index, origin = int(indices[int(row)]), int(origins[row])
-            if asks[row]:
-                self._write_passkey(index, origin, input_ids[row], labels[row])
+            if passkeys[row]:
+                text_follows[row] = self._write_passkey(index, origin, input_ids[row], labels[row])
             else:
-                self._write_retrieval(index, origin, input_ids[row], labels[row], positions[row])
+                text_follows[row] = self._write_retrieval(index, origin, input_ids[row], labels[row], positions[row])
         examples = examples_of(input_ids, positions, labels)
         if self.teacher_weight:
-            alike = (positions == np.arange(labels.shape[1])) & ~prompted[:, None]
-            for example, taught in zip(examples, alike, strict=True):
-                example["teacher_weights"] = self.teacher_weight * taught.astype(np.float32)
+            taught = (positions == np.arange(labels.shape[1])) & text_follows
+            for example, weights in zip(examples, self.teacher_weight * taught.astype(np.float32), strict=True):
+                example["teacher_weights"] = weights
         return examples
 
     def plans(self, indices: np.ndarray) -> Plans:
@@ -222,8 +223,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         spans, origins = self.rules.cut(rng, self._lengths[chosen])
         return self.rules.plan(rng, spans), self.store.offsets[self.documents[chosen]] + origins, rng
 
-    def _write_passkey(self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray) -> None:
-        """Write contiguous text and then a passkey prompt with its answer into one example, in place."""
+    def _write_passkey(self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Write contiguous text and then a passkey prompt with its answer into one example, in place.
+
+        Return after which tokens text of the document follows, bool [tokens].
+        """
         assert self.tokenizer is not None
         rng = np.random.default_rng([self.seed, int(self._epoch), index])
         prompt = training_passkey(self.tokenizer, len(input_ids), rng)
@@ -234,14 +238,16 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         labels[: min(text, self.rules.min_context)] = IGNORED
         if not self.rules.train_jumps:
             labels[text] = IGNORED
+        return np.arange(1, len(input_ids) + 1) < text
 
     def _write_retrieval(
         self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray
-    ) -> None:
+    ) -> np.ndarray:
         """Write contiguous text with facts and questions into one example, in place.
 
         Under ``pose`` the positions skip by U{0..L_t - L_c}: in half of the prompts right before the questions, in the
-        others anywhere from the first fact on, so that facts stand near and far.
+        others anywhere from the first fact on, so that facts stand near and far. Return after which tokens text of the
+        document follows, bool [tokens].
         """
         assert self.tokenizer is not None
         rng = np.random.default_rng([self.seed, int(self._epoch), index])
@@ -251,8 +257,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if self.rules.positions.scheme == "pose":
             at = prompt.asked if rng.random() < 0.5 else int(rng.integers(prompt.told, prompt.asked + 1))
             skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))
-            places = np.arange(len(input_ids))
-            positions[:] = places + skip * (places >= at)
+            positions[:] = np.arange(len(input_ids))
+            positions[at:] += skip
+        return np.append(prompt.trained[1:], False) & (np.arange(1, len(input_ids) + 1) < prompt.asked)
 
 
 def _check_prompts(shares: dict[str, float], tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
 from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.other import other_text
 from skipwise.evaluation.runner import Batch, Readings, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText, Segment, fair_documents, longest_first, spread_segments
@@ -31,6 +32,7 @@ class RunEvaluation:
     specification: Specification
     texts: list[EvaluationText]
     far: list[Segment]  # of the target length, on which training steps are compared; empty if the last step is kept
+    other: EvaluationText | None = None  # of other kinds, in segments of the original length
 
     @property
     def documents(self) -> dict[str, list[str]]:
@@ -55,12 +57,17 @@ class RunEvaluation:
         return EvaluatedModel(self.label(arm), name, *lengths, weights=weights, extension=extension)
 
     def batches(self, model: EvaluatedModel) -> list[Batch]:
-        """What is measured of an arm; the original is read at its own window too, to compare the others with."""
+        """What is measured of an arm; the original reads its own window too, to compare the others with.
+
+        Other text shows what training costs, so the base with its positions interpolated does not read it.
+        """
         own = {model.original} if model.label == "original" else set()
         batches: list[Batch] = []
         for text in self.texts:
             windows = sorted({*text.windows, *(window for window in own if window <= text.windows[-1])})
             batches += plan_readings(self.specification, model, [text], windows)
+        if self.other and model.label != "pi-only":
+            batches += plan_readings(self.specification, model, [self.other])
         return [*batches, *plan_prompts(self.specification, model, self.tokenizer)]
 
     @property
@@ -136,6 +143,7 @@ def plan_evaluation(
                 f"{first.source} to measure on, {known.names[longest]}, has {known.lengths[longest]:,}: give longer "
                 "text by evaluation.source, lower the target, or set evaluation.keep=last"
             )
-    planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far)
+    other = other_text(tokenizer, original, origin, console) if recipe.evaluation.other else None
+    planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
     list(plan_prompts(specification, EvaluatedModel("", "", original, target), tokenizer))
     return planned

@@ -9,6 +9,7 @@ from transformers import PretrainedConfig
 
 from skipwise.evaluation.arms import RunEvaluation
 from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.other import KINDS, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.runner import Batch, Readings
 from skipwise.evaluation.specification import specification_of
@@ -68,6 +69,9 @@ def planned_operations(recipe: Recipe, original: int, target: int, cost: Forward
         ),
         *((f"{task} at", n, arms * asked.trials * n) for task in asked.tasks for n in asked.prompt_lengths),
     ]
+    if recipe.evaluation.other and (readers := {*recipe.evaluation.arms} - {"pi-only"}):
+        fed = len(readers) * len(KINDS) * most_segments(original) * original
+        parts.append(("other text in segments of", original, fed))
     return {
         f"{what} {length:,} tokens": fed * sum(cost.of_token(length, scored=what.endswith("of")))
         for what, length, fed in parts

@@ -16,11 +16,20 @@ _SHORT_OF_MEMORY = (
 
 
 def write_card(
-    folder: Path, *, title: str, headline: str, facts: Mapping[str, str], table: str, figure: Path | None
+    folder: Path,
+    *,
+    title: str,
+    headline: str,
+    warning: str = "",
+    facts: Mapping[str, str],
+    table: str,
+    figure: Path | None,
 ) -> None:
-    """Write the card into the model's ``folder``: headline, facts, table (Markdown), and a copy of the figure (PNG)."""
+    """Write the card into the model's ``folder``: headline, warning if there is one, facts, table (Markdown), and a copy of
+    the figure (PNG)."""
     lines = ["---", "library_name: transformers", "tags: [long-context, pose, rope]", "---", ""]
     lines += [f"# {plain(title)}", "", f"{headline}.", ""]
+    lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
     if figure is not None and figure.exists():

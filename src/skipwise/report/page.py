@@ -13,7 +13,18 @@ from markupsafe import Markup
 from skipwise.errors import RunError, counted
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import ARM_COLOURS, OTHER_COLOUR, draw_figures
-from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, mapping, read_folder, rows_of
+from skipwise.report.price import FEWEST_SEGMENTS, price_warning, prices_of
+from skipwise.report.summary import (
+    Folder,
+    Judgement,
+    Row,
+    arm_name,
+    benchmarks_of,
+    judgements,
+    mapping,
+    read_folder,
+    rows_of,
+)
 from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, TrialRecord
@@ -44,7 +55,7 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     with _writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         figures = draw_figures(read, page.parent / "figures")
-        write_csv(page.parent / "numbers.csv", _numbers(rows, judged))
+        write_csv(page.parent / "numbers.csv", _numbers(read, rows, judged))
     text = _html(read, rows, judged, figures)
     with _writing(page):
         write_text(page, text)
@@ -67,6 +78,7 @@ def _html(
         title=_title(folders, judged),
         unfinished=[folder.unfinished for folder in folders if folder.unfinished],
         judged=judged,
+        warnings=[f"{_prefix(folder, folders)}{text}" for folder in folders if (text := price_warning(folder))],
         rules=list(dict.fromkeys(one.effective.rule for one in judged)),
         tables=tables_of(folders),
         colours=colours if not folders[0].models else {},
@@ -75,6 +87,11 @@ def _html(
         facts=_facts(folders),
         commands=[(folder.name, _command(folder.info["command"])) for folder in folders if folder.info.get("command")],
     )
+
+
+def _prefix(folder: Folder, folders: Sequence[Folder], mark: str = ": ") -> str:
+    """The name of a folder before what is said of it; empty where it is the only one."""
+    return f"{folder.name}{mark}" if len(folders) > 1 else ""
 
 
 def _title(folders: Sequence[Folder], judged: Sequence[Judgement]) -> str:
@@ -163,6 +180,12 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be "
             f"right. Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
         )
+    if prices := [price for folder in folders for price in prices_of(folder)]:
+        parts.append(
+            f"Other text: documents that ship with skipwise, {_span([p.segments for p in prices])} segments of each, "
+            f"{_span([p.tokens for p in prices])} tokens long. Intervals: 95%, by resampling segments, if there are "
+            f"{FEWEST_SEGMENTS}."
+        )
     if precisions := sorted(({r.precision for r in readings} | {r.precision for r in trials}) - {""}):
         parts.append(f"Precision: {' and '.join(precisions)}.")
     return parts
@@ -215,7 +238,7 @@ def _command(command: Any) -> str:
     return shlex.join(map(str, command)) if isinstance(command, list) else str(command)
 
 
-def _numbers(rows: Sequence[Row], judged: Sequence[Judgement]) -> Iterator[list[object]]:
+def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Judgement]) -> Iterator[list[object]]:
     """Every number of the page: model, text, measure, length, value and the ends of its interval."""
     yield ["model", "text", "measure", "length", "value", "low_95", "high_95"]
     for row in rows:
@@ -227,6 +250,21 @@ def _numbers(rows: Sequence[Row], judged: Sequence[Judgement]) -> Iterator[list[
             yield [one.row.label, one.row.data, measure, length, value.mean, value.low, value.high]
         for n, perplexity in one.row.truncated().items():
             yield [one.row.label, one.row.data, "perplexity of the first tokens", n, perplexity, "", ""]
+    for folder in folders:
+        yield from _of_prices(folder, _prefix(folder, folders, " · "))
+
+
+def _of_prices(folder: Folder, named: str) -> Iterator[list[object]]:
+    """Losses on other text, and their difference, which has an interval if there are segments enough."""
+    for price in prices_of(folder):
+        label, apart = f"{named}{arm_name(price.arm)}", price.difference
+        span = [apart.low, apart.high] if price.has_interval else ["", ""]
+        for who, measure, *value in (
+            (f"{named}original", "loss", price.base, "", ""),
+            (label, "loss", price.extended, "", ""),
+            (label, "cost", apart.mean, *span),
+        ):
+            yield [who, price.kind, f"{measure} on other text, nats inside the original window", price.tokens, *value]
 
 
 def _of_row(row: Row) -> Iterator[tuple[str, int | str, Interval]]:

@@ -17,7 +17,15 @@ from skipwise.data.names import printable
 from skipwise.errors import RunError
 from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.files import file_digest
-from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, TrialRecord, read_records
+from skipwise.results.records import (
+    OTHER_TEXT,
+    BenchmarkRecord,
+    Measured,
+    ReadingRecord,
+    Record,
+    TrialRecord,
+    read_records,
+)
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
 
@@ -258,6 +266,8 @@ def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
     match record:
         case _ if "models" in asked:
             return True
+        case ReadingRecord(data=data) if data == OTHER_TEXT:
+            return bool(asked.get("other", True))
         case TrialRecord(length=length, trial=trial) if isinstance(lengths, list) and isinstance(trials, int):
             return length in lengths and trial < trials
         case ReadingRecord(mode="sliding", data=data, document=document, digest=digest) if documents and digest:

@@ -13,6 +13,7 @@ from rich.text import Text
 from skipwise.data.names import printable
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
+from skipwise.report.price import price_warning, prices_of
 from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, rows_of
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
@@ -40,6 +41,7 @@ def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
         _found_table(task, [row for row in rows if task in row.found], brief, evaluated)
         for task in dict.fromkeys(task for row in rows for task in row.found)
     ]
+    tables += [_other_table(folder, f" ({folder.name})" if len(folders) > 1 else "") for folder in folders]
     tables.append(_benchmark_table(benchmarks_of(folders)))
     if evaluated:
         tables += [_position_table(judgement) for judgement in judgements(rows)]
@@ -69,6 +71,12 @@ def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -
 def task_title(task: str) -> str:
     """What people call a retrieval task; the task's own name if it is unknown here."""
     return TASKS[task].title if task in TASKS else task
+
+
+def _other_table(folder: Folder, named: str = "") -> Table:
+    rows = [[price.kind, f"{price.base:.3f}", f"{price.extended:.3f}", price.told] for price in prices_of(folder)]
+    title = f"What it cost on other text: loss inside the original window, nats per token{named}"
+    return Table(title, "other text", ["text", "base", "extended", "difference"], rows)
 
 
 def _benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
@@ -156,12 +164,17 @@ def rich_table(table: Table) -> RenderableType:
 
 
 def summary_table(folder: Folder) -> RenderableType:
-    """Perplexity and passkeys of a run for the terminal: side by side, or one below the other if that is too wide."""
+    """What a run measured, for the terminal; perplexity and passkeys are side by side unless that is too wide."""
     tables = _summary(folder)
-    if sum(len(table.head) - 1 for table in tables) > _SIDE_BY_SIDE:
-        return Group(*map(rich_table, tables))
-    head, rows, strong = _beside(tables, "\n")
-    return rich_table(Table("", "", head, rows, strong))
+    if sum(len(table.head) - 1 for table in tables) <= _SIDE_BY_SIDE:
+        head, rows, strong = _beside(tables, "\n")
+        tables = [Table("", "", head, rows, strong)]
+    parts = [rich_table(table) for table in tables]
+    if (other := _other_table(folder)).rows:
+        parts += [Text(""), rich_table(other)]
+    if warning := price_warning(folder):
+        parts.append(Text(warning, style="yellow"))
+    return Group(*parts)
 
 
 def summary_markdown(folder: Folder) -> str:

@@ -25,6 +25,7 @@ from skipwise.errors import CutOffWarning, RunError
 from skipwise.results import schema_1
 
 SCHEMA = 2
+OTHER_TEXT = "skipwise:other"  # ``data`` of a reading of the text that ships with the package; the document is its kind
 
 Natural = Annotated[int, Field(ge=0, lt=2**63), Strict()]
 Count = Annotated[int, Field(ge=1, lt=2**63), Strict()]

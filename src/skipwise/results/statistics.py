@@ -67,14 +67,21 @@ def difference(
     begin: int = 0,
     end: int | None = None,
     sums: Sums = "nll",
+    *,
+    by_segment: bool = False,
 ) -> Interval | None:
-    """Our loss (or share of hits) less theirs on the same tokens, paired by document; None where they share none."""
+    """Our loss (or share of hits) less theirs on the same tokens, paired by document; None where they share none.
+
+    The interval comes from resampling documents, or with ``by_segment`` segments: then it is about more text of the same
+    documents.
+    """
     other = {(r.document, r.begin): r for r in theirs}
     pairs = [(r, other[r.document, r.begin]) for r in ours if (r.document, r.begin) in other]
     pairs = [(a, b) for a, b in pairs if a.edges == b.edges]
     apart = [_within(a, begin, end, sums)[0] - _within(b, begin, end, sums)[0] for a, b in pairs]
     tokens = [_within(a, begin, end, sums)[1] for a, _ in pairs]
-    return mean_interval(apart, tokens, [a.document for a, _ in pairs]) if sum(tokens) else None
+    clusters = [f"{a.document} {a.begin}" if by_segment else a.document for a, _ in pairs]
+    return mean_interval(apart, tokens, clusters) if sum(tokens) else None
 
 
 def found(trials: Iterable[TrialRecord]) -> tuple[int, int]:

@@ -69,10 +69,12 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that decide the saved model, by dotted key.
 
-    The evaluation decides it only if the best step is kept; the cache never does.
+    The evaluation decides it only if the best step is kept; the cache never does, nor the method, whose settings are here.
     """
     settings = _flatten(
-        recipe.model_dump(mode="json", exclude={"evaluation": True, "data": {"cache", "workers", "stream"}})
+        recipe.model_dump(
+            mode="json", exclude={"method": True, "evaluation": True, "data": {"cache", "workers", "stream"}}
+        )
     )
     rule = recipe.evaluation
     settings["evaluation.keep"] = rule.keep

@@ -86,31 +86,36 @@ def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) 
         assert left_out.tolist() == list(range(min(5, text)))
 
 
+@pytest.mark.parametrize("prompts", ["passkey", "retrieval"])
 @pytest.mark.parametrize("scheme", ["pose", "cream", "short"])
-def test_the_base_teaches_up_to_the_first_skip_and_no_prompt(tmp_path: Path, scheme: str) -> None:
+def test_the_base_teaches_text_up_to_the_first_skip(tmp_path: Path, scheme: str, prompts: str) -> None:
     store = stored(tmp_path, words=400)
-    options = {
-        "passkey": 0.3,
-        "tokenizer": byte_tokenizer(),
-        "train_length": 400,
-        "target_length": 1280,
-        "positions": Positions(scheme=scheme),
-    }
-    taught, plain = dataset(store, **options, teacher_weight=0.5), dataset(store, **options)
-    plans, prompts = plain.plans(np.arange(40)), 0
-    for index in range(40):
+    shared = {"train_length": 400, "target_length": 1280, "positions": Positions(scheme=scheme, contiguous=0.2)}
+    options = {**shared, "tokenizer": byte_tokenizer(), prompts: 0.3}
+    taught, same, plain = (
+        dataset(store, **options, teacher_weight=0.5),
+        dataset(store, **options),
+        dataset(store, **shared),
+    )
+    prompted = learned = 0
+    for index in range(60):
         example = taught[index]
         weights = example.pop("teacher_weights")
-        assert equal(example, plain[index])
-        assert "teacher_weights" not in plain[index]
-        skipped = example["position_ids"] != np.arange(400)
-        prompt = "pass key" in str(byte_tokenizer().decode(example["input_ids"]))
-        prompts += prompt
+        assert equal(example, same[index])
+        assert "teacher_weights" not in same[index]
         assert weights.dtype == np.float32
-        assert weights.shape == (400,)
-        assert (weights == np.where(skipped | prompt, 0, 0.5)).all()
-        assert prompt or (weights > 0).sum() >= plans.lengths[index, 0]
-    assert 0 < prompts < 40
+        alike = np.append(example["position_ids"] == np.arange(400), False)[:400]
+        if equal(example, plain[index]):
+            assert (weights == 0.5 * alike).all()
+            continue
+        prompted += 1
+        following = str(byte_tokenizer().decode(example["input_ids"][1:][weights[:-1] > 0]))
+        learned += np.count_nonzero(weights)
+        assert not weights[~alike].any()
+        assert not any(letter.isdigit() for letter in following)
+        assert "pass key" not in following
+    assert 0 < prompted < 40
+    assert 0 < learned < 390 * prompted
 
 
 def test_positions_of_a_retrieval_prompt_skip_once_between_telling_and_asking(tmp_path: Path) -> None:

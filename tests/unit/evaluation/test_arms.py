@@ -2,6 +2,7 @@
 
 import io
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from skipwise.model.loading import load_config, load_model, load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.model.rope import extension_of
 from skipwise.recipes.schema import load_recipe
+from skipwise.results.records import OTHER_TEXT
 from tests.tiny import checkpoint, corpus, llama
 
 QUIET = Console(file=io.StringIO())
@@ -42,6 +44,7 @@ def planned(files, **changes) -> RunEvaluation:
         "training.max_steps": 2,
         "evaluation.passkey_trials": 0,
         "evaluation.documents": 2,
+        "evaluation.other": False,
     }
     recipe = load_recipe(None, settings | changes)
     tokenizer = load_tokenizer(recipe.model)
@@ -98,6 +101,19 @@ def test_segments_are_read_where_the_recipe_asks_for_them(files) -> None:
     segments = [r for r in asked(evaluation, "original") if r.mode == "segment"]
     assert len(segments) == 5
     assert {(r.window, r.edges[-1], r.step) for r in segments} == {(128, 128, None)}
+
+
+def test_other_text_is_read_inside_the_original_window_by_original_and_trained(files) -> None:
+    evaluation = planned(files, **{"evaluation.other": True})
+    found = {
+        arm: [r for r in asked(evaluation, arm) if r.data == OTHER_TEXT] for arm in ("original", "trained", "pi-only")
+    }
+    assert found["pi-only"] == []
+    for requests in (found["original"], found["trained"]):
+        assert Counter(r.document for r in requests) == {"prose": 32, "mathematics": 32, "code": 32}
+        assert {(r.mode, r.window, r.edges[-1], r.step) for r in requests} == {("segment", 64, 64, None)}
+    assert [(r.document, r.begin) for r in found["original"]] == [(r.document, r.begin) for r in found["trained"]]
+    assert OTHER_TEXT not in evaluation.documents
 
 
 @pytest.mark.parametrize(

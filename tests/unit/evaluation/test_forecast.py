@@ -57,7 +57,10 @@ def test_what_a_recipe_measures_is_counted_before_any_text_is_known() -> None:
         "windows of 128 tokens": 2 * 3 * 128 * (150 + 2 * 64),
         "segments of 64 tokens": 2 * 7 * 64 * (150 + 2 * 32),
         "passkey at 128 tokens": 2 * 5 * 128 * (100 + 2 * 64),
+        "other text in segments of 64 tokens": 2 * 3 * 32 * 64 * (150 + 2 * 32),  # three documents, 32 segments of each
     }
+    alone = planned_operations(load_recipe(None, changes | {"evaluation.other": False}), 64, 128, COST)
+    assert not any(part.startswith("other text") for part in alone)
 
 
 def test_what_takes_longest_is_said() -> None:

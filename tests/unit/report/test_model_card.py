@@ -46,6 +46,11 @@ def test_a_card_has_its_headline_facts_table_and_ways_to_load(model) -> None:
     assert "![" not in text
 
 
+def test_a_warning_stands_below_the_headline(model) -> None:
+    text = card_of(model, warning="It costs <a lot>.")
+    assert "8 times its original 256.\n\nIt costs &lt;a lot&gt;.\n\n- method" in text
+
+
 def test_a_figure_is_copied_beside_the_card(model, tmp_path) -> None:
     (tmp_path / "figures").mkdir()
     figure = tmp_path / "figures" / "perplexity.png"

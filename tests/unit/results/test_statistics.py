@@ -68,6 +68,15 @@ def test_loss_is_the_mean_over_tokens_and_not_over_documents():
     assert loss([A, B], sums="hits").mean == pytest.approx(75 / (2 * 511))
 
 
+def test_differences_may_be_resampled_by_segment():
+    ours = [reading("a", [63.0 * n, 0, 0], [0, 0, 0], begin=n) for n in range(10)]
+    theirs = [reading("a", [0.0, 0, 0], [0, 0, 0], begin=n) for n in range(10)]
+    by_document, by_segment = difference(ours, theirs), difference(ours, theirs, by_segment=True)
+    assert by_document.mean == by_segment.mean == pytest.approx(4.5 * 63 / 511)
+    assert by_document.high == math.inf
+    assert by_segment == mean_interval([63.0 * n for n in range(10)], [511] * 10, [f"a {n}" for n in range(10)])
+
+
 @pytest.mark.parametrize(
     ("begin", "end", "mean"),
     [(256, None, 4.0), (64, 256, 1.5), (0, 64, 1.5), (0, 256, (3 * 63 + 3 * 192) / (2 * 255)), (65, 512, 4.0)],
