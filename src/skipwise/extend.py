@@ -431,7 +431,7 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
         warning=price_warning(measured),
         facts={
             "method": f"{prepared.recipe.positions.scheme}, trained on windows of {prepared.train_length:,} tokens",
-            "interpolation": f"{extension.interpolation} x{extension.factor:g}",
+            "interpolation": f"{extension.told} x{extension.factor:g}",
             "text": f"{prepared.recipe.data.source} (fingerprint {prepared.store.fingerprint[:16]})",
             **best,
             "seed": str(prepared.recipe.seed),

@@ -66,6 +66,11 @@ class RopeSettings:
     attention_factor: float | None = None
     factors: tuple[float, ...] | None = None
 
+    def __str__(self) -> str:
+        """Those that are set, as ``beta_fast 16, attention_factor 1.1``; a list by its length."""
+        given = {key: value for key, value in vars(self).items() if value is not None}
+        return ", ".join(f"{len(v)} {k}" if isinstance(v, tuple) else f"{k} {v:g}" for k, v in given.items())
+
 
 DEFAULTS = RopeSettings()
 

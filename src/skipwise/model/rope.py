@@ -50,6 +50,11 @@ class Extension:
         """alpha = L_t / L_c."""
         return self.target_length / self.rope.original_length
 
+    @property
+    def told(self) -> str:
+        """The interpolation, with the settings that were stated."""
+        return f"{self.interpolation} ({self.settings})" if self.settings != DEFAULTS else self.interpolation
+
 
 def plan_extension(
     config: PretrainedConfig,

@@ -204,7 +204,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     setting = "train_length" if run.shortest == run.train_length else "data.min_tokens"
     console.print(
         f"{recipe.model}: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "
-        f"(x{ext.factor:g}, {recipe.interpolation}, {recipe.positions.scheme})",
+        f"(x{ext.factor:g}, {ext.told}, {recipe.positions.scheme})",
         style="bold",
     )
     lines = [
