@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skipwise.errors import counted
-from skipwise.report.summary import COST_LIMIT, Folder
+from skipwise.report.summary import COST_LIMIT, Folder, mapping
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
 from skipwise.results.statistics import Interval, difference, loss
 
@@ -64,8 +64,11 @@ def price_warning(folder: Folder) -> str:
     high = [price for price in prices_of(folder) if price.difference.mean > COST_LIMIT]
     if not high:
         return ""
+    weight = mapping(folder.info.get("settings")).get("teacher.weight")
+    known = isinstance(weight, int | float)
+    way = f" more (--set teacher.weight={4 * weight:g}, now {weight:g})" if known else " (--set teacher.weight=1)"
     rises = " and ".join(f"{price.difference.mean:.3f} on {price.kind}" for price in high)
     return (
         f"Inside the original window the loss rises by {rises} (nats per token), more than {COST_LIMIT}: the model reads "
-        "such text worse than its base. Let the base teach (--set teacher.weight=1 or higher), or train on such text too."
+        f"such text worse than its base. Let the base teach{way}, train longer, or train on such text too."
     )

@@ -78,6 +78,15 @@ def test_the_warning_begins_above_the_limit(rise, warned) -> None:
         assert "--set teacher.weight=1" in warning
 
 
+@pytest.mark.parametrize(
+    ("weight", "way"),
+    [(None, "(--set teacher.weight=1)"), ("x", "(--set teacher.weight=1)"), (2.0, "(--set teacher.weight=8, now 2)")],
+)
+def test_the_way_out_begins_with_the_teacher_that_there_is(weight, way) -> None:
+    folder = replace(run(*priced(code=0.5)), info={"settings": {"teacher.weight": weight}})
+    assert way in price_warning(folder)
+
+
 def test_the_limit_itself_is_allowed(monkeypatch) -> None:
     folder = run(*priced(code=0.5))
     price = prices_of(folder)[-1].difference.mean
