@@ -65,8 +65,9 @@ def price_warning(folder: Folder) -> str:
     if not high:
         return ""
     weight = mapping(folder.info.get("settings")).get("teacher.weight")
-    known = isinstance(weight, int | float)
-    way = f" more (--set teacher.weight={4 * weight:g}, now {weight:g})" if known else " (--set teacher.weight=1)"
+    way = " (--set teacher.weight=1)"
+    if isinstance(weight, int | float):
+        way = f" more (--set teacher.weight={4 * weight:g}, now {weight:g})"
     rises = " and ".join(f"{price.difference.mean:.3f} on {price.kind}" for price in high)
     return (
         f"Inside the original window the loss rises by {rises} (nats per token), more than {COST_LIMIT}: the model reads "
