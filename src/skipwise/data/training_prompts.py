@@ -4,6 +4,7 @@ Names and numbers come from the generators of the prompts that are measured (``r
 a model that answers the measured prompts has learned to look a name up, not a template.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,9 +30,10 @@ _NAMELESS = (
     ("Remember the number {number}.", "The number to remember was"),
     ("My secret is {number}, do not forget it.", "What is my secret? My secret is"),
 )
-_TOKENS_A_FACT = 64  # of the example; a fact with its question takes about 40
+_TOKENS_A_FACT = 64  # of an example with text; a fact with its question takes about 40
+_LEAST_TOKENS = 16  # of a fact and its question, by any tokenizer
 _MOST_FACTS, _MOST_QUESTIONS = 16, 4
-_IN_A_LIST, _SAME_NUMBER = 0.3, 0.25  # of the prompts
+_REGISTERS, _TOGETHER, _SAME_NUMBER = 0.4, 0.3, 0.25  # of the prompts; of those with text; of those with several facts
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,28 @@ class TrainingPrompt:
 def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng: np.random.Generator) -> TrainingPrompt:
     """Draw a prompt of exactly ``len(text)`` tokens: ``text`` from its beginning, with facts in it and questions behind it.
 
-    The number of facts is 1, 2, 4, ..., up to one for each 64 tokens, at most 16; up to four of them are asked for. Their
-    places are uniform, or in 3 of 10 prompts they stand together at the end of the text, as a list.
-    ``require_room`` says beforehand whether one fact and its question fit.
+    In 4 of 10 prompts as many facts as fit stand together, and every one is asked for, in any order: a register. In the
+    others their number is 1, 2, 4, ..., up to one for each 64 tokens, at most 16, up to four of them are asked for, and
+    their places in the text are uniform, or in 3 of 10 all behind it. ``require_room`` says whether one fact fits.
     """
+    register = rng.random() < _REGISTERS
     counts = [1 << k for k in range(_MOST_FACTS.bit_length()) if 1 << k <= max(1, len(text) // _TOKENS_A_FACT)]
-    count = int(rng.choice(counts))
-    while True:
-        facts, answers = _facts_and_answers(tokenizer, count, rng)
-        room = len(text) - sum(map(len, facts)) - sum(len(question) + len(answer) for question, answer in answers)
-        if room >= 0:
+    count = len(text) // _LEAST_TOKENS if register else int(rng.choice(counts))
+    most_asked = count if register else int(rng.integers(1, min(count, _MOST_QUESTIONS) + 1))
+    facts, answers, room = [], [], len(text)
+    for number, (fact, question, answer) in enumerate(_facts(tokenizer, count, rng)):
+        asked = number < most_asked
+        needed = len(fact) + asked * (len(question) + len(answer))
+        if needed > room:
             break
-        count //= 2
-    places = np.sort(rng.integers(0, room + 1, count))
-    if rng.random() < _IN_A_LIST:
+        room -= needed
+        facts.append(fact)
+        answers += [(question, answer)] * asked
+    places = np.sort(rng.integers(0, room + 1, len(facts)))
+    if register or rng.random() < _TOGETHER:
         places[:] = room
-    return _joined(text[:room], facts, places, answers)
+    order = rng.permutation(len(facts))
+    return _joined(text[:room], [facts[i] for i in order], places, [answers[i] for i in rng.permutation(len(answers))])
 
 
 def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> None:
@@ -83,19 +91,18 @@ def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> Non
         )
 
 
-def _facts_and_answers(
+def _facts(
     tokenizer: "PreTrainedTokenizerBase", count: int, rng: np.random.Generator
-) -> tuple[list[list[int]], list[tuple[list[int], list[int]]]]:
-    """Draw ``count`` facts of one form, and questions with answers about some of them; all as token ids."""
+) -> Iterator[tuple[list[int], list[int], list[int]]]:
+    """Yield facts of one form, each with its question and its answer, as token ids."""
     forms = _FORMS if count > 1 else _FORMS + _NAMELESS
     fact, question = forms[int(rng.integers(len(forms)))]
     names, numbers = draw_names(rng, count), [str(rng.integers(10**4, 10**7)) for _ in range(count)]
     if count > 1 and rng.random() < _SAME_NUMBER:
         numbers[1] = numbers[0]
-    asked = rng.permutation(count)[: int(rng.integers(1, min(count, _MOST_QUESTIONS) + 1))]
-    said = [{"name": name, "number": number} for name, number in zip(names, numbers, strict=True)]
-    facts = [_encoded(tokenizer, f"\n{fact.format(**one)}\n") for one in said]
-    return facts, [_question(tokenizer, question.format(**said[i]), numbers[i]) for i in asked]
+    for name, number in zip(names, numbers, strict=True):
+        said = {"name": name, "number": number}
+        yield _encoded(tokenizer, f"\n{fact.format(**said)}\n"), *_question(tokenizer, question.format(**said), number)
 
 
 def _joined(

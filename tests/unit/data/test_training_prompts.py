@@ -30,8 +30,8 @@ def test_every_answer_was_told_before(length: int, seed: int) -> None:
     answers = said(prompt, slice(prompt.asked, None), kept=True).split()
     facts = [line for line in told.splitlines() if line]
     questions = [line for line in asked.splitlines() if line]
-    assert 1 <= len(answers) == len(questions) <= min(len(facts), 4)
-    assert len(facts) <= max(1, length // 64)
+    assert 1 <= len(answers) == len(questions) <= len(facts)
+    assert len(facts) == len(questions) or (len(facts) <= max(1, length // 64) and len(questions) <= 4)
     for question, answer in zip(questions, answers, strict=True):
         assert question.endswith(f" {answer}")
         names = re.findall(r"[a-z]{4}-[a-z]{4}", question)
@@ -69,10 +69,15 @@ def passkey_words() -> str:
 
 def test_kinds_differ() -> None:
     prompts = [training_prompt(TOKENIZER, TEXT[:1000], np.random.default_rng(seed)) for seed in range(200)]
-    counts = [len([line for line in said(p, slice(p.asked), kept=False).splitlines() if line]) for p in prompts]
-    assert set(counts) == {1, 2, 4, 8}
-    listed = [not p.trained[p.told - 10 : p.asked].any() for p in prompts]
-    assert 0.2 < np.mean(listed) < 0.5
+    told, asked = (
+        [len([line for line in said(p, part(p), kept=False).splitlines() if line]) for p in prompts]
+        for part in (lambda p: slice(p.asked), lambda p: slice(p.asked, None))
+    )
+    registers = [t == a > 8 for t, a in zip(told, asked, strict=True)]
+    assert 0.3 < np.mean(registers) < 0.5
+    assert {t for t, register in zip(told, registers, strict=True) if not register} == {1, 2, 4, 8}
+    assert max(a for a, register in zip(asked, registers, strict=True) if not register) == 4
+    assert all(p.trained[: p.asked].sum() < 100 for p, register in zip(prompts, registers, strict=True) if register)
 
 
 def test_an_example_that_holds_none_is_refused() -> None:
