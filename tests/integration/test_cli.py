@@ -11,6 +11,8 @@ import pytest
 import skipwise
 from skipwise.cli.terminal import prepare_process
 from skipwise.data.documents import is_held_out
+from skipwise.model.loading import load_config
+from skipwise.model.memory import parameters_of
 from skipwise.recipes.schema import dump_recipe, load_recipe
 from skipwise.results.records import read_records
 from tests.command_line import refused, run
@@ -154,6 +156,13 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
     lora = refused(monkeypatch, capsys, *words, "--lora")
     assert "holding frozen weights of" in lora
     assert "lora.base=4bit" in lora
+    parameters = parameters_of(load_config(str(model)))
+    has |= {"training": 17 * parameters, "measuring": 10**12}  # with gradients and Adam's moments 16 bytes each
+    taught = refused(monkeypatch, capsys, *words, "--set", "teacher.weight=1")
+    assert "beside a copy of the base that teaches of" in taught
+    assert "choose teacher=null, or --lora" in taught
+    run(monkeypatch, *words, "--dry-run")
+    assert "not on this machine" not in capsys.readouterr().out
 
 
 def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(monkeypatch, capsys, tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ def require_trainable(recipe: Recipe) -> None:
         each = 16 if recipe.training.optim.startswith("adamw_torch") else 8
         what = "training all weights, with gradients and what the optimizer keeps,"
         ways = "--lora, which trains low-rank additions, a smaller model, or several GPUs (--launch zero3)"
-        if recipe.teacher:
-            each, what, ways = each + low, f"{what} beside the base that teaches,", f"teacher=null, {ways}"
+        if recipe.teacher and each * parameters <= memory:
+            each, what, ways = each + low, f"{what} beside a copy of the base that teaches", f"teacher=null, or {ways}"
     if (needed := each * parameters) > memory:
         place = "machine" if device.type == "cpu" else "GPU"
         raise ModelError(
