@@ -254,6 +254,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         prompt = training_prompt(self.tokenizer, self.store.tokens[origin : origin + len(input_ids)], rng)
         input_ids[:] = prompt.ids
         labels[:] = np.where(prompt.trained, prompt.ids, IGNORED)
+        labels[: min(prompt.told, self.rules.min_context)] = IGNORED
         if self.rules.positions.scheme == "pose":
             at = prompt.asked if rng.random() < 0.5 else int(rng.integers(prompt.told, prompt.asked + 1))
             skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))

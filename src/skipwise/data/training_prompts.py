@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from skipwise.data.passkey import answer_ids
 from skipwise.data.retrieval_prompts import draw_names
 from skipwise.errors import DataError
 
@@ -66,7 +67,7 @@ def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng:
         room -= needed
         facts.append(fact)
         answers += [(question, answer)] * asked
-    places = np.sort(rng.integers(0, room + 1, len(facts)))
+    places = np.sort(rng.integers(min(1, room), room + 1, len(facts)))  # a text may begin with BOS
     if register or rng.random() < _TOGETHER:
         places[:] = room
     order = rng.permutation(len(facts))
@@ -77,9 +78,16 @@ def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> Non
     """Refuse a train length that one fact and its question, in the longest form, do not fit, with as much text.
 
     Raises:
-        DataError: says how many tokens are needed.
+        DataError: says how many tokens are needed, or that the tokenizer cannot write numbers or names.
     """
+    answer_ids(tokenizer, "9")  # refuses a tokenizer without digits
     said = {"name": draw_names(np.random.default_rng(0), 1)[0], "number": "9" * 7}
+    written = str(tokenizer.decode(_encoded(tokenizer, said["name"])))
+    if said["name"] not in written.replace(" ", "").lower():
+        raise DataError(
+            f"the tokenizer turns the name {said['name']} into {written!r}, but retrieval prompts ask for facts by name; use "
+            "a tokenizer of all letters, or set data.retrieval=0"
+        )
     needed = 0
     for fact, question in _FORMS + _NAMELESS:
         asked, answer = _question(tokenizer, question.format(**said), said["number"])

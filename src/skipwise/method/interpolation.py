@@ -27,6 +27,14 @@ _BELONGS = {  # setting: the interpolations that read it
     "factors": ("factors",),
 }
 _NEEDS = {"theta": "rope_theta", "factors": "factors"}
+# Far wider than what is published; beyond them angles leave float32, or attention its range.
+_BOUNDS = {
+    "rope_theta": (1.0, 1e15),
+    "beta_fast": (1e-3, 1e12),
+    "beta_slow": (1e-3, 1e12),
+    "attention_factor": (1e-2, 1e2),
+    "factors": (1e-3, 1e6),
+}
 
 
 @dataclass(frozen=True)
@@ -69,14 +77,14 @@ class RopeSettings:
     def __str__(self) -> str:
         """Those that are set, as ``beta_fast 16, attention_factor 1.1``; a list by its length."""
         given = {key: value for key, value in vars(self).items() if value is not None}
-        return ", ".join(f"{len(v)} {k}" if isinstance(v, tuple) else f"{k} {v:g}" for k, v in given.items())
+        return ", ".join(f"{len(v)} {k}" if isinstance(v, tuple) else f"{k} {v:.12g}" for k, v in given.items())
 
 
 DEFAULTS = RopeSettings()
 
 
 def check_settings(name: str, settings: RopeSettings) -> None:
-    """Require settings that belong to the interpolation, those that it needs, and numbers that make sense.
+    """Require settings that belong to the interpolation, those that it needs, and numbers in their bounds.
 
     Factors below 1, and factors that do not rise, are taken: published lists have them, as MiniCPM4's begins with 0.998.
 
@@ -95,9 +103,10 @@ def check_settings(name: str, settings: RopeSettings) -> None:
                 f"rope.{key} belongs to interpolation {' or '.join(names)}, not to {name}; leave it out, or choose "
                 f"interpolation {names[0]}"
             )
+        least, most = _BOUNDS[key]
         for number in value if key == "factors" else [value]:
-            if not 0 < number < math.inf:
-                raise RecipeError(f"rope.{key} {number} must be a number above 0; correct it")
+            if not least <= number <= most:
+                raise RecipeError(f"rope.{key} {number} must lie in {least:g}..{most:g}; correct it")
     fast, slow = _betas(settings)
     if fast <= slow:
         raise RecipeError(

@@ -42,8 +42,8 @@ class ChunkRules:
             ``end_anchored_skips``, two chunks only.
         content: v_0 = 0, and ``uniform``: v_i ~ U{v_(i-1)..L_x - L_c}, as in the paper; ``zero``: contiguous text;
             ``aligned``: v_i = u_i, or the last place in the document where that lies beyond it.
-        contiguous: the share of examples without skips, u_i = v_i = 0: windows of ``short`` among those of ``pose``, whose
-            last labels have all of the window before them. The paper has none.
+        contiguous: the share of examples without skips, u_i = 0 and v_i = v ~ U{0..L_x - L_c}: contiguous text at contiguous
+            positions, whose last labels have all of the window before them. The paper has none.
 
     Raises:
         RecipeError: a rule is unknown, or the share is not in 0..1.
@@ -129,7 +129,8 @@ def pose(
         offsets = np.zeros_like(skips)
     if rules.contiguous:
         skipping = (rng.uniform(_CONTIGUOUS) >= rules.contiguous)[:, None]
-        skips, offsets = skips * skipping, offsets * skipping
+        anywhere = rng.integers(_CONTIGUOUS + 1, 0, room)[:, None]
+        skips, offsets = skips * skipping, np.where(skipping, offsets, anywhere)
     return Plans(lengths, skips, offsets)
 
 

@@ -231,7 +231,7 @@ def _to_gradients(
         else:
             known, share = log_softmax(taught[part], dim=-1, dtype=torch.float32), weights[part]
             chances = known.exp()
-            total += torch.linalg.vecdot(chances, known.sub_(scores)).dot(share)
+            total += (chances * known.sub_(scores)).sum(-1).dot(share)  # under autocast vecdot would be bf16
             gradient = scores.exp_().mul_((kept + share)[:, None]).sub_(chances.mul_(share[:, None]))
         some.copy_(gradient.scatter_add_(1, target, -kept[:, None].to(gradient.dtype)))
     return total

@@ -34,6 +34,17 @@ def show_warnings() -> None:
     _held.clear()
 
 
+def keep_differentiable(model: Any) -> None:
+    """Keep layers from packing their weights anew at their first pass without gradients, as they do on some CPUs.
+
+    What they compute with packed weights has no gradients, in silence: a teacher's pass, or measuring during training,
+    would end the training of everything before the last layer.
+    """
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+
+
 def quantization_settings(dtype: Any, device: Any) -> dict[str, Any]:
     """Return the arguments of ``from_pretrained`` that load linear layers in 4 bits and compute in ``dtype``."""
     from transformers import BitsAndBytesConfig

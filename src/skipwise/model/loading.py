@@ -26,7 +26,7 @@ from transformers.quantizers import AutoHfQuantizer
 
 from skipwise.errors import ModelError, nearest, reason
 from skipwise.model import lora
-from skipwise.model.four_bit import quantization_settings
+from skipwise.model.four_bit import keep_differentiable, quantization_settings
 from skipwise.model.packaged import NAMES, packaged
 from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
 from skipwise.model.sealed import FILE, read_seal, require_unchanged
@@ -286,7 +286,9 @@ def load_model(
     model = _load_whole(resolve(base) if base else folder, name, config=config, dtype=dtype, **settings)
     if base:
         model = lora.load_adapter(model, folder, merge=merge)
-    if not four_bits:
+    if four_bits:
+        keep_differentiable(model)
+    else:
         torch.nn.Module.to(model, device)
     if extension is not None:
         check_frequencies(model, extension)

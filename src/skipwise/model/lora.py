@@ -186,7 +186,7 @@ def load_adapter(base: PreTrainedModel, folder: str, *, merge: bool) -> PreTrain
         ) from error
     try:
         adapted = _with_additions(base, config, state)
-        return adapted.merge_and_unload(safe_merge=True) if merge else adapted
+        return adapted.merge_and_unload(safe_merge=True).requires_grad_(True) if merge else adapted
     except Exception as error:  # of settings of a wrong type, weights of another shape, layers that are not there
         said = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {reason(error)}"
         raise ModelError(

@@ -10,7 +10,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # docs/method.md says what each part does, docs/skipwise.md what it is worth, measured.
     "skipwise": {
         "positions": {"content": "aligned", "contiguous": 0.5},
-        "data": {"retrieval": 0.2},
+        "data": {"passkey": 0.0, "retrieval": 0.2},
         "teacher": {"weight": 1.0},
     },
 }

@@ -366,10 +366,12 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
     read = {} if source is None else _read_yaml(source)
     # An empty section has its defaults; without a teacher is a choice, which a method may make otherwise.
     values = {key: value for key, value in read.items() if value is not None or key == "teacher"}
+    given: dict[str, Any] = {}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):
             value = {part: value}
-        values = _merged(values, value)
+        given = _merged(given, value)
+    values = _over(values, given)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -421,7 +423,22 @@ def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, A
     if not isinstance(like, str) or path.resolve() in behind:
         raise RecipeError(f"{path}: like = {_short(like)} must name another recipe, a file or a shipped one")
     beside = path.parent / expanded(like)
-    return _merged(_read_yaml(beside if os.path.isfile(beside) else like, (*behind, path.resolve())), values)
+    return _over(_read_yaml(beside if os.path.isfile(beside) else like, (*behind, path.resolve())), values)
+
+
+def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``. A method that ``changes`` name anew wins over what ``base`` has of its settings.
+
+    Else the file of a finished run, which has every setting, would keep those of its own method under another name.
+    """
+    old = base.get("method", Recipe.model_fields["method"].default)
+    if changes.get("method", old) != old:
+        base = {**base}
+        for section in {key for settings in SETTINGS.values() for key in settings}:
+            keys = {key for settings in SETTINGS.values() for key in settings.get(section, {})}
+            kept = {key: value for key, value in (base.pop(section, None) or {}).items() if key not in keys}
+            base |= {section: kept} if kept else {}
+    return _merged(base, changes)
 
 
 def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

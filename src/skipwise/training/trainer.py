@@ -147,6 +147,12 @@ class _Trainer(Trainer):
         ids, weights = inputs["input_ids"], inputs.pop("teacher_weights", None)
         if self._sliced is None:  # the first batch
             self._require_positions(inputs)
+            if (weights is None) != (self.teacher is None):
+                lacks = "teacher_weights" if weights is None else "teacher"
+                raise RecipeError(
+                    f"there is no {lacks}: a teacher and a data set with teacher_weight above 0 need each other; give both, "
+                    "or neither"
+                )
             self._sliced = self._needs_slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from skipwise.data import passkey, retrieval_prompts, training_prompts
 from skipwise.data.training_prompts import TrainingPrompt, require_room, training_prompt
@@ -84,3 +86,13 @@ def test_an_example_that_holds_none_is_refused() -> None:
     require_room(TOKENIZER, 256)
     with pytest.raises(DataError, match="train length 64 is too short for retrieval prompts of 194 tokens"):
         require_room(TOKENIZER, 64)
+
+
+@pytest.mark.parametrize(("known", "said"), [("a b c", "the digit 0 into"), ("0123456789 .", "the name .* into")])
+def test_a_tokenizer_that_cannot_write_them_is_refused(known: str, said: str) -> None:
+    words = {"[UNK]": 0, **{letter: i + 1 for i, letter in enumerate(dict.fromkeys(known))}}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    with pytest.raises(DataError, match=said):
+        require_room(tokenizer, 1000)

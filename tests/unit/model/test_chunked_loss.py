@@ -88,6 +88,20 @@ def test_a_teachers_term_is_the_divergence_from_it(family: str, monkeypatch: pyt
             torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_teachers_term_in_bf16_is_near_that_in_float32(family: str) -> None:
+    """Under autocast, as in training on a GPU; the sums stay float32."""
+    model, taught = families.model(family).train(), taught_by(family)
+    with in_slices(model, taught):
+        loss, wanted = gradients(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            low, found = gradients(model)
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, loss, rtol=1e-2, atol=0)
+    for name, one in wanted.items():
+        assert torch.cosine_similarity(found[name].flatten(), one.flatten(), dim=0) > 0.98, name
+
+
 def test_nothing_is_learned_from_a_teacher_after_the_last_token() -> None:
     model, taught = families.model("llama").train(), taught_by("llama")
     only_last = torch.zeros_like(taught.weights)

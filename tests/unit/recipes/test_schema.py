@@ -396,3 +396,24 @@ def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Pa
     assert (recipe.teacher and recipe.teacher.weight) == (teacher and 3)
     dump_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+@pytest.mark.parametrize(("old", "new"), [("paper", "skipwise"), ("skipwise", "paper")])
+@pytest.mark.parametrize("by", ["--set", "like"])
+def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new: str, by: str, tmp_path: Path) -> None:
+    dump_recipe(load_recipe("nano", {"method": old, "positions.chunks": 3}), tmp_path / "recipe.yaml")
+    if by == "like":
+        (tmp_path / "child.yaml").write_text(f"like: recipe.yaml\nmethod: {new}\n")
+        found = load_recipe(tmp_path / "child.yaml")
+    else:
+        found = load_recipe(tmp_path / "recipe.yaml", {"method": new})
+    wanted = load_recipe(None, {"method": new, "positions.chunks": 3})
+    assert (found.positions, found.teacher) == (wanted.positions, wanted.teacher)
+    assert (found.data.retrieval, found.data.passkey) == (wanted.data.retrieval, 0.0)
+    assert found.training.batch_size == 16
+    assert load_recipe(tmp_path / "recipe.yaml", {"method": old}) == load_recipe(tmp_path / "recipe.yaml")
+
+
+def test_shipped_recipes_leave_the_method_its_settings() -> None:
+    for name in shipped_recipes():
+        assert load_recipe(name, {"method": "skipwise"}).positions.content == "aligned", name

@@ -451,6 +451,13 @@ def test_a_teachers_term_is_trained_as_in_a_bare_loop(tmp_path, monkeypatch, mic
         torch.testing.assert_close(student.state_dict()[name], weight, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("given", ["teacher", "weights"])
+def test_a_teacher_and_its_weights_need_each_other(tmp_path, given):
+    dataset, teacher = (Keyed(), Teacher(tiny_model(), LENGTH)) if given == "teacher" else (Taught(), None)
+    with pytest.raises(RecipeError, match=r"there is no teacher.*give both, or neither"):
+        run(tmp_path, dataset=dataset, teacher=teacher)
+
+
 def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
     plain: list[float] = []
     expected, _ = run(tmp_path / "plain", on_log=lambda log: plain.append(log["loss"]), logging_steps=1)
