@@ -7,10 +7,10 @@ Method = Literal["paper", "skipwise"]
 SETTINGS: dict[str, dict[str, Any]] = {
     # PoSE to the letter: what the sections have without a method.
     "paper": {},
-    # docs/method.md says what each part does, docs/skipwise.md what it is worth, measured.
+    # docs/method.md says what each part does.
     "skipwise": {
         "positions": {"content": "aligned", "contiguous": 0.5},
-        "data": {"passkey": 0.0, "retrieval": 0.2},
-        "teacher": {"weight": 1.0},
+        "data": {"passkey": 0.0, "retrieval": 0.4},
+        "teacher": {"weight": 4.0},
     },
 }

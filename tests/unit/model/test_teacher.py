@@ -1,13 +1,16 @@
 import copy
+from importlib.util import find_spec
 
 import pytest
 import torch
 
+from skipwise.model.loading import load_config, load_model
 from skipwise.model.lora import adapt
 from skipwise.model.rope import plan_extension, set_interpolation
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora
 from tests import families
+from tests.tiny import checkpoint
 
 WINDOW = 64
 
@@ -38,3 +41,21 @@ def test_the_base_inside_an_adapted_student_predicts_what_the_base_predicts(fami
     assert not torch.allclose(taught.states, before, atol=1e-2)
     assert student.training
     assert torch.equal(student(input_ids=ids).logits, before)  # it is itself again
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_asking_a_base_in_4_bits_leaves_the_students_gradients(tmp_path) -> None:
+    """On some CPUs a pass without gradients would pack the weights anew, into what has none."""
+    folder = checkpoint(tmp_path / "base", window=WINDOW, hidden_size=128, intermediate_size=256)
+    ids, found = torch.arange(40)[None] * 7 % 97, []
+    for asked in (False, True):
+        student = adapt(load_model(str(folder), four_bits=True), Lora(rank=2))
+        for name, weight in student.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.ones_(weight)
+        if asked:
+            Teacher.inside(student, load_config(str(folder)), WINDOW).taught(ids, torch.ones(1, 40))
+        student(input_ids=ids, labels=ids).loss.backward()
+        found.append({name: weight.grad for name, weight in student.named_parameters() if weight.requires_grad})
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=1e-5)

@@ -383,7 +383,7 @@ def test_a_method_sets_what_a_recipe_does_not(tmp_path: Path) -> None:
     assert (ours.data.retrieval, ours.data.source) == (0.05, "stdlib")
     assert ours.teacher is not None
     control = load_recipe(None, {"method": "skipwise", "positions.scheme": "short"})
-    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.2)
+    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.4)
     paper = load_recipe(None, {"method": "paper"})
     assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(), None, 0.0)
     assert "method = 'papper': Input should be 'paper' or 'skipwise'" in message(None, {"method": "papper"})
