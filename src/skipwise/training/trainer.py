@@ -188,7 +188,8 @@ class _Trainer(Trainer):
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: all logits take too much memory, and nothing else needs them.
 
-        With a teacher there are twice as many. Slices need the output layer's weights, which no process holds whole in a sharded model. Liger has its own loss.
+        With a teacher there are twice as many. Slices need the output layer's weights, which no process holds whole in a
+        sharded model. Liger has its own loss.
         """
         model = cast(PreTrainedModel, self.model)
         logits_needed = self.label_smoother is not None or self.args.use_liger_kernel
