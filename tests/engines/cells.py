@@ -7,7 +7,7 @@ BOUND = 2e-4  # of the largest difference of a log-probability to the newest tra
 
 _UNKNOWN = "does not recognize this architecture"
 _TWO_FIELDS = "`rope_scaling` must be a dictionary with two fields, `type` and `factor`"
-_NO_FACTORS = "of this architecture it takes no factors by frequency. Extend with yarn, ntk or linear"
+_NO_FACTORS = "it takes no factors by frequency. Extend with yarn as it is by default, ntk, theta or linear"
 _UNBOUND = "UnboundLocalError: cannot access local variable 'long_inv_freq'"
 _HALF_PRECISION_GELU = 2e-3  # llama.cpp looks GELU up in a table of float16
 
