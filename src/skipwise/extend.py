@@ -5,6 +5,7 @@
 Each stage leaves files that the next one reads, and is passed over when a resumed run finds them whole.
 """
 
+import math
 import time
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from skipwise.model.precision import AUTOCAST
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies, extension_of
 from skipwise.model.saving import require_saved, save_extended
+from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Recipe
 from skipwise.report.model_card import write_card
 from skipwise.report.page import write_page
@@ -53,7 +55,7 @@ from skipwise.results.records import (
     require_results,
 )
 from skipwise.results.run_folder import DECIDES, RunFolder
-from skipwise.training import best_checkpoint, processes
+from skipwise.training import best_checkpoint, processes, written
 from skipwise.training.checkpoints import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
 from skipwise.training.prepare import PreparedRun, prepare, print_plan, require_trainable
 from skipwise.training.run import begin_run, open_run
@@ -107,7 +109,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     processes.told_by_first((run.path.absolute(), run.identity, decides, model is not None))
     processes.end_together(None)
     if model is not None:
-        trained = _train(prepared, model, run, resume, evaluation)
+        trained = _train(prepared, model, run, resume, console, evaluation)
         if recipe.evaluation.keep == "best":
             _take_best(evaluation, trained, run, console)
         _save(prepared, trained, run)
@@ -204,7 +206,7 @@ def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
     processes.end_together(_other_machine(prepared, run, identity, decides))
     if training:
         try:
-            _train(prepared, _load_and_probe(prepared, console), run, resume)
+            _train(prepared, _load_and_probe(prepared, console), run, resume, console)
         except SkipwiseError as error:
             raise PeerError(str(error)) from error  # the first has not met it
     return run
@@ -263,6 +265,7 @@ def _train(
     probed: tuple[PreTrainedModel, Probe],
     run: RunFolder,
     resume: bool,
+    console: Console,
     evaluation: RunEvaluation | None = None,
 ) -> PreTrainedModel:
     """Train in place, and return the whole model; the first process, which has an ``evaluation``, keeps the records."""
@@ -283,9 +286,10 @@ def _train(
         run.record(probe=probe.as_dict())
         if evaluation.far:
             _require_best(evaluation, run)
+    teacher = prepared.teacher(model)
     summary = train(
         model,
-        prepared.dataset(),
+        prepared.dataset(_written(prepared, teacher, run, console)),
         collate,
         prepared.recipe.training,
         folder=run.checkpoints,
@@ -294,7 +298,7 @@ def _train(
         run=run.identity,
         on_log=keep if first else None,
         on_step=measure,
-        teacher=prepared.teacher(model),
+        teacher=teacher,
         progress=first,
     )
     sharded = processes.launched() > 1 and processes.engine() != "ddp"
@@ -303,6 +307,30 @@ def _train(
     if first:
         run.record(training=vars(summary) | {"precision": prepared.precision})
     return _whole(prepared, run) if sharded and first else model
+
+
+def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
+    """The text that the teacher writes to be trained on, if the recipe asks for it: the first process lets it write."""
+    recipe = prepared.recipe
+    if teacher is None or recipe.teacher is None or not recipe.teacher.written:
+        return None
+    examples = recipe.training.max_steps * recipe.training.batch_size
+    with processes.first_ahead():
+        if processes.is_first() and not run.written.exists():
+            written.write(
+                run.written,
+                teacher,
+                prepared.tokenizer,
+                tokens=math.ceil(recipe.teacher.written * examples * prepared.train_length),
+                train_length=prepared.train_length,
+                seed=recipe.seed,
+                console=console,
+            )
+    texts, fingerprint = written.read(run.written)
+    run.require_same(**{written.NAME: fingerprint})
+    if processes.is_first():
+        run.record(fingerprints=(run.read().get("fingerprints") or {}) | {written.NAME: fingerprint})
+    return texts
 
 
 def _whole(prepared: PreparedRun, run: RunFolder) -> PreTrainedModel:

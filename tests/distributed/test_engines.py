@@ -85,7 +85,7 @@ def test_two_processes_train_as_one_does(files, alone, tmp_path, words: list[str
 
 
 @pytest.mark.parametrize(
-    "changed", [["--lora"], ["--set", "teacher.weight=2"], ["--lora", "--set", "teacher.weight=2"]]
+    "changed", [["--lora"], ["--set", "teacher.written=0.5"], ["--lora", "--set", "teacher.written=0.5"]]
 )
 @pytest.mark.parametrize("words", [ddp, zero3])
 def test_lora_and_a_teacher_train_in_two_processes_as_in_one(files, tmp_path, words, changed: list[str]) -> None:

@@ -4,11 +4,13 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from skipwise.results.records import TrainingRecord, read_records
+from skipwise.results.run_folder import RunFolder
 from tests.command_line import refused, run
 from tests.integration.test_extend import SMALL, command, files  # noqa: F401
 
@@ -32,6 +34,33 @@ def test_it_trains_and_resumes_to_the_same_bits(files, monkeypatch, tmp_path) ->
     assert all(a > b for a, b in zip(losses(tmp_path / "taught"), losses(tmp_path / "plain"), strict=True))
 
 
+def test_the_text_that_the_base_writes_is_kept(files, monkeypatch, capsys, tmp_path) -> None:  # noqa: F811
+    """A resume trains on it again; lost, it is written again, and another one is refused."""
+    asked = {**QUICK, "teacher.weight": 2, "teacher.written": 0.5}
+    whole = tmp_path / "whole"
+    run(monkeypatch, *command(*files, whole, **asked))
+    texts = np.load(whole / "written.npy")
+    length = int(RunFolder(whole).read()["model"]["train_length"])
+    assert texts.shape[1] == length
+    for name, left in {"kept": texts, "lost": None, "other": texts + 1, "damaged": b"no array"}.items():
+        cut = shutil.copytree(whole, tmp_path / name)
+        shutil.rmtree(cut / "model")
+        shutil.rmtree(cut / "checkpoints/checkpoint-4")
+        (cut / "written.npy").unlink()
+        if isinstance(left, bytes):
+            (cut / "written.npy").write_bytes(left)
+        elif left is not None:
+            np.save(cut / "written.npy", left)
+        again = "extend", "--resume", "--out", cut
+        if name in ("other", "damaged"):
+            wanted = "the written text has changed" if name == "other" else "written.npy cannot be read"
+            assert wanted in refused(monkeypatch, capsys, *again)
+            continue
+        run(monkeypatch, *again)
+        one, other = (load_file(folder / "model/model.safetensors") for folder in (whole, cut))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+
+
 def test_low_rank_additions_are_taught_by_the_base_that_they_are_added_to(files, monkeypatch, tmp_path) -> None:  # noqa: F811
     """They begin at zero, so the first step has the loss of training all weights."""
     taught = {**QUICK, "teacher.weight": 2, "training.max_steps": 1, "training.warmup_steps": 0}
@@ -44,6 +73,11 @@ def test_low_rank_additions_are_taught_by_the_base_that_they_are_added_to(files,
     ("changes", "message"),
     [
         ({"teacher.weight": 0}, "teacher.weight = 0: .*greater than 0"),
+        ({"teacher.written": 1.5}, "teacher.written = 1.5: .*less than or equal to 1"),
+        (
+            {"teacher.written": 0.7, "data.passkey": 0.4},
+            r"data.passkey \+ teacher.written = 1.1 must not exceed 1, all of the examples; lower one of them",
+        ),
         ({"teacher.weight": "true"}, "teacher.weight = True: must be a number"),
         ({"teacher.wait": 1}, "unknown key teacher.wait .did you mean weight"),
         ({"teacher.weight": 1, "training.label_smoothing_factor": 0.1}, "training.label_smoothing_factor replaces"),

@@ -116,6 +116,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
         retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
             positions skip once, between telling and asking.
+        written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them.
+        written_share: the share of examples that are made of them, joined at random to ``train_length``.
         teacher_weight: above 0, examples also have ``teacher_weights``, float32 [tokens]: this number up to the first skip,
             where teacher and student have read the same at the same positions, and 0 behind it, and where a prompt follows.
 
@@ -138,6 +140,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         min_context: int = 0,
         passkey: float = 0.0,
         retrieval: float = 0.0,
+        written: np.ndarray | None = None,
+        written_share: float = 0.0,
         teacher_weight: float = 0.0,
     ) -> None:
         if len(documents) == 0:
@@ -146,12 +150,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
         self.seed, self.passkey, self.retrieval, self.teacher_weight = seed, passkey, retrieval, teacher_weight
+        self.written, self.written_share = written, written_share
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
         self._epoch = shared_epoch()
         # A document that is too short for a plan is reported here, not in a worker.
         self.rules.plan(Rng.of(seed, 0, 0), np.minimum(self._lengths.min(keepdims=True), lengths[1]))
+        _check_shares({"passkey": passkey, "retrieval": retrieval, "written": written_share})
         _check_prompts({"passkey": passkey, "retrieval": retrieval}, tokenizer, lengths[0])
 
     @classmethod
@@ -197,7 +203,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         labels = self.rules.trained(rows, input_ids)
         positions, drawn = plans.position_ids(), rng.uniform(_PROMPT)
         passkeys, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
+        written = ~prompted & (drawn < self.passkey + self.retrieval + self.written_share)
         text_follows = np.ones(labels.shape, dtype=bool)
+        for row in np.flatnonzero(written):
+            self._take_written(int(indices[int(row)]), input_ids[row], labels[row], positions[row])
         for row in np.flatnonzero(prompted):
             index, origin = int(indices[int(row)]), int(origins[row])
             if passkeys[row]:
@@ -222,6 +231,19 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         chosen = np.searchsorted(self._ends, place, side="right")
         spans, origins = self.rules.cut(rng, self._lengths[chosen])
         return self.rules.plan(rng, spans), self.store.offsets[self.documents[chosen]] + origins, rng
+
+    def _take_written(self, index: int, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray) -> None:
+        """Replace one example by texts of ``written`` that are joined, in place; no position skips."""
+        if self.written is None:
+            raise DataError(f"written_share = {self.written_share:g} needs texts; give written, or set it to 0")
+        tokens, pieces = self.written.shape[1], len(self.written)
+        rng = np.random.default_rng([self.seed, int(self._epoch), index])
+        chosen = rng.integers(0, pieces, -(-len(input_ids) // tokens))
+        input_ids[:] = self.written[chosen].ravel()[: len(input_ids)]
+        positions[:] = np.arange(len(input_ids))
+        labels[:] = input_ids
+        if not self.rules.train_jumps:
+            labels[::tokens] = IGNORED
 
     def _write_passkey(self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Write contiguous text and then a passkey prompt with its answer into one example, in place.
@@ -263,15 +285,21 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         return np.append(prompt.trained[1:], False) & (np.arange(1, len(input_ids) + 1) < prompt.asked)
 
 
-def _check_prompts(shares: dict[str, float], tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
-    """Refuse shares of prompts that no example can have, and a train length that no prompt fits."""
+def _check_shares(shares: dict[str, float]) -> None:
+    """Refuse shares that the examples cannot have."""
     for name, share in shares.items():
         if not 0 <= share <= 1:
             raise DataError(f"{name} = {share:g} must lie in 0..1, a share of the examples")
+    asked = {name: share for name, share in shares.items() if share}
+    if (together := sum(asked.values())) > 1:
+        raise DataError(f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one")
+
+
+def _check_prompts(shares: dict[str, float], tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
+    """Refuse prompts without a tokenizer, and a train length that no prompt fits."""
+    for name, share in shares.items():
         if share and tokenizer is None:
             raise DataError(f"{name} = {share:g} needs a tokenizer to write the prompts; give the model's own")
-    if (both := sum(shares.values())) > 1:
-        raise DataError(f"{' + '.join(shares)} = {both:g} must not exceed 1, all of the examples; lower one")
     if shares["passkey"] and tokenizer is not None:
         training_passkey(tokenizer, train_length, np.random.default_rng(0))
     if shares["retrieval"] and tokenizer is not None:

@@ -3,19 +3,27 @@
 It reads the first chunk of an example inside its own window, where it and the student have read the same tokens. What is
 learned from it, ``chunked_loss.Taught``, keeps what the base knew of text that is not trained on (matching the hidden
 states of a frozen base, for the same purpose: Dong et al., "LongReD", arXiv:2502.07365). Behind the first chunk it must not teach:
-without the chunk before, it teaches not to read far; with it, that what stands far is near. It costs a forward pass of the
-first chunk, on average half of an example.
+without the chunk before, it teaches not to read far; with it, that what stands far is near. It costs a forward pass up to
+the last skip of a batch.
+
+It can also write text of its own, which has of everything that it knew (Liu et al., "LLM-QAT: Data-Free Quantization Aware
+Training for Large Language Models", arXiv:2305.17888, distil on such text).
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 from transformers import PretrainedConfig, PreTrainedModel
 
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
+from skipwise.model.memory import token_bytes
+
+_WRITTEN_AT_ONCE = 64  # texts
+_WRITTEN_BYTES = 2**32  # of memory for them
 
 
 class Teacher:
@@ -73,6 +81,34 @@ class Teacher:
         finally:
             model.train(was_training)
         return Taught(pad(states, (0, 0, 0, beyond)), matrix, bias, pad(weights[:, :end], (0, beyond)))
+
+    @torch.no_grad()
+    def write(
+        self, start: int, texts: int, length: int, seed: int, on_tokens: Callable[[int], object] = lambda tokens: None
+    ) -> np.ndarray:
+        """Return texts drawn from its own distribution after the token ``start``: int64 [texts, length], with that token.
+
+        The end of a document does not end a text; what follows is another document, as in pre-training. ``on_tokens`` gets
+        the number of tokens of each step. ``generate`` would mix in the checkpoint's own sampling settings.
+        """
+        model, was_training = self._model, self._model.training
+        each = length * token_bytes(model.config, model.dtype.itemsize, cached=True)
+        at_once = max(1, min(_WRITTEN_BYTES // each, _WRITTEN_AT_ONCE))
+        draws = torch.Generator(model.device).manual_seed(seed)
+        written = torch.full((texts, length), start, device=model.device)
+        try:
+            with self._frozen():
+                model.eval()
+                for rows in written.split(at_once):
+                    cache = None
+                    for end in range(1, length):
+                        read = model(input_ids=rows[:, end - 1 : end], past_key_values=cache, use_cache=True)
+                        cache, chances = read.past_key_values, read.logits[:, -1].float().softmax(-1)
+                        rows[:, end] = torch.multinomial(chances, 1, generator=draws)[:, 0]
+                        on_tokens(len(rows))
+        finally:
+            model.train(was_training)
+        return written.cpu().numpy()
 
 
 def _rotates(module: torch.nn.Module) -> bool:

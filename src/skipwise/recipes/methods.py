@@ -11,6 +11,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "skipwise": {
         "positions": {"content": "aligned", "contiguous": 0.5},
         "data": {"passkey": 0.0, "retrieval": 0.4},
-        "teacher": {"weight": 4.0},
+        "teacher": {"weight": 4.0, "written": 0.2},
     },
 }

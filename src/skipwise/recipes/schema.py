@@ -248,6 +248,7 @@ class Teacher(Section):
     """The frozen base teaches beside the text: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
 
     weight: Real = Field(1.0, gt=0, le=1000, description="of its term, per token, where a label of the text has 1")
+    written: Real = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
 
 
 class Evaluation(Section):
@@ -326,6 +327,13 @@ class Recipe(Section):
             raise ValueError(
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
                 "a chunk has at least one token"
+            )
+        shares = {"data.passkey": self.data.passkey, "data.retrieval": self.data.retrieval}
+        shares |= {"teacher.written": self.teacher.written} if self.teacher else {}
+        asked = {name: share for name, share in shares.items() if share}
+        if (together := sum(asked.values())) > 1:
+            raise ValueError(
+                f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one of them"
             )
         others = ("use_liger_kernel", "label_smoothing_factor")
         if self.teacher and (own := [name for name in others if (self.training.model_extra or {}).get(name)]):

@@ -3,6 +3,7 @@
 recipe.yaml   resolved, every default written out; of a run it is the first file, and is written once
 run.json      versions, seed, machine, command, fingerprints of text and base, probe
 checkpoints/  of the training, each with its marker of completeness
+written.npy   the text that a teacher wrote to be trained on
 model/        the extended checkpoint
 results.jsonl figures/ report.html
 """
@@ -119,6 +120,7 @@ class RunFolder:
         self.recipe = path / "recipe.yaml"
         self.facts = path / "run.json"
         self.checkpoints = path / "checkpoints"
+        self.written = path / "written.npy"
         self.model = path / "model"
         self.results = path / "results.jsonl"
         self.figures = path / "figures"

@@ -21,7 +21,7 @@ from skipwise.recipes.schema import Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
 
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
-_TAUGHT = 1 / 6  # of a step's operations: a teacher's forward pass of half a window on average, and no backward
+_TAUGHT = 1 / 3  # of a step's operations at the most: a teacher's forward pass of whole windows, and no backward
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,11 @@ class PreparedRun:
         original_length, fingerprint = self.extension.rope.original_length, weights_fingerprint(self.recipe.model)
         return Origin(self.recipe.model, original_length, self.recipe.data, documents, fingerprint)
 
-    def dataset(self) -> PoseDataset:
-        """Return the examples of the run in order: index = step * batch_size + place in the batch."""
+    def dataset(self, written: np.ndarray | None = None) -> PoseDataset:
+        """Return the examples of the run in order: index = step * batch_size + place in the batch.
+
+        ``written`` are the texts of the base, without which plans can be drawn but not the examples made of them.
+        """
         recipe = self.recipe
         return PoseDataset(
             self.store,
@@ -97,6 +100,8 @@ class PreparedRun:
             min_context=recipe.data.min_context,
             passkey=recipe.data.passkey,
             retrieval=recipe.data.retrieval,
+            written=written,
+            written_share=recipe.teacher.written if recipe.teacher else 0.0,
             teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,
         )
 

@@ -144,6 +144,31 @@ def test_positions_of_a_retrieval_prompt_skip_once_between_telling_and_asking(tm
         ).all()
 
 
+@pytest.mark.parametrize("train_jumps", [False, True])
+def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_jumps: bool) -> None:
+    texts = 500 + np.arange(7)[:, None] * 30 + np.arange(30)  # seven texts of 30 tokens that stand nowhere else
+    shared = {"train_length": 400, "target_length": 1280, "train_jumps": train_jumps}
+    shared |= {"passkey": 0.2, "tokenizer": byte_tokenizer()}
+    store = stored(tmp_path, words=400)
+    data = dataset(store, **shared, written=texts, written_share=0.3, teacher_weight=2.0)
+    plain = dataset(store, **shared, teacher_weight=2.0)
+    begins, chosen = np.arange(400) % 30 == 0, []
+    for index in range(60):
+        example = data[index]
+        if equal(example, plain[index]):
+            assert (example["input_ids"] < 500).all()
+            continue
+        pieces = [(example["input_ids"][place] - 500) // 30 for place in range(0, 400, 30)]
+        chosen += pieces
+        assert (example["input_ids"] == np.concatenate([texts[piece] for piece in pieces])[:400]).all()
+        assert (example["position_ids"] == np.arange(400)).all()
+        kept = np.ones(400, dtype=bool) if train_jumps else ~begins
+        assert (example["labels"] == np.where(kept, example["input_ids"], IGNORED)).all()
+        assert (example["teacher_weights"] == 2).all()
+    assert 8 < len(chosen) / 14 < 28
+    assert set(chosen) == set(range(7))
+
+
 def test_shares_of_prompts_are_drawn_apart(tmp_path: Path) -> None:
     store = stored(tmp_path, words=400)
     data = dataset(store, train_length=400, target_length=1280, tokenizer=byte_tokenizer(), passkey=0.3, retrieval=0.3)
@@ -239,6 +264,10 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         dataset(store, retrieval=0.5, tokenizer=byte_tokenizer())
     with pytest.raises(DataError, match=r"passkey \+ retrieval = 1.5 must not exceed 1"):
         dataset(store, passkey=0.5, retrieval=1.0, tokenizer=byte_tokenizer())
+    with pytest.raises(DataError, match=r"written = 1.5 must lie in 0\.\.1"):
+        dataset(store, written_share=1.5)
+    with pytest.raises(DataError, match=r"written_share = 1 needs texts"):
+        dataset(store, written_share=1.0)[0]
     with pytest.raises(DataError, match="train length 7 is too short for 2 chunks; choose at least 8 tokens"):
         dataset(store, train_length=7)
 

@@ -59,3 +59,35 @@ def test_asking_a_base_in_4_bits_leaves_the_students_gradients(tmp_path) -> None
         found.append({name: weight.grad for name, weight in student.named_parameters() if weight.requires_grad})
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", families.NAMES)
+def test_texts_are_drawn_from_the_bases_own_distribution(family: str) -> None:
+    """The same draws without a cache, from the base alone, with no sampling settings of a checkpoint."""
+    base, student = extended(family)
+    base.generation_config.update(do_sample=True, top_k=1, temperature=0.1)  # of which nothing may be left
+    student.generation_config = base.generation_config
+    expected, draws = torch.full((5, 1), 3), torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for _ in range(11):
+            chances = base(input_ids=expected, use_cache=False).logits[:, -1].softmax(-1)
+            expected = torch.cat([expected, torch.multinomial(chances, 1, generator=draws)], 1)
+    told = []
+    for teacher in (Teacher(base, WINDOW), Teacher.inside(student, base.config, WINDOW)):
+        assert (teacher.write(3, 5, 12, 7, told.append) == expected.numpy()).all()
+        assert not (teacher.write(3, 5, 12, 8) == expected.numpy()).all()
+    assert told == [5] * 22
+    assert student.training
+    assert not base.training
+
+
+def test_texts_that_take_too_much_memory_together_are_written_one_after_another(monkeypatch) -> None:
+    base, _ = extended("llama")
+    told = []
+    Teacher(base, WINDOW).write(3, 130, 4, 0, told.append)
+    assert told == [64] * 6 + [2] * 3
+    monkeypatch.setattr("skipwise.model.teacher._WRITTEN_BYTES", 1)
+    told.clear()
+    texts = Teacher(base, WINDOW).write(3, 3, 4, 0, told.append)
+    assert told == [1] * 9
+    assert texts.shape == (3, 4)
