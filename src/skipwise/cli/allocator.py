@@ -2,13 +2,18 @@
 
 By default glibc gives each large block back to the system at once, and the next step pays for every page
 anew. Held in the process, in huge pages, they cost nothing. Values set by the user win.
+
+What is kept must be given back now and then: small objects that stay, such as the words in a tokenizer's cache, are cut out
+of freed blocks, and the next step's block no longer fits there. Training on retrieval prompts grew by 8 MB a step.
 """
 
 import ctypes
 import os
 import sys
+import threading
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
+_EVERY = 10.0  # seconds; giving back takes 20 ms
 
 
 def keep_freed_memory() -> None:
@@ -22,3 +27,9 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     except (OSError, AttributeError):
         return
+    threading.Thread(target=_give_back_at_times, args=(libc,), daemon=True).start()
+
+
+def _give_back_at_times(libc: ctypes.CDLL) -> None:
+    while not threading.Event().wait(_EVERY):
+        libc.malloc_trim(0)

@@ -1,0 +1,38 @@
+import subprocess
+import sys
+
+import pytest
+
+_BROKEN_UP = """
+import time
+from pathlib import Path
+import numpy as np
+from skipwise.cli import allocator
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+allocator._EVERY = float("{every}")
+began = resident()
+allocator.keep_freed_memory()
+blocks, small = [], []
+for _ in range(40):
+    blocks.append(np.ones(2**23, dtype=np.uint8))
+    small.append(bytearray(100_000))  # stays, so that the blocks around it cannot become one
+held = resident() - began
+del blocks
+deadline = time.monotonic() + {patience}
+while resident() - began > 0.3 * held and time.monotonic() < deadline:
+    pass
+print(round(held), round(resident() - began))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+@pytest.mark.parametrize(("every", "patience"), [(0.01, 30), (1000, 0.1)])
+def test_freed_memory_is_kept_and_given_back_at_times(every: float, patience: float) -> None:
+    code = _BROKEN_UP.format(every=every, patience=patience)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    held, left = map(int, done.stdout.split())
+    assert held > 300
+    assert left > 300 if every == 1000 else left < 100
