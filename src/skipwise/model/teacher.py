@@ -84,9 +84,9 @@ class Teacher:
 
     @torch.no_grad()
     def write(
-        self, start: int, texts: int, length: int, seed: int, on_tokens: Callable[[int], object] = lambda tokens: None
+        self, starts: np.ndarray, length: int, seed: int, on_tokens: Callable[[int], object] = lambda tokens: None
     ) -> np.ndarray:
-        """Return texts drawn from its own distribution after the token ``start``: int64 [texts, length], with that token.
+        """Go on with texts by tokens drawn from its own distribution: from ``starts`` [texts, tokens] to [texts, length].
 
         The end of a document does not end a text; what follows is another document, as in pre-training. ``on_tokens`` gets
         the number of tokens of each step. ``generate`` would mix in the checkpoint's own sampling settings.
@@ -95,14 +95,16 @@ class Teacher:
         each = length * token_bytes(model.config, model.dtype.itemsize, cached=True)
         at_once = max(1, min(_WRITTEN_BYTES // each, _WRITTEN_AT_ONCE))
         draws = torch.Generator(model.device).manual_seed(seed)
-        written = torch.full((texts, length), start, device=model.device)
+        begun = starts.shape[1]
+        written = torch.from_numpy(np.pad(starts, ((0, 0), (0, length - begun)))).to(model.device)
         try:
             with self._frozen():
                 model.eval()
                 for rows in written.split(at_once):
                     cache = None
-                    for end in range(1, length):
-                        read = model(input_ids=rows[:, end - 1 : end], past_key_values=cache, use_cache=True)
+                    for end in range(begun, length):
+                        unread = rows[:, :end] if cache is None else rows[:, end - 1 : end]
+                        read = model(input_ids=unread, past_key_values=cache, use_cache=True)
                         cache, chances = read.past_key_values, read.logits[:, -1].float().softmax(-1)
                         rows[:, end] = torch.multinomial(chances, 1, generator=draws)[:, 0]
                         on_tokens(len(rows))

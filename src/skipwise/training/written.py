@@ -19,7 +19,7 @@ from skipwise.progress import progress
 from skipwise.results.files import replacing
 
 NAME = "written text"  # of its fingerprint
-_MOST_TOKENS = 2**16  # written; examples take them again
+_MOST_TOKENS = 2**17  # written; examples take them again
 _LONGEST = 512  # tokens of one text: what a base knows shows in short texts too, and long ones take long to write
 
 
@@ -35,9 +35,9 @@ def write(
 ) -> None:
     """Write about ``tokens`` tokens of text of the base to ``path``, as texts of at most ``train_length`` tokens."""
     length = min(train_length, _LONGEST)
-    texts = math.ceil(min(tokens, _MOST_TOKENS) / length)
-    with progress("the base writes text", texts * (length - 1), console) as advance:
-        written = teacher.write(_start(tokenizer), texts, length, seed, advance)
+    starts = _starts(tokenizer, math.ceil(min(tokens, _MOST_TOKENS) / length), seed)
+    with progress("the base writes text", starts.shape[0] * (length - starts.shape[1]), console) as advance:
+        written = teacher.write(starts, length, seed, advance)
     file = io.BytesIO()
     np.save(file, written.astype(np.int32), allow_pickle=False)
     with replacing(path) as to:
@@ -58,9 +58,13 @@ def read(path: Path) -> tuple[np.ndarray, str]:
     return texts.astype(np.int64), hashlib.sha256(content).hexdigest()
 
 
-def _start(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that a text begins with: BOS, or what ends the document before, or a line's end."""
-    for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    return int(tokenizer("\n", add_special_tokens=False)["input_ids"][0])
+def _starts(tokenizer: PreTrainedTokenizerBase, texts: int, seed: int) -> np.ndarray:
+    """Begin each text with a token drawn from the whole vocabulary, behind BOS where there is one: int64 [texts, 1 or 2].
+
+    From BOS alone a base writes what most of its documents begin with, and other kinds of text are rare.
+    """
+    special = set(tokenizer.all_special_ids)
+    words = np.array([token for token in range(len(tokenizer)) if token not in special])
+    drawn = np.random.default_rng(seed).choice(words, (texts, 1))
+    bos = tokenizer.bos_token_id
+    return drawn if bos is None else np.concatenate([np.full_like(drawn, bos), drawn], axis=1)

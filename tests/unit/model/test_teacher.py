@@ -1,6 +1,7 @@
 import copy
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import torch
 
@@ -67,16 +68,17 @@ def test_texts_are_drawn_from_the_bases_own_distribution(family: str) -> None:
     base, student = extended(family)
     base.generation_config.update(do_sample=True, top_k=1, temperature=0.1)  # of which nothing may be left
     student.generation_config = base.generation_config
-    expected, draws = torch.full((5, 1), 3), torch.Generator().manual_seed(7)
+    starts = torch.tensor([[3, 5], [3, 8], [3, 2], [3, 90], [3, 5]])
+    expected, draws = starts, torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for _ in range(11):
+        for _ in range(10):
             chances = base(input_ids=expected, use_cache=False).logits[:, -1].softmax(-1)
             expected = torch.cat([expected, torch.multinomial(chances, 1, generator=draws)], 1)
     told = []
     for teacher in (Teacher(base, WINDOW), Teacher.inside(student, base.config, WINDOW)):
-        assert (teacher.write(3, 5, 12, 7, told.append) == expected.numpy()).all()
-        assert not (teacher.write(3, 5, 12, 8) == expected.numpy()).all()
-    assert told == [5] * 22
+        assert (teacher.write(starts.numpy(), 12, 7, told.append) == expected.numpy()).all()
+        assert not (teacher.write(starts.numpy(), 12, 8) == expected.numpy()).all()
+    assert told == [5] * 20
     assert student.training
     assert not base.training
 
@@ -84,10 +86,10 @@ def test_texts_are_drawn_from_the_bases_own_distribution(family: str) -> None:
 def test_texts_that_take_too_much_memory_together_are_written_one_after_another(monkeypatch) -> None:
     base, _ = extended("llama")
     told = []
-    Teacher(base, WINDOW).write(3, 130, 4, 0, told.append)
+    Teacher(base, WINDOW).write(np.full((130, 1), 3), 4, 0, told.append)
     assert told == [64] * 6 + [2] * 3
     monkeypatch.setattr("skipwise.model.teacher._WRITTEN_BYTES", 1)
     told.clear()
-    texts = Teacher(base, WINDOW).write(3, 3, 4, 0, told.append)
+    texts = Teacher(base, WINDOW).write(np.full((3, 1), 3), 4, 0, told.append)
     assert told == [1] * 9
     assert texts.shape == (3, 4)
