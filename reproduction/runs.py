@@ -23,7 +23,7 @@ from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data, Recipe, load_recipe
 from skipwise.training.run import deciding_settings
 
-_OFF = (("positions.contiguous", 0.0), ("data.retrieval", 0.0))
+_OFF = (("positions.contiguous", 0.0), ("data.retrieval", 0.0), ("data.answer_weight", 1.0))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, keep_long, split_by_name
-from skipwise.data.training_prompts import require_room, training_prompt
+from skipwise.data.training_prompts import TrainingPrompt, require_room, training_prompt
 from skipwise.errors import DataError
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import SCHEMES, Plans
@@ -116,6 +116,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
         retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
             positions skip once, between telling and asking.
+        answer_weight: what the labels of those answers count, where another label counts 1. Unless it is 1, examples also
+            have ``label_weights``, float32 [tokens].
         written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them.
         written_share: the share of examples that are made of them, joined at random to ``train_length``.
         teacher_weight: above 0, examples also have ``teacher_weights``, float32 [tokens]: this number up to the first skip,
@@ -140,6 +142,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         min_context: int = 0,
         passkey: float = 0.0,
         retrieval: float = 0.0,
+        answer_weight: float = 1.0,
         written: np.ndarray | None = None,
         written_share: float = 0.0,
         teacher_weight: float = 0.0,
@@ -150,7 +153,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
         self.seed, self.passkey, self.retrieval, self.teacher_weight = seed, passkey, retrieval, teacher_weight
-        self.written, self.written_share = written, written_share
+        self.answer_weight, self.written, self.written_share = answer_weight, written, written_share
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
@@ -204,7 +207,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         positions, drawn = plans.position_ids(), rng.uniform(_PROMPT)
         passkeys, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
         written = ~prompted & (drawn < self.passkey + self.retrieval + self.written_share)
-        text_follows = np.ones(labels.shape, dtype=bool)
+        text_follows, label_weights = np.ones(labels.shape, dtype=bool), np.ones(labels.shape, dtype=np.float32)
         for row in np.flatnonzero(written):
             self._take_written(int(indices[int(row)]), input_ids[row], labels[row], positions[row])
         for row in np.flatnonzero(prompted):
@@ -212,8 +215,13 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             if passkeys[row]:
                 text_follows[row] = self._write_passkey(index, origin, input_ids[row], labels[row])
             else:
-                text_follows[row] = self._write_retrieval(index, origin, input_ids[row], labels[row], positions[row])
+                prompt = self._write_retrieval(index, origin, input_ids[row], labels[row], positions[row])
+                text_follows[row] = prompt.text_follows
+                label_weights[row, prompt.asked :] = self.answer_weight
         examples = examples_of(input_ids, positions, labels)
+        if self.answer_weight != 1 and self.retrieval:
+            for example, weights in zip(examples, label_weights, strict=True):
+                example["label_weights"] = weights
         if self.teacher_weight:
             taught = (positions == np.arange(labels.shape[1])) & text_follows
             for example, weights in zip(examples, self.teacher_weight * taught.astype(np.float32), strict=True):
@@ -264,12 +272,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     def _write_retrieval(
         self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray
-    ) -> np.ndarray:
+    ) -> TrainingPrompt:
         """Write contiguous text with facts and questions into one example, in place.
 
         Under ``pose`` the positions skip by U{0..L_t - L_c}: in half of the prompts right before the questions, in the
-        others anywhere from the first fact on, so that facts stand near and far. Return after which tokens text of the
-        document follows, bool [tokens].
+        others anywhere from the first fact on, so that facts stand near and far.
         """
         assert self.tokenizer is not None
         rng = np.random.default_rng([self.seed, int(self._epoch), index])
@@ -282,7 +289,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))
             positions[:] = np.arange(len(input_ids))
             positions[at:] += skip
-        return np.append(prompt.trained[1:], False) & (np.arange(1, len(input_ids) + 1) < prompt.asked)
+        return prompt
 
 
 def _check_shares(shares: dict[str, float]) -> None:

@@ -46,6 +46,12 @@ class TrainingPrompt:
     told: int  # tokens up to the end of the first fact
     asked: int  # tokens before the first question
 
+    @property
+    def text_follows(self) -> np.ndarray:
+        """After which tokens text of the document follows, bool [tokens]."""
+        following = np.arange(1, len(self.ids) + 1)
+        return np.append(self.trained[1:], False) & (following < self.asked)
+
 
 def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng: np.random.Generator) -> TrainingPrompt:
     """Draw a prompt of exactly ``len(text)`` tokens: ``text`` from its beginning, with facts in it and questions behind it.

@@ -3,7 +3,8 @@
 The stock loss holds the logits of every token several times, in bf16 and float32. At 16k tokens and a vocabulary of 152k
 that is more than all other activations. Here the output layer returns hidden states, and the loss applies its weights
 to one slice at a time. The output layer takes three products, as in the stock step: for the logits, and for the gradients
-of its weights and of what it reads. A teacher's predictions, one product more, are computed with the slice too.
+of its weights and of what it reads. A teacher's predictions, one product more, are computed with the slice too. Labels may
+have weights: the sum is then over weight times loss, and still divided by the number of labels.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch.nn.functional import kl_div, log_softmax, pad
+from torch.nn.functional import kl_div, log_softmax, nll_loss, pad
 from transformers import PreTrainedModel
 
 from skipwise.model.lora import stock_model
@@ -76,11 +77,18 @@ def can_be_sliced(model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def in_slices(model: PreTrainedModel, taught: Taught | None = None) -> Iterator[None]:
-    """Compute the model's loss in slices inside this context, with a teacher's term; backward may run outside of it."""
+def in_slices(
+    model: PreTrainedModel, taught: Taught | None = None, label_weights: torch.Tensor | None = None
+) -> Iterator[None]:
+    """Compute the model's loss in slices inside this context, with a teacher's term; backward may run outside of it.
+
+    ``label_weights`` float32 [examples, tokens] are those of the labels at the same places.
+    """
     stock, head = cast(Any, stock_model(model)), output_layer(model)
     loss_function = stock.loss_function
-    stock.loss_function = lambda logits, labels, *_, **options: _sliced(logits, head, labels, taught, **options)
+    stock.loss_function = lambda logits, labels, *_, **options: _sliced(
+        logits, head, labels, taught, label_weights, **options
+    )
     try:
         with without_output_layer(model):
             yield
@@ -89,8 +97,12 @@ def in_slices(model: PreTrainedModel, taught: Taught | None = None) -> Iterator[
 
 
 @contextmanager
-def with_teacher(model: PreTrainedModel, taught: Taught) -> Iterator[None]:
-    """Add a teacher's term to the model's own loss of all logits inside this context; ``taught`` holds logits.
+def with_terms(
+    model: PreTrainedModel, taught: Taught | None = None, label_weights: torch.Tensor | None = None
+) -> Iterator[None]:
+    """Add a teacher's term and weights of labels to the model's own loss of all logits inside this context.
+
+    ``taught`` holds logits.
 
     For output layers whose weights cannot be applied here: sharded ones, and those that scale or cap their logits.
     """
@@ -99,9 +111,15 @@ def with_teacher(model: PreTrainedModel, taught: Taught) -> Iterator[None]:
 
     def loss(logits: torch.Tensor, labels: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         own = loss_function(logits, labels, *rest, **options)
-        flat = taught.flat(logits.dtype)
-        student, wanted = (log_softmax(one, dim=-1, dtype=torch.float32) for one in (logits.flatten(0, 1), flat.states))
-        term = kl_div(student, wanted, reduction="none", log_target=True).sum(-1).dot(flat.weights)
+        student = log_softmax(logits.flatten(0, 1), dim=-1, dtype=torch.float32)
+        term = torch.zeros((), device=logits.device)
+        if taught is not None:
+            flat = taught.flat(logits.dtype)
+            wanted = log_softmax(flat.states, dim=-1, dtype=torch.float32)
+            term = kl_div(student, wanted, reduction="none", log_target=True).sum(-1).dot(flat.weights)
+        if label_weights is not None:
+            losses = nll_loss(student, _shifted(labels, -100), reduction="none", ignore_index=-100)
+            term = term + losses.dot(_shifted(label_weights, 1) - 1)
         items = options.get("num_items_in_batch")
         return own + term / ((labels[:, 1:] != -100).sum() if items is None else items)
 
@@ -133,6 +151,7 @@ def _sliced(
     head: torch.nn.Module,
     labels: torch.Tensor,
     taught: Taught | None = None,
+    label_weights: torch.Tensor | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
     ignore_index: int = -100,
     **_: Any,
@@ -143,19 +162,27 @@ def _sliced(
     """
     weight, bias = cast(torch.Tensor, head.weight), getattr(head, "bias", None)
     states = hidden.flatten(0, -2)  # [tokens, width]
-    targets = pad(labels, (0, 1), value=ignore_index)[..., 1:].flatten().to(states.device)
+    targets = _shifted(labels, ignore_index).to(states.device)
+    counts = (targets != ignore_index).float()
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     teacher = None if taught is None else taught.flat(dtype)
-    total = _Sliced.apply(states, weight, bias, targets, ignore_index, dtype, teacher)
-    items = (targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+    items = counts.sum() if num_items_in_batch is None else num_items_in_batch
+    if label_weights is not None:
+        counts = counts * _shifted(label_weights, 1).to(states.device)
+    total = _Sliced.apply(states, weight, bias, targets.clamp(min=0), counts, dtype, teacher)
     return total / torch.as_tensor(items, device=total.device)
 
 
-class _Sliced(torch.autograd.Function):
-    """The sum over tokens of ``-log softmax(states @ weight.T + bias)[target]``, in nats, and a teacher's term.
+def _shifted(labels: torch.Tensor, beyond: float) -> torch.Tensor:
+    """Return what belongs to the label that each token predicts, flat; after the last token of an example, ``beyond``."""
+    return pad(labels, (0, 1), value=beyond)[..., 1:].flatten()
 
-    The gradient of the first by the logits of a token is their softmax, less 1 at the target; ``Taught`` has that of the
+
+class _Sliced(torch.autograd.Function):
+    """The sum over tokens of ``-count log softmax(states @ weight.T + bias)[target]``, in nats, and a teacher's term.
+
+    The gradient of the first by the logits of a token is count times their softmax, less 1 at the target; ``Taught`` has that of the
     second. So a slice's logits are turned into their gradient at once, and nothing of the slice is kept.
     """
 
@@ -166,7 +193,7 @@ class _Sliced(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
-        ignore_index: int,
+        counts: torch.Tensor,
         dtype: torch.dtype,
         teacher: Taught | None,
     ) -> torch.Tensor:
@@ -186,10 +213,10 @@ class _Sliced(torch.autograd.Function):
             if addend is not None:
                 logits += addend
             if teacher is None or second is None:
-                total += _to_gradients(logits, targets[part], ignore_index)
+                total += _to_gradients(logits, targets[part], counts[part])
             else:
                 wanted = teacher.logits(part, second)
-                total += _to_gradients(logits, targets[part], ignore_index, wanted, teacher.weights[part])
+                total += _to_gradients(logits, targets[part], counts[part], wanted, teacher.weights[part])
             if by_states is not None:
                 by_states[part] = logits @ matrix
             if by_weight is not None:
@@ -210,30 +237,29 @@ class _Sliced(torch.autograd.Function):
 def _to_gradients(
     logits: torch.Tensor,
     targets: torch.Tensor,
-    ignore_index: int,
+    counts: torch.Tensor,
     taught: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the sum of the tokens' losses; turn ``logits`` [tokens, vocabulary] into its gradient, in place.
 
-    ``taught`` are a teacher's logits [tokens, vocabulary], and ``weights`` [tokens] of their term.
+    ``counts`` [tokens] are what each token's loss is multiplied by; ``taught`` are a teacher's logits [tokens, vocabulary], and ``weights`` [tokens] of their term.
     """
     total = torch.zeros((), device=logits.device)
     rows = max(1, _CACHE_BYTES // (4 * logits.shape[1]))
     for begin in range(0, len(logits), rows):
         part = slice(begin, begin + rows)
-        some, wanted = logits[part], targets[part]
-        kept, target = wanted != ignore_index, wanted.clamp(min=0)[:, None]
+        some, target, count = logits[part], targets[part, None], counts[part]
         scores = log_softmax(some, dim=-1, dtype=torch.float32)
-        total -= (scores.gather(1, target)[:, 0] * kept).sum()
+        total -= (scores.gather(1, target)[:, 0] * count).sum()
         if taught is None or weights is None:
-            gradient = scores.exp_().mul_(kept[:, None])
+            gradient = scores.exp_().mul_(count[:, None])
         else:
             known, share = log_softmax(taught[part], dim=-1, dtype=torch.float32), weights[part]
             chances = known.exp()
             total += (chances * known.sub_(scores)).sum(-1).dot(share)  # under autocast vecdot would be bf16
-            gradient = scores.exp_().mul_((kept + share)[:, None]).sub_(chances.mul_(share[:, None]))
-        some.copy_(gradient.scatter_add_(1, target, -kept[:, None].to(gradient.dtype)))
+            gradient = scores.exp_().mul_((count + share)[:, None]).sub_(chances.mul_(share[:, None]))
+        some.copy_(gradient.scatter_add_(1, target, -count[:, None]))
     return total
 
 

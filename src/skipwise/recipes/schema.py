@@ -146,6 +146,7 @@ class Data(Section):
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
     retrieval: Real = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
+    answer_weight: Real = Field(1.0, gt=0, le=1000, description="what a label of such an answer counts; of text: 1")
     train_jumps: bool = Field(
         False,
         description="train the first label of each chunk too; the text before it in the example is not the text before "

@@ -100,6 +100,7 @@ class PreparedRun:
             min_context=recipe.data.min_context,
             passkey=recipe.data.passkey,
             retrieval=recipe.data.retrieval,
+            answer_weight=recipe.data.answer_weight,
             written=written,
             written_share=recipe.teacher.written if recipe.teacher else 0.0,
             teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import RecipeError, RunError, counted
-from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_teacher, worth_chunking
+from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
 from skipwise.model.sliding import mask_by_position
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Training
@@ -145,6 +145,7 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids, weights = inputs["input_ids"], inputs.pop("teacher_weights", None)
+        label_weights = inputs.pop("label_weights", None)
         if self._sliced is None:  # the first batch
             self._require_positions(inputs)
             if (weights is None) != (self.teacher is None):
@@ -156,7 +157,7 @@ class _Trainer(Trainer):
             self._sliced = self._needs_slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        with self._loss(ids, weights):
+        with self._loss(ids, weights, label_weights):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
@@ -164,15 +165,17 @@ class _Trainer(Trainer):
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
-    def _loss(self, ids: torch.Tensor, weights: torch.Tensor | None) -> AbstractContextManager[object]:
-        """Return the context in which the model computes its loss: in slices or whole, with a teacher's term or not."""
+    def _loss(
+        self, ids: torch.Tensor, weights: torch.Tensor | None, label_weights: torch.Tensor | None
+    ) -> AbstractContextManager[object]:
+        """Return the context in which the model computes its loss: in slices or whole, with further terms or not."""
         model = cast(PreTrainedModel, self.model)
         taught = None
         if self.teacher is not None and weights is not None and weights.any():
             taught = self.teacher.taught(ids, weights, logits=not self._sliced)
         if self._sliced:
-            return in_slices(model, taught)
-        return nullcontext() if taught is None else with_teacher(model, taught)
+            return in_slices(model, taught, label_weights)
+        return nullcontext() if taught is label_weights is None else with_terms(model, taught, label_weights)
 
     def _require_positions(self, batch: dict[str, Any]) -> None:
         """Refuse a batch without the positions of its examples; the model would count 0, 1, 2, ... in silence."""

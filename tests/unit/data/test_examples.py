@@ -144,6 +144,29 @@ def test_positions_of_a_retrieval_prompt_skip_once_between_telling_and_asking(tm
         ).all()
 
 
+def test_labels_of_answers_count_as_asked(tmp_path: Path) -> None:
+    store = stored(tmp_path, words=400)
+    options = {"retrieval": 0.5, "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
+    plain, weighed = dataset(store, **options), dataset(store, **options, answer_weight=5)
+    answers = 0
+    for index in range(40):
+        example = weighed[index]
+        weights = example.pop("label_weights")
+        assert equal(example, plain[index])
+        assert set(weights.tolist()) <= {1.0, 5.0}
+        (counted,) = np.nonzero((weights == 5) & (example["labels"] != IGNORED))
+        if not len(counted):
+            continue
+        answers += 1
+        words = str(byte_tokenizer().decode(example["labels"][counted])).split()
+        assert all(word.isdigit() for word in words)
+        before = example["labels"][: counted[0]]
+        text = str(byte_tokenizer().decode(before[before != IGNORED]))
+        assert not any(letter.isdigit() for letter in text)
+    assert 10 < answers < 30
+    assert "label_weights" not in dataset(store, **{**options, "retrieval": 0.0}, answer_weight=5)[0]
+
+
 @pytest.mark.parametrize("train_jumps", [False, True])
 def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_jumps: bool) -> None:
     texts = 500 + np.arange(7)[:, None] * 30 + np.arange(30)  # seven texts of 30 tokens that stand nowhere else

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from skipwise.model import chunked_loss as subject
-from skipwise.model.chunked_loss import Taught, can_be_sliced, in_slices, with_teacher, worth_chunking
+from skipwise.model.chunked_loss import Taught, can_be_sliced, in_slices, with_terms, worth_chunking
 from skipwise.model.lora import adapt
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora
@@ -79,8 +79,38 @@ def test_a_teachers_term_is_the_divergence_from_it(family: str, monkeypatch: pyt
     wanted = out.loss + ((known.exp() * (known - scores)).sum(-1) * weights).sum() / items
     wanted.backward()
     gradients_wanted = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-    whole = with_teacher(model, taught_by(family, logits=True))
+    whole = with_terms(model, taught_by(family, logits=True))
     for context in [whole] if family in CAPPED else [whole, in_slices(model, taught)]:
+        with context:
+            loss, found = gradients(model, num_items_in_batch=items)
+        torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-6, atol=0)
+        for name, one in gradients_wanted.items():
+            torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("family", families.NAMES)
+def test_weights_of_labels_multiply_their_losses(family: str, taught: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against float64, by definition; the weight of a label is at the label's place, one behind what predicts it."""
+    monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)
+    monkeypatch.setattr(subject, "_CACHE_BYTES", 4 * 97 * 3)
+    model, items = families.model(family).train(), 50
+    weights = torch.tensor([1.0, 0.0, 5.0, 0.25])[torch.arange(80).view(2, 40) % 4]
+    labels = batch()["labels"][:, 1:]
+    out = model(**batch(), use_cache=False)
+    scores = torch.log_softmax(out.logits[:, :-1].double(), -1)
+    kept = labels != -100
+    told = -scores.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    wanted = (told * weights[:, 1:] * kept).sum() / items
+    if taught:
+        known, share = (one[:, :-1] for one in (taught_by(family, logits=True).states, taught_by(family).weights))
+        known = torch.log_softmax(known.double(), -1)
+        wanted = wanted + ((known.exp() * (known - scores)).sum(-1) * share).sum() / items
+    wanted.backward()
+    gradients_wanted = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
+    whole = with_terms(model, taught_by(family, logits=True) if taught else None, weights)
+    sliced = in_slices(model, taught_by(family) if taught else None, weights)
+    for context in [whole] if family in CAPPED else [whole, sliced]:
         with context:
             loss, found = gradients(model, num_items_in_batch=items)
         torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-6, atol=0)
@@ -107,8 +137,8 @@ def test_nothing_is_learned_from_a_teacher_after_the_last_token() -> None:
     only_last = torch.zeros_like(taught.weights)
     only_last[:, -1] = 1
     plain, _ = gradients(model)
-    for context in (in_slices, with_teacher):
-        given = taught_by("llama", logits=context is with_teacher)
+    for context in (in_slices, with_terms):
+        given = taught_by("llama", logits=context is with_terms)
         with context(model, Taught(given.states, given.matrix, given.bias, only_last)):
             assert gradients(model)[0] == pytest.approx(plain.item(), rel=1e-6)
 

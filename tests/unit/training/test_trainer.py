@@ -401,11 +401,12 @@ def test_speed_counts_this_session_only(tmp_path) -> None:
 
 
 class Taught(Keyed):
-    """Examples of which a part is learned from a teacher too; every third has no such part."""
+    """Examples of which a part is learned from a teacher too; every third has no such part. Labels weigh 1 or 3."""
 
     def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         weights = 0.7 * (torch.arange(LENGTH) < i % 3 * 2).float()
-        return {**super().__getitem__(i), "teacher_weights": weights}
+        label_weights = 1 + 2 * (torch.arange(LENGTH) % 2).float()
+        return {**super().__getitem__(i), "teacher_weights": weights, "label_weights": label_weights}
 
 
 @pytest.mark.parametrize("sliceable", [True, False])
@@ -422,11 +423,12 @@ def test_a_teachers_term_is_trained_as_in_a_bare_loop(tmp_path, monkeypatch, mic
     for step in range(3):
         batch = collate([dataset[4 * step + i] for i in range(4)])
         weights, labels = batch.pop("teacher_weights")[:, :-1], batch["labels"][:, 1:]
+        counts = batch.pop("label_weights")[:, 1:]
         scores = torch.log_softmax(expected(**batch).logits[:, :-1], -1)
         with torch.no_grad():
             known = torch.log_softmax(base(batch["input_ids"]).logits[:, :-1], -1)
         kept = labels != -100
-        told = -scores.gather(-1, labels.clamp(min=0)[..., None])[..., 0][kept].sum()
+        told = -(counts * scores.gather(-1, labels.clamp(min=0)[..., None])[..., 0])[kept].sum()
         loss = (told + (weights * (known.exp() * (known - scores)).sum(-1)).sum()) / kept.sum()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
