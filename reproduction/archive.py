@@ -48,7 +48,8 @@ def _lines(out: Path) -> Iterator[dict[str, Any]]:
     for arm in sorted((out / "arms").iterdir()):
         recipe = yaml.safe_load(_BASE.sub(r"\1", (arm / "recipe.yaml").read_text(encoding="utf-8")))
         run = json.loads(_BASE.sub(r"\1", (arm / "run.json").read_text(encoding="utf-8")))
-        run.pop("command", None)  # it has paths of the machine
+        for name in ("command", "check", "recipe"):  # it has paths of the machine; seals of files that are written anew
+            run.pop(name, None)
         yield {"arm": arm.name, "recipe": recipe, "run": run}
         for record in _records(arm / "results.jsonl"):
             if record["kind"] != "coverage":  # computed, not measured

@@ -14,9 +14,11 @@ from skipwise.errors import one_of
 from skipwise.recipes.schema import Recipe
 
 Changes = Mapping[str, Any]
+Segments = tuple[Literal["original", "target"], ...]
 
 BASELINES = ("original", "pi-only")
 TRAINED = ("full", "randpos", "pose", "short", "cream")
+SCHEME_OF = {"skipwise": "pose"}  # of an arm that is a method, not a scheme
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,12 @@ class Setting:
         retrieved: variant -> the share of passkeys that the paper reports, at the exhibit's lengths.
         family: a family of models, in place of the recipe's own.
         miniature: there is no such block at the paper's scale.
-        windows: of perplexity, as multiples of the original length; default: doubled up to the target.
+        windows: of perplexity, and lengths of prompts, as multiples of the original length; default: doubled up to the
+            target, and the exhibit's.
         only: the variants of this block; default: all.
+        segments: lengths at which loss by position is measured; default: the exhibit's.
+        name: of the block, where interpolation and factor do not say what is special about it.
+        changes: to the recipe of every run of the block, over what the user changes.
     """
 
     interpolation: str
@@ -42,11 +48,14 @@ class Setting:
     miniature: bool = False
     windows: tuple[int, ...] = ()
     only: tuple[str, ...] = ()
+    segments: Segments = ()
+    name: str = ""
+    changes: Changes = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """As the table names it: ``yarn, 8x``."""
-        return self.family or f"{self.interpolation}, {self.factor}x"
+        return self.name or self.family or f"{self.interpolation}, {self.factor}x"
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class Exhibit:
         passkey: lengths at which 50 passkeys are asked for, as multiples of the original length.
         texts: the paper's, by the last part of their names; if a user gives such a text, no other is measured on.
         show: the tables that are made of the records.
+        compared: the row whose perplexity is compared with every other's, seed by seed.
         against: in the table of ratios, the row that a row is compared with where it is not ``full``.
         drawn: the rows that figures show, where all would be too many to tell apart.
     """
@@ -80,11 +90,12 @@ class Exhibit:
     claims: tuple[Claim, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     full_size: Mapping[str, Any] = field(default_factory=dict)
-    segments: tuple[Literal["original", "target"], ...] = ()
+    segments: Segments = ()
     by_step: bool = False
     passkey: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
     show: tuple[str, ...] = ("perplexity", "by-position", "passkey")
+    compared: str = ""
     against: Mapping[str, str] = field(default_factory=dict)
     drawn: tuple[str, ...] = ()
 
@@ -102,7 +113,7 @@ def arm_changes(arm: str, base: Recipe, target: int, train: int) -> dict[str, An
     """
     if arm in BASELINES:
         return {"evaluation.arms": [arm]}
-    changes: dict[str, Any] = {"evaluation.arms": ["trained"], "positions.scheme": arm}
+    changes: dict[str, Any] = {"evaluation.arms": ["trained"], "positions.scheme": SCHEME_OF.get(arm, arm)}
     if arm == "full":
         windows = max(1, base.training.batch_size * train // target)
         micro = max(1, base.training.per_device_train_batch_size * train // target)
@@ -134,6 +145,9 @@ def _wider(times: int) -> Callable[[Recipe, int], Changes]:
 
 
 _YARN = Setting("yarn", 8, paper.YARN_16K)
+_RIVALS = ("original", "pose", "short", "skipwise")
+_TASKS = ["passkey", "keys", "lines"]
+_LIBRARY = {"data.source": "stdlib", "data.held_out": 0.1, "data.min_tokens": 256}  # as the demo has it
 _PAPERS_ORDER = (
     Lower("pose", "full", 1.03),
     Lower("pose", "pi-only", 0.97, beyond=True),
@@ -320,6 +334,50 @@ EXHIBITS = {
                 "pose, windows twice as long",
                 "pose, windows 4 times as long",
             ),
+        ),
+        Exhibit(
+            name="better",
+            title="Skipwise's own method beside PoSE",
+            source="main experiment (Table 1) with our own settings",
+            settings=(
+                Setting(
+                    "yarn",
+                    8,
+                    name="trained on the library",
+                    only=_RIVALS,
+                    miniature=True,
+                    changes=_LIBRARY | {"evaluation.tasks": _TASKS},
+                ),
+                Setting(
+                    "yarn", 8, name="trained on the mixture", only=(*_RIVALS, "cream", "full"), segments=("target",)
+                ),
+                *(
+                    Setting(
+                        "yarn",
+                        factor,
+                        name=f"trained on the library, {factor}x",
+                        windows=(1, factor),
+                        only=("original", "pose", "skipwise"),
+                        segments=("original",),
+                        miniature=True,
+                        changes=_LIBRARY | {"evaluation.documents": 2},
+                    )
+                    for factor in (16, 64)
+                ),
+            ),
+            variants={**{arm: {} for arm in (*_RIVALS, "cream", "full")}, "skipwise": {"method": "skipwise"}},
+            claims=(
+                Lower("skipwise", "short"),
+                Lower("skipwise", "pose"),
+                Lower("skipwise", "full", 1.03),
+                Keeps("skipwise", "original"),
+                Finds("skipwise", least=0.98),
+                FindsMore("skipwise", "short"),
+            ),
+            segments=("original", "target"),
+            passkey=(1, 2, 4, 8),
+            compared="skipwise",
+            show=("perplexity", "by-position", "ability", "passkey"),
         ),
         Exhibit(
             name="coverage", title="Which relative distances one example trains", source="Figure 5", show=("coverage",)

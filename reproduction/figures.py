@@ -53,7 +53,7 @@ def _curves(exhibit: Exhibit, rows: Mapping[str, Scores]) -> list[tuple[str, str
         curves = {label: row.curves().get(f"{text}, first tokens", {}) for label, row in rows.items()}
         found.append(("curves", f"Perplexity of the first tokens, {text}", "tokens read", curves))
     if "passkey" in exhibit.show:
-        curves = {label: {n: 100 * row.share_found(n) for n in row.hits} for label, row in rows.items()}
+        curves = {label: {n: 100 * row.share_found(n) for n in row.passkeys} for label, row in rows.items()}
         found.append(("passkey", "Passkeys found (%)", "prompt (tokens)", curves))
     if "steps" in exhibit.show:
         curves = {label: {n: fmean(v) for n, v in row.steps.items()} for label, row in rows.items()}

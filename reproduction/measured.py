@@ -18,9 +18,9 @@ from skipwise.results.run_folder import RunFolder
 from skipwise.training.prepare import prepare
 from skipwise.training.run import begin_run, open_run
 
-# One cell of a table: (kind, text, window, segment length, prompt length or step); the text of passkeys is empty.
+# One cell of a table: (kind, text or retrieval task, window, segment length, prompt length or step).
 Place = tuple[str, str, int]
-SLIDING, SEGMENTS, PASSKEYS, STEPS = KINDS = ("sliding", "segments", "passkeys", "steps")
+SLIDING, SEGMENTS, PROMPTS, STEPS = KINDS = ("sliding", "segments", "prompts", "steps")
 
 
 def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
@@ -33,7 +33,7 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     asked = specification_of(recipe, run.original, target, "float32")
     steps = measured_steps(recipe)
     limit = asked.tokens_per_document or 2 * asked.windows[-1]
-    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PASSKEYS: asked.trials, STEPS: asked.documents}
+    most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.trials, STEPS: asked.documents}
     found: dict[Place, dict[object, Record]] = {}
     for record in _records(run.folder(out) / "results.jsonl"):
         place = _place(record, asked, steps)
@@ -68,9 +68,9 @@ def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place 
             return (SEGMENTS, text, length) if length in asked.segment_lengths else None
         case ReadingRecord(mode="sliding", data=text, step=int(step)) if text in texts and step in steps:
             return (STEPS, text, step)
-        case TrialRecord(task="passkey", depths="random", length=length) if length in asked.prompt_lengths:
-            right = record.seed == asked.seed and record.trial < asked.trials
-            return (PASSKEYS, "", length) if right else None
+        case TrialRecord(task=task, depths="random", length=length) if length in asked.prompt_lengths:
+            right = task in asked.tasks and record.seed == asked.seed and record.trial < asked.trials
+            return (PROMPTS, task, length) if right else None
         case _:
             return None
 
@@ -108,7 +108,7 @@ def size_of(records: Iterable[Record]) -> tuple[int, int]:
 def is_complete(evaluation: RunEvaluation, found: Mapping[Place, list[Record]]) -> bool:
     """Whether ``found`` has all that ``evaluation`` measures. It needs no model: those of published arms are gone."""
     asked, first = evaluation.specification, evaluation.texts[0]
-    needed: dict[Place, int] = {(PASSKEYS, "", n): asked.trials for n in asked.prompt_lengths if asked.tasks}
+    needed: dict[Place, int] = {(PROMPTS, task, n): asked.trials for task in asked.tasks for n in asked.prompt_lengths}
     for text in evaluation.texts:
         needed |= {(SLIDING, text.source, window): len(text.documents) for window in text.windows}
         needed |= {(SEGMENTS, text.source, n): len(some) for n, some in text.segments.items() if some}

@@ -16,7 +16,7 @@ from reproduction.costs import constant_costs, costs_markdown, known_costs
 from reproduction.coverage_check import coverage_section
 from reproduction.exhibits import EXHIBITS, Exhibit
 from reproduction.figures import cost_figures, exhibit_figures
-from reproduction.measured import PASSKEYS, SLIDING
+from reproduction.measured import PROMPTS, SLIDING
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores, collect
 from reproduction.tables import exhibit_markdown, findings, format_reported, table
@@ -141,8 +141,8 @@ def _results(tables: Mapping[str, Table], plans: Mapping[str, Sequence[ArmRun]])
     for label, rows in blocks.items():
         for variant, row in rows.items():
             scores = [row.perplexity(text, window) for window in ends]
-            hits = format_share(row.share_found(ends[1])) if ends[1] in row.hits else "not measured"
-            seeds = " / ".join(str(len(row.seeds.get(kind, ()))) for kind in (SLIDING, PASSKEYS))
+            hits = format_share(row.share_found(ends[1])) if ends[1] in row.passkeys else "not measured"
+            seeds = " / ".join(str(len(row.seeds.get(kind, ()))) for kind in (SLIDING, PROMPTS))
             theirs = published[label].get(variant, ())
             lines.append(
                 [

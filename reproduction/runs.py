@@ -20,10 +20,15 @@ from skipwise.evaluation.specification import doubled_windows
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_config, resolve
 from skipwise.model.rope import plan_extension
-from skipwise.recipes.schema import Data, Recipe, load_recipe
+from skipwise.recipes.schema import Data, Positions, Recipe, Training, load_recipe
 from skipwise.training.run import deciding_settings
 
-_OFF = (("positions.contiguous", 0.0), ("data.retrieval", 0.0), ("data.answer_weight", 1.0))
+_OFF = (
+    ("positions.contiguous", 0.0),
+    ("positions.span", "target"),
+    ("data.retrieval", 0.0),
+    ("data.answer_weight", 1.0),
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class ArmRun:
 
     def folder(self, out: Path) -> Path:
         """The run folder, shared by all exhibits under ``out``."""
-        name = self.recipe.positions.scheme if self.trained else self.recipe.evaluation.arms[0]
+        name = self.recipe.arm if self.trained else self.recipe.evaluation.arms[0]
         return out / "arms" / f"{name}-{self.key}"
 
     def __str__(self) -> str:
@@ -105,6 +110,7 @@ def plan_runs(exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: 
 def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]) -> ArmRun:
     """Resolve one arm: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
     chosen: dict[str, Any] = {"interpolation": setting.interpolation}
+    changes = {**changes, **setting.changes}
     family = _family(setting, scale, load_recipe(scale.recipe, {**chosen, **changes}).data)
     chosen |= family
     plain = load_recipe(scale.recipe, {**chosen, **changes})
@@ -115,7 +121,7 @@ def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, cha
     plain = load_recipe(scale.recipe, {**chosen, **changes, **row})
     target = scale.family_target if setting.family and scale.family_target else setting.factor * original
     train = plain.train_length or original
-    arm = variant if variant in (*BASELINES, *TRAINED) else plain.positions.scheme
+    arm = variant if variant in (*BASELINES, *TRAINED) else plain.arm
     rule = {
         "target": target,
         # Documents that every arm can use, so that all read the same spans of the same text.
@@ -151,21 +157,21 @@ def _measured(
     """What an exhibit measures, in tokens; ``steps`` are trained."""
     windows = [n * original for n in setting.windows] or doubled_windows(original, target)
     rule: dict[str, Any] = {"evaluation.passkey_trials": 0, "evaluation.windows": windows}
-    if exhibit.segments:
+    if segments := setting.segments or exhibit.segments:
         lengths = {"original": original, "target": target}
-        rule["evaluation.segment_lengths"] = [lengths[name] for name in exhibit.segments]
+        rule["evaluation.segment_lengths"] = [lengths[name] for name in segments]
     if exhibit.by_step:
         rule["evaluation.steps"] = [step for step in scale.steps if step <= steps]
     if exhibit.passkey:
-        rule["evaluation.passkey_lengths"] = [n * original for n in exhibit.passkey]
+        rule["evaluation.passkey_lengths"] = [n * original for n in setting.windows or exhibit.passkey]
         rule["evaluation.passkey_trials"] = 50
     return rule
 
 
 def _as_it_came(recipe: Recipe, arm: str) -> Recipe:
     """The recipe of an untrained arm without what only training reads; the original knows no interpolation either."""
-    training = Recipe().training.model_copy(update={"precision": recipe.training.precision})
-    plain: dict[str, Any] = {"training": training, "positions": Recipe().positions}
+    training = Training(precision=recipe.training.precision)
+    plain: dict[str, Any] = {"training": training, "positions": Positions()}
     return recipe.model_copy(update=plain | ({"interpolation": "none"} if arm == "original" else {}))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from reproduction.measured import KINDS, PASSKEYS, SEGMENTS, SLIDING, STEPS, Place, asked_records, documents_of, size_of
+from reproduction.measured import KINDS, PROMPTS, SEGMENTS, SLIDING, STEPS, Place, asked_records, documents_of, size_of
 from reproduction.runs import ArmRun
 from skipwise.results.records import ReadingRecord, Record, TrialRecord
 from skipwise.results.statistics import Interval, Sums, difference, found, loss, perplexity_of
@@ -20,7 +20,7 @@ class Scores:
     Attributes:
         nll: mean negative log-likelihood in nats, by text and window, one value a seed.
         reading: stride and number of documents of the sliding windows, by text and window.
-        hits: passkeys found and asked for, by prompt length, one pair a seed.
+        hits: numbers found and asked for, by retrieval task and prompt length, one pair a seed.
         segments: by text and segment length, the readings of each seed.
         steps: mean negative log-likelihood by training step, one value a seed and text.
         seeds: by kind of measurement.
@@ -28,7 +28,7 @@ class Scores:
 
     nll: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     reading: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
-    hits: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    hits: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
     segments: dict[tuple[str, int], list[list[ReadingRecord]]] = field(default_factory=dict)
     steps: dict[int, list[float]] = field(default_factory=dict)
     seeds: dict[str, list[int]] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class Scores:
         mean = perplexity_of(statistics.fmean(values))
         return mean, mean * statistics.stdev(values) if len(values) > 1 else 0.0
 
-    def found(self, length: int) -> tuple[int, int]:
-        """Passkeys found and asked for at a prompt length that was asked, over all seeds."""
-        hits, asked = zip(*self.hits[length], strict=True)
-        return sum(hits), sum(asked)
+    @property
+    def passkeys(self) -> dict[int, list[tuple[int, int]]]:
+        """Passkeys found and asked for, by prompt length, one pair a seed."""
+        return self.hits.get("passkey", {})
 
     def share_found(self, length: int) -> float:
-        """The share of passkeys found at a prompt length that was asked."""
-        hits, asked = self.found(length)
-        return hits / asked
+        """The share of passkeys found at a prompt length that was asked, over all seeds."""
+        hits, asked = zip(*self.passkeys[length], strict=True)
+        return sum(hits) / sum(asked)
 
     def texts(self, length: int) -> list[str]:
         """The texts whose segments of ``length`` tokens were read."""
@@ -176,6 +176,6 @@ def _add(scores: Scores, place: Place, records: list[Record]) -> None:
         scores.segments.setdefault((text, length), []).append(readings)
     elif kind == STEPS:
         scores.steps.setdefault(length, []).append(sum(sum(r.nll) for r in readings) / tokens)
-    elif kind == PASSKEYS:
+    elif kind == PROMPTS:
         trials = [record for record in records if isinstance(record, TrialRecord)]
-        scores.hits.setdefault(length, []).append(found(trials))
+        scores.hits.setdefault(text, {}).setdefault(length, []).append(found(trials))

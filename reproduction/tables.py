@@ -8,14 +8,15 @@ from itertools import pairwise
 from reproduction import paper
 from reproduction.estimate import tokens_of
 from reproduction.exhibits import Exhibit, Setting
-from reproduction.measured import PASSKEYS
+from reproduction.intervals import seeds_interval
+from reproduction.measured import PROMPTS
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores
 from reproduction.verdicts import Finding, judge
 from skipwise.evaluation.specification import doubled_windows
 from skipwise.method.lengths import format_length
 from skipwise.report.summary import arm_name
-from skipwise.report.tables import format_number, format_share
+from skipwise.report.tables import format_number, format_share, task_title
 from skipwise.results.statistics import perplexity_of, wilson_interval
 
 Rows = Mapping[str, Scores]
@@ -65,6 +66,8 @@ def _tables(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Ro
     texts = dict.fromkeys(text for row in rows.values() for text, _ in row.nll)
     read = dict.fromkeys(place for row in rows.values() for place in row.segments)
     parts: list[str] = []
+    if exhibit.compared and texts:
+        parts += [_paired_table(exhibit.compared, rows, text) for text in texts]
     if "ratios" in exhibit.show and texts:
         parts.append(_ratio_table(exhibit, rows, list(texts), target))
     if "perplexity" in exhibit.show:
@@ -77,8 +80,10 @@ def _tables(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Ro
         parts += [_curve_table(setting, rows, text) for text, length in read if length == target]
     if "steps" in exhibit.show and any(row.steps for row in rows.values()):
         parts.append(_step_table(rows))
-    if "passkey" in exhibit.show and any(row.hits for row in rows.values()):
-        parts.append(_passkey_table(exhibit, setting, rows))
+    tasks = dict.fromkeys(task for row in rows.values() for task in row.hits)
+    parts += [_retrieval_table(exhibit, setting, rows, task) for task in tasks if "passkey" in exhibit.show]
+    if any("passkey" in exhibit.show and row.hits for row in rows.values()):
+        parts.append(_trials(setting, rows))
     return parts
 
 
@@ -103,8 +108,23 @@ def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
             " Arms of the same number of steps train on the same number of tokens, so full-length training has fewer "
             "windows; the paper gives every arm the same number of windows."
         )
-    asked = max(run.recipe.data.passkey for run in runs)
-    return told + f" {asked:.0%} of the examples end in a passkey prompt, no longer than their window." * (asked > 0)
+    return f"{told} {_prompts(runs)}".rstrip()
+
+
+def _prompts(runs: Sequence[ArmRun]) -> str:
+    """Which share of the arms' examples is made of prompts."""
+    shares = {arm_name(run.variant): run.recipe.data for run in runs if run.trained}
+    told = []
+    for asked in sorted({data.passkey for data in shares.values()} - {0}):
+        arms = [arm for arm, data in shares.items() if data.passkey == asked]
+        whose = "the examples" if len(arms) == len(shares) else f"the examples of {', '.join(arms)}"
+        told.append(f"{asked:.0%} of {whose} end in a passkey prompt, no longer than their window.")
+    for asked in sorted({data.retrieval for data in shares.values()} - {0}):
+        arms = [arm for arm, data in shares.items() if data.retrieval == asked]
+        told.append(
+            f"{asked:.0%} of the examples of {', '.join(arms)} are retrieval prompts, none worded as those measured."
+        )
+    return " ".join(told)
 
 
 def _seeds(rows: Rows) -> str:
@@ -114,7 +134,7 @@ def _seeds(rows: Rows) -> str:
         most = max((row.seeds.get(kind, []) for row in rows.values() for kind in kinds), key=len, default=[])
         return ("Seeds " if len(most) > 1 else "Seed ") + ", ".join(map(str, most))
 
-    everything, passkeys = of({kind for row in rows.values() for kind in row.seeds}), of([PASSKEYS])
+    everything, passkeys = of({kind for row in rows.values() for kind in row.seeds}), of([PROMPTS])
     hits = any(row.hits for row in rows.values())
     return f"{everything}{f'; passkeys: {passkeys.lower()}' if hits and passkeys != everything else ''}."
 
@@ -162,6 +182,30 @@ def _ratio_table(exhibit: Exhibit, rows: Rows, texts: Sequence[str], target: int
             cells = [f"{100 * (a[0] / b[0] - 1):+.1f}%" if a and b else "–" for a, b in pairs]
             lines.append(_line(variant, cells))
     return table([f"perplexity at {format_length(target)} over full-length's", *texts], lines)
+
+
+def _paired_table(arm: str, rows: Rows, text: str) -> str:
+    """Perplexity of ``arm`` over that of the others, less 1, seed by seed: the mean and its 95% interval over seeds."""
+    windows = sorted(window for name, window in rows[arm].nll if name == text)
+    lines = []
+    for variant, row in rows.items():
+        cells = []
+        for window in windows:
+            ours, theirs = rows[arm].nll[text, window], row.nll.get((text, window), [])
+            theirs = theirs * len(ours) if len(theirs) == 1 else theirs  # a baseline is the same for every seed
+            apart = [100 * (perplexity_of(a - b) - 1) for a, b in zip(ours, theirs, strict=False)]
+            cells.append(_signed(apart) if apart else "–")
+        if variant != arm:
+            lines.append(_line(f"against {arm_name(variant)}", cells))
+    return table([f"{arm_name(arm)}'s perplexity, %, {text}", *map(format_length, windows)], lines)
+
+
+def _signed(values: Sequence[float]) -> str:
+    """Their mean, and of several its interval."""
+    if len(values) == 1:
+        return f"{values[0]:+.1f}"
+    apart = seeds_interval(values)
+    return f"{apart.mean:+.1f} [{apart.low:+.1f}, {apart.high:+.1f}]"
 
 
 def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) -> str:
@@ -277,32 +321,38 @@ def _step_table(rows: Rows) -> str:
     return table(head, lines)
 
 
-def _passkey_table(exhibit: Exhibit, setting: Setting, rows: Rows) -> str:
-    lengths = sorted({length for row in rows.values() for length in row.hits})
-    beside = exhibit.passkey if setting.retrieved else ()
+def _retrieval_table(exhibit: Exhibit, setting: Setting, rows: Rows, task: str) -> str:
+    hits = {variant: row.hits.get(task, {}) for variant, row in rows.items()}
+    lengths = sorted({length for asked in hits.values() for length in asked})
+    beside = exhibit.passkey if setting.retrieved and task == "passkey" else ()
     lines = []
-    for variant, row in rows.items():
-        shares = [_found(row.hits[n]) if n in row.hits else "–" for n in lengths]
-        published = setting.retrieved.get(variant, (None,) * len(beside))
+    for variant, asked in hits.items():
+        shares = [_found(asked[n]) if n in asked else "–" for n in lengths]
+        published = setting.retrieved.get(variant, (None,) * len(beside)) if beside else ()
         lines.append(_line(variant, shares, [share or "–" for share in published]))
-    trials = sorted({asked for row in rows.values() for hits in row.hits.values() for _, asked in hits})
+    title = "passkeys" if task == "passkey" else task_title(task)
+    return table([f"{title} found", *map(format_length, lengths), *(f"paper {n}x" for n in beside)], lines)
+
+
+def _trials(setting: Setting, rows: Rows) -> str:
+    """What the shares of the retrieval tables are of, and how sure one of them is."""
+    every = [hits for row in rows.values() for asked in row.hits.values() for hits in asked.values()]
     told = []
     if setting.retrieved:
         told.append("The paper's figure is under linear interpolation.")
-    if any(len(hits) > 1 for row in rows.values() for hits in row.hits.values()):
+    if any(len(hits) > 1 for hits in every):
         told.append("The mean over seeds; in brackets the lowest and the highest share of one seed.")
-    for n in trials:
+    for n in sorted({asked for hits in every for _, asked in hits}):
         (_, high), (low, _), (middle, _) = (wilson_interval(hits, n) for hits in (0, n, n // 2))
         told.append(
             f"With {n} prompts the 95% interval of 0% reaches up to {format_share(high)}, that of 100% down to "
             f"{format_share(low)}, that of {n // 2 / n:.0%} down to {format_share(middle)}."
         )
-    head = ["passkeys found", *map(format_length, lengths), *(f"paper {n}x" for n in beside)]
-    return "\n\n".join([table(head, lines), " ".join(told)])
+    return " ".join(told)
 
 
 def _found(hits: Sequence[tuple[int, int]]) -> str:
-    """The share of passkeys found, mean over seeds, and its range where seeds differ."""
+    """The share of numbers found, mean over seeds, and its range where seeds differ."""
     shares = [found / asked for found, asked in hits]
     mean, ends = format_share(sum(shares) / len(shares)), [format_share(f(shares)) for f in (min, max)]
     return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"

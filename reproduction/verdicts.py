@@ -121,7 +121,7 @@ def _judge_passkey(claim: Finds, row: Scores, original: int, target: int) -> Fin
     rule = f"{arm_name(claim.arm)} finds {bound} of the passkeys at {where}"
     shares = [
         (row.share_found(length), length)
-        for length in row.hits
+        for length in row.passkeys
         if length <= target and not (claim.beyond and length <= original)
     ]
     if not shares:
@@ -132,7 +132,7 @@ def _judge_passkey(claim: Finds, row: Scores, original: int, target: int) -> Fin
 
 def _judge_more_passkeys(claim: FindsMore, rows: Mapping[str, Scores], target: int) -> Finding:
     rule = f"{arm_name(claim.arm)} finds more passkeys than {arm_name(claim.other)} at the target"
-    ours, theirs = rows[claim.arm].hits.get(target), rows[claim.other].hits.get(target)
+    ours, theirs = rows[claim.arm].passkeys.get(target), rows[claim.other].passkeys.get(target)
     if not ours or not theirs:
         return Finding(rule)
     shares = [[found / asked for found, asked in hits] for hits in (ours, theirs)]

@@ -40,11 +40,9 @@ def segments(
     ]  # fmt: skip
 
 
-def trials(hits: int, asked: int, seed: int = 0, length: int = 512) -> list[TrialRecord]:
-    """Passkeys, the first ``hits`` of them found."""
+def trials(hits: int, asked: int, seed: int = 0, length: int = 512, task: str = "passkey") -> list[TrialRecord]:
+    """Prompts of a task, the first ``hits`` of them answered rightly."""
     return [
-        TrialRecord(
-            "pose", "passkey", length, seed, trial, "random", "bf16", "1", prompt_tokens=length, hit=trial < hits
-        )
+        TrialRecord("pose", task, length, seed, trial, "random", "bf16", "1", prompt_tokens=length, hit=trial < hits)
         for trial in range(asked)
     ]

@@ -270,7 +270,7 @@ def _train(
 ) -> PreTrainedModel:
     """Train in place, and return the whole model; the first process, which has an ``evaluation``, keeps the records."""
     model, probe = probed
-    arm = prepared.recipe.positions.scheme
+    arm = prepared.recipe.arm
     first = evaluation is not None
     logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
 
@@ -458,7 +458,7 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
         headline=judged[0].headline if judged else "How far it reads was not measured",
         warning=price_warning(measured),
         facts={
-            "method": f"{prepared.recipe.positions.scheme}, trained on windows of {prepared.train_length:,} tokens",
+            "method": f"{arm_name(prepared.recipe.arm)}, trained on windows of {prepared.train_length:,} tokens",
             "interpolation": f"{extension.told} x{extension.factor:g}",
             "text": f"{prepared.recipe.data.source} (fingerprint {prepared.store.fingerprint[:16]})",
             **best,

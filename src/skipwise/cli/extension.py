@@ -114,7 +114,7 @@ def plan(
     lora: Lora = False,
     set_: Changes = None,
 ) -> None:
-    """Say what a run will hold and take, PoSE beside full-length, from the model's config alone."""
+    """Say what a run will hold and take, beside full-length training, from the model's config alone."""
     with new_console().status("starting"):  # torch and transformers take seconds
         console = prepare_process()
         from skipwise.extend import print_planned_measuring
@@ -134,7 +134,9 @@ def coverage(
     chunks: Annotated[int, typer.Option(max=_MOST_CHUNKS, help="number of chunks, N")] = 2,
     scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
-    skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",
+    skips: Annotated[
+        str, typer.Option(help="how PoSE's skips are drawn: uniform, end_anchored or past_target")
+    ] = "uniform",
     samples: Annotated[
         int | None, typer.Option(max=_MOST_SAMPLES, help="draw so many examples in place of a closed form")
     ] = None,

@@ -19,7 +19,7 @@ from skipwise.data.tokens import TokenStore, keep_long, split_by_name
 from skipwise.data.training_prompts import TrainingPrompt, require_room, training_prompt
 from skipwise.errors import DataError
 from skipwise.method.lengths import parse_length
-from skipwise.method.positions import SCHEMES, Plans
+from skipwise.method.positions import SCHEMES, Plans, farthest_skip
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Data, Positions
 
@@ -66,8 +66,8 @@ class ExampleRules:
         return scheme(rng, self.train_length, self.target_length, spans, self.positions.rules)
 
     def cut(self, rng: Rng, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the span of each document, at most L_t tokens: its length and its start, both int64 [examples]."""
-        spans = np.minimum(lengths, self.target_length)
+        """Draw the span of each document, L_t tokens or all of it: its length and its start, both int64 [examples]."""
+        spans = lengths if self.positions.span == "document" else np.minimum(lengths, self.target_length)
         return spans, rng.integers(_ORIGIN, 0, lengths - spans)
 
     def trained(self, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -89,8 +89,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     """Examples of ``train_length`` tokens whose positions reach up to ``target_length``.
 
     An example draws a document with a chance in proportion to its tokens, then a span of it as long as the target (the
-    whole document if it is shorter), then the plan, whose content offsets v_i count inside the span. So a long document
-    gives many different spans.
+    whole document if it is shorter, or under ``positions.span`` "document"), then the plan, whose content offsets v_i count
+    inside the span. So a long document gives many different spans. In the whole document the first chunk is its beginning.
 
     Each item holds int64 arrays [tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask``. The mask is
     all ones and must reach the model: without a mask and a cache, transformers takes a jump of the positions for the
@@ -275,8 +275,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     ) -> TrainingPrompt:
         """Write contiguous text with facts and questions into one example, in place.
 
-        Under ``pose`` the positions skip by U{0..L_t - L_c}: in half of the prompts right before the questions, in the
-        others anywhere from the first fact on, so that facts stand near and far.
+        Under ``pose`` the positions skip once, as far as ``positions.skips`` reach, anywhere from the first fact to the
+        questions, so that facts stand near and far.
         """
         assert self.tokenizer is not None
         rng = np.random.default_rng([self.seed, int(self._epoch), index])
@@ -285,8 +285,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         labels[:] = np.where(prompt.trained, prompt.ids, IGNORED)
         labels[: min(prompt.told, self.rules.min_context)] = IGNORED
         if self.rules.positions.scheme == "pose":
-            at = prompt.asked if rng.random() < 0.5 else int(rng.integers(prompt.told, prompt.asked + 1))
-            skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))
+            at = int(rng.integers(prompt.told, prompt.asked + 1))
+            farthest = farthest_skip(len(input_ids), self.rules.target_length, self.rules.positions.skips)
+            skip = int(rng.integers(0, farthest + 1))
             positions[:] = np.arange(len(input_ids))
             positions[at:] += skip
         return prompt

@@ -17,9 +17,11 @@ from skipwise.errors import DataError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# A fact, and a question whose answer follows it. Two have no name: there the only number is asked for.
+# A fact, and a question whose answer follows it; in those without a name the only number is asked for.
 _FORMS = (
-    ("The code of {name} is {number}.", "Which code has {name}? The code of {name} is"),
+    ("The {noun} of {name} is {number}.", "What is the {noun} of {name}? The {noun} of {name} is"),
+    ("{number} is the {noun} of {name}.", "Which {noun} has {name}? The {noun} of {name} is"),
+    ("{name} has {noun} {number}.", "Which {noun} has {name}? {name} has {noun}"),
     ("{name} keeps {number} coins.", "How many coins does {name} keep? {name} keeps"),
     ("Room {number} was given to {name}.", "Which room was given to {name}? Room"),
     ("{name} = {number}", "print({name})  #"),
@@ -28,13 +30,28 @@ _FORMS = (
     ("- {name}, {number}", "Complete the entry: - {name},"),
 )
 _NAMELESS = (
-    ("Remember the number {number}.", "The number to remember was"),
-    ("My secret is {number}, do not forget it.", "What is my secret? My secret is"),
+    ("The {noun} is {number}.", "What is the {noun}? The {noun} is"),
+    ("{number} is the {noun}. Keep it in mind.", "Tell me the {noun}. The {noun} is"),
+    ("My {noun} is {number}, do not forget it.", "What is my {noun}? My {noun} is"),
+    ("Remember the {noun} {number}.", "The {noun} to remember was"),
+)
+_NOUNS = (
+    "code",
+    "number",
+    "price",
+    "account",
+    "secret",
+    "serial number",
+    "weight",
+    "area code",
+    "score",
+    "ticket number",
 )
 _TOKENS_A_FACT = 64  # of an example with text; a fact with its question takes about 40
 _LEAST_TOKENS = 16  # of a fact and its question, by any tokenizer
 _MOST_FACTS, _MOST_QUESTIONS = 16, 4
 _REGISTERS, _TOGETHER, _SAME_NUMBER = 0.4, 0.3, 0.25  # of the prompts; of those with text; of those with several facts
+_WITHOUT_NAME = 0.5  # of the prompts of one fact
 
 
 @dataclass(frozen=True)
@@ -87,7 +104,8 @@ def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> Non
         DataError: says how many tokens are needed, or that the tokenizer cannot write numbers or names.
     """
     answer_ids(tokenizer, "9")  # refuses a tokenizer without digits
-    said = {"name": draw_names(np.random.default_rng(0), 1)[0], "number": "9" * 7}
+    noun = max(_NOUNS, key=lambda noun: len(_encoded(tokenizer, noun)))
+    said = {"noun": noun, "name": draw_names(np.random.default_rng(0), 1)[0], "number": "9" * 7}
     written = str(tokenizer.decode(_encoded(tokenizer, said["name"])))
     if said["name"] not in written.replace(" ", "").lower():
         raise DataError(
@@ -109,14 +127,21 @@ def _facts(
     tokenizer: "PreTrainedTokenizerBase", count: int, rng: np.random.Generator
 ) -> Iterator[tuple[list[int], list[int], list[int]]]:
     """Yield facts of one form, each with its question and its answer, as token ids."""
-    forms = _FORMS if count > 1 else _FORMS + _NAMELESS
+    forms = _NAMELESS if count == 1 and rng.random() < _WITHOUT_NAME else _FORMS
     fact, question = forms[int(rng.integers(len(forms)))]
-    names, numbers = draw_names(rng, count), [str(rng.integers(10**4, 10**7)) for _ in range(count)]
+    noun = _NOUNS[int(rng.integers(len(_NOUNS)))]
+    names, numbers = draw_names(rng, count), [_number(rng) for _ in range(count)]
     if count > 1 and rng.random() < _SAME_NUMBER:
         numbers[1] = numbers[0]
     for name, number in zip(names, numbers, strict=True):
-        said = {"name": name, "number": number}
+        said = {"noun": noun, "name": name, "number": number}
         yield _encoded(tokenizer, f"\n{fact.format(**said)}\n"), *_question(tokenizer, question.format(**said), number)
+
+
+def _number(rng: np.random.Generator) -> str:
+    """Draw a number of five to seven digits, each length as often."""
+    digits = int(rng.integers(5, 8))
+    return str(rng.integers(10 ** (digits - 1), 10**digits))
 
 
 def _joined(

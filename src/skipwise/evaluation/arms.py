@@ -45,8 +45,8 @@ class RunEvaluation:
         return {f"evaluation text {text.source}": text.fingerprint for text in self.texts}
 
     def label(self, arm: Arm) -> str:
-        """The arm's name in the results: the trained one is called after its scheme."""
-        return self.recipe.positions.scheme if arm == "trained" else arm
+        """The arm's name in the results: the trained one is called after its method or scheme."""
+        return self.recipe.arm if arm == "trained" else arm
 
     def model(self, arm: Arm, trained: Path) -> EvaluatedModel:
         """The arm's model: the base as it is, the base with its positions interpolated, or the ``trained`` folder."""

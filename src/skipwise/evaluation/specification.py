@@ -125,7 +125,7 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
         windows_per_document=2,
         segment_lengths=tuple(rule.segment_lengths or ()),
         segments=rule.segments,
-        tasks=("passkey",) if rule.passkey_trials else (),
+        tasks=tuple(dict.fromkeys(rule.tasks)) if rule.passkey_trials else (),
         prompt_lengths=tuple(rule.passkey_lengths or windows) if rule.passkey_trials else (),
         trials=rule.passkey_trials,
         seed=recipe.seed,

@@ -2,15 +2,20 @@
 
 from typing import Any, Literal
 
-Method = Literal["paper", "skipwise"]
+Method = Literal["skipwise", "paper"]
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # PoSE to the letter: what the sections have without a method.
-    "paper": {},
     # docs/method.md says what each part does.
     "skipwise": {
-        "positions": {"content": "aligned", "contiguous": 0.5},
-        "data": {"passkey": 0.0, "retrieval": 0.4},
-        "teacher": {"weight": 4.0, "written": 0.2},
+        "positions": {"skips": "past_target", "content": "aligned", "contiguous": 0.5, "span": "target"},
+        "data": {"passkey": 0.0, "retrieval": 0.4, "answer_weight": 5.0, "train_jumps": False},
+        "training": {"adam_beta2": 0.95},
+        "teacher": {"weight": 4.0, "written": 0.25},
+    },
+    # PoSE to the letter (Zhu et al., ICLR 2024).
+    "paper": {
+        "positions": {"skips": "uniform", "content": "uniform", "contiguous": 0.0, "span": "document"},
+        "data": {"passkey": 0.0, "retrieval": 0.0, "answer_weight": 1.0, "train_jumps": True},
+        "training": {"adam_beta2": 0.999},
     },
 }

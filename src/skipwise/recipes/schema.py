@@ -126,6 +126,9 @@ class Positions(Section):
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field(PAPER.content, description="how content offsets v_i are drawn (pose)")
     contiguous: Real = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
+    span: Literal["target", "document"] = Field(
+        "target", description="what an example takes its text from: a part as long as the target, or the whole document"
+    )
 
     @property
     def rules(self) -> ChunkRules:
@@ -265,8 +268,11 @@ class Evaluation(Section):
     )
     documents: Whole = Field(8, gt=0, le=_MOST, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
-    passkey_lengths: Lengths | None = Field(None, description="default: the windows")
-    passkey_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per length; 0 leaves passkey out")
+    tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = Field(
+        ["passkey"], description="of retrieval: passkey, keys, lines"
+    )
+    passkey_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
+    passkey_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
     segment_lengths: Lengths | None = Field(None, description="for loss by position")
     segments: Whole = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     other: bool = Field(
@@ -295,8 +301,8 @@ class Recipe(Section):
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: Whole = Field(0, ge=0, le=_LAST_SEED)
-    method: Method = Field(
-        "paper", description="paper: PoSE; skipwise: our own settings of positions, data and teacher"
+    method: Method | None = Field(
+        None, description="sets positions, data, training and teacher together: PoSE's (paper) or our own (skipwise)"
     )
     positions: Positions = Positions()
     data: Data = Data()
@@ -304,6 +310,12 @@ class Recipe(Section):
     lora: Lora | None = Field(None, description="train low-rank additions only; default: train all weights")
     teacher: Teacher | None = Field(None, description="the frozen base teaches too; default: the text alone")
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def arm(self) -> str:
+        """The name of the trained model beside its controls: the scheme's, or of ``pose`` in our own method the method's."""
+        scheme = self.positions.scheme
+        return "skipwise" if scheme == "pose" and self.method == "skipwise" else scheme
 
     @model_validator(mode="before")
     @classmethod
@@ -317,7 +329,7 @@ class Recipe(Section):
         """Take what is not given from the method."""
         if not isinstance(values, dict):
             return values
-        method = values.get("method", cls.model_fields["method"].default)
+        method = values.get("method")
         return _merged(SETTINGS[method], values) if method in get_args(Method) else values
 
     @model_validator(mode="after")
@@ -440,7 +452,7 @@ def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
     Else the file of a finished run, which has every setting, would keep those of its own method under another name.
     """
-    old = base.get("method", Recipe.model_fields["method"].default)
+    old = base.get("method")
     if changes.get("method", old) != old:
         base = {**base}
         for section in {key for settings in SETTINGS.values() for key in settings}:

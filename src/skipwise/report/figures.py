@@ -37,9 +37,10 @@ ARM_COLOURS = {
     "randpos": "#a162d6",
     "cream": "#0f97a8",
     "short": "#a8693d",
+    "skipwise": "#e0334c",
 }
 OTHER_COLOUR = "#c9508f"
-_MARKERS = dict(zip(ARM_COLOURS, "osD^vXP", strict=True))
+_MARKERS = dict(zip(ARM_COLOURS, "osD^vXPh", strict=True))
 # Looks of labels that are no arm: blue first, and the original's grey last.
 _FREE = [(ARM_COLOURS[arm], _MARKERS[arm]) for arm in ("pose", "pi-only", "full", "randpos", "cream", "short")]
 _FREE += [(OTHER_COLOUR, "*"), (ARM_COLOURS["original"], _MARKERS["original"])]

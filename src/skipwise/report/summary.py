@@ -39,6 +39,7 @@ ARM_NAMES = {
     "cream": "CREAM",
     "pose": "PoSE",
     "full": "full-length",
+    "skipwise": "Skipwise",
 }
 
 

@@ -1,4 +1,4 @@
-"""Memory and time of a run, before it takes any GPU hour: PoSE beside full-length training.
+"""Memory and time of a run, before it takes any GPU hour: a run beside full-length training.
 
 Computed from the model's config alone: one step of each runs without data (``model/step_cost.py``), and its bytes and
 operations are divided over the GPUs.
@@ -130,7 +130,7 @@ def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
-    """Print PoSE beside full-length training of as many tokens, and what reduces memory if one does not fit."""
+    """Print the run beside full-length training of as many tokens, and what reduces memory if one does not fit."""
     with console.status(f"building {recipe.model} without weights"):
         config = load_config(recipe.model)
         extension = extension_of(config, recipe)
@@ -138,14 +138,15 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     batch, micro = recipe.training.batch_size, recipe.training.per_device_train_batch_size
     gpus = hardware.gpus
     accumulation(recipe.training, gpus)
+    ours = "PoSE" if recipe.arm == "pose" else recipe.arm.capitalize()
     rows = {}
     with console.status("running one step of each without data"):
-        for name, window in (("PoSE", train), ("full-length", extension.target_length)):
+        for name, window in ((ours, train), ("full-length", extension.target_length)):
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * train / window / gpus) * gpus
-            own = recipe if name == "PoSE" else recipe.model_copy(update={"teacher": None})
+            own = recipe if name == ours else recipe.model_copy(update={"teacher": None})
             rows[name] = estimate_cost(config, own, window, windows, hardware, max(1, micro * train // window))
-    cost = rows["PoSE"].cost
+    cost = rows[ours].cost
     console.print(
         f"{recipe.model}: {extension.rope.original_length:,} -> {extension.target_length:,} tokens, "
         f"{cost.parameters:,} parameters, {cost.trained:,} of them trained",

@@ -47,9 +47,9 @@ class PreparedRun:
     def name(self) -> str:
         """A name for the run: model, target and method."""
         model = Path(self.recipe.model).name or "model"
-        scheme = "" if self.recipe.positions.scheme == "pose" else f"-{self.recipe.positions.scheme}"
+        arm = "" if self.recipe.arm == "pose" else f"-{self.recipe.arm}"
         adapted = "-lora" if self.recipe.lora else ""
-        return f"{model}-{format_length(self.extension.target_length)}-{self.recipe.interpolation}{scheme}{adapted}"
+        return f"{model}-{format_length(self.extension.target_length)}-{self.recipe.interpolation}{arm}{adapted}"
 
     @property
     def precision(self) -> Precision:
@@ -210,7 +210,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     setting = "train_length" if run.shortest == run.train_length else "data.min_tokens"
     console.print(
         f"{recipe.model}: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "
-        f"(x{ext.factor:g}, {ext.told}, {recipe.positions.scheme})",
+        f"(x{ext.factor:g}, {ext.told}, {recipe.arm})",
         style="bold",
     )
     lines = [

@@ -1,6 +1,7 @@
 """Retrieval prompts to train on: every answer was told, in its own words, and the example is whole."""
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -23,6 +24,11 @@ def said(prompt: TrainingPrompt, part: slice = slice(None), kept: bool | None = 
     return str(TOKENIZER.decode(ids if kept is None else ids[trained == kept]))
 
 
+def with_numbers(lines: str) -> list[str]:
+    """The facts: the text has no number."""
+    return [line for line in lines.splitlines() if re.search(r"\d", line)]
+
+
 @given(length=st.integers(250, 1500), seed=st.integers(0, 2**32))
 def test_every_answer_was_told_before(length: int, seed: int) -> None:
     prompt = training_prompt(TOKENIZER, TEXT[:length], np.random.default_rng(seed))
@@ -30,7 +36,7 @@ def test_every_answer_was_told_before(length: int, seed: int) -> None:
     assert 0 < prompt.told <= prompt.asked < length
     told, asked = said(prompt, slice(prompt.asked), kept=False), said(prompt, slice(prompt.asked, None))
     answers = said(prompt, slice(prompt.asked, None), kept=True).split()
-    facts = [line for line in told.splitlines() if line]
+    facts = with_numbers(told)
     questions = [line for line in asked.splitlines() if line]
     assert 1 <= len(answers) == len(questions) <= len(facts)
     assert len(facts) == len(questions) or (len(facts) <= max(1, length // 64) and len(questions) <= 4)
@@ -57,11 +63,11 @@ def test_no_measured_prompt_has_its_words() -> None:
         for task in retrieval_prompts.TASKS.values()
     )
     assert "pass key of" in measured
-    for fact, question in forms:
-        for part in re.split(r"\{\w+\}", f"{fact}|{question}".replace("|", "{}")):
+    for (fact, question), noun in product(forms, training_prompts._NOUNS):
+        for part in re.split(r"\{\w+\}", f"{fact}{{}}{question}".replace("{noun}", noun)):
             words = part.strip(" .,:#?-=")
             assert len(words.split()) < 2 or words not in measured
-        assert "pass key" not in fact + question
+        assert "pass key" not in fact + question + noun
     assert passkey_words() not in "".join(fact for fact, _ in forms)
 
 
@@ -71,20 +77,18 @@ def passkey_words() -> str:
 
 def test_kinds_differ() -> None:
     prompts = [training_prompt(TOKENIZER, TEXT[:1000], np.random.default_rng(seed)) for seed in range(200)]
-    told, asked = (
-        [len([line for line in said(p, part(p), kept=False).splitlines() if line]) for p in prompts]
-        for part in (lambda p: slice(p.asked), lambda p: slice(p.asked, None))
-    )
-    registers = [t == a > 8 for t, a in zip(told, asked, strict=True)]
+    told = [len(with_numbers(said(p, slice(p.asked)))) for p in prompts]
+    asked = [len(said(p, slice(p.asked, None), kept=True).split()) for p in prompts]
+    registers = [t == a > 4 for t, a in zip(told, asked, strict=True)]
     assert 0.3 < np.mean(registers) < 0.5
     assert {t for t, register in zip(told, registers, strict=True) if not register} == {1, 2, 4, 8}
     assert max(a for a, register in zip(asked, registers, strict=True) if not register) == 4
-    assert all(p.trained[: p.asked].sum() < 100 for p, register in zip(prompts, registers, strict=True) if register)
+    assert all(p.trained[: p.asked].sum() < 150 for p, register in zip(prompts, registers, strict=True) if register)
 
 
 def test_an_example_that_holds_none_is_refused() -> None:
     require_room(TOKENIZER, 256)
-    with pytest.raises(DataError, match="train length 64 is too short for retrieval prompts of 194 tokens"):
+    with pytest.raises(DataError, match="train length 64 is too short for retrieval prompts of 254 tokens"):
         require_room(TOKENIZER, 64)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import split_by_name
-from skipwise.errors import DataError, EvaluationError
+from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.runner import answered
 from skipwise.model.loading import load_config, load_model, load_tokenizer
@@ -76,6 +76,15 @@ def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
         assert readings == [(label, w) for w in (64, 128) for _ in range(2)]
         assert [r.trial for r in found[arm] if r.kind == "trial"] == [0, 1, 2]
     assert len({r.digest for r in found["original"]} & {r.digest for r in found["pi-only"]}) == 0
+
+
+def test_every_task_is_asked_at_every_length(files) -> None:
+    tasks = {"evaluation.tasks": ["passkey", "lines"], "evaluation.passkey_lengths": [420, 500]}
+    found = asked(planned(files, **tasks, **{"evaluation.passkey_trials": 1}), "trained")
+    prompts = [(r.task, r.length) for r in found if r.kind == "trial"]
+    assert sorted(prompts) == [(task, length) for task in ("lines", "passkey") for length in (420, 500)]
+    with pytest.raises(RecipeError, match=r"task 'line' is unknown \(did you mean lines\?\)"):
+        planned(files, **{"evaluation.tasks": ["line"], "evaluation.passkey_trials": 1})
 
 
 def test_the_original_also_reads_its_own_window(files) -> None:

@@ -58,7 +58,9 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
         "skips": "uniform",
         "content": "uniform",
         "contiguous": 0.0,
+        "span": "document",
     }
+    assert training.adam_beta2 == 0.999
     assert (recipe.method, recipe.teacher, recipe.data.retrieval) == ("paper", None, 0.0)
     assert recipe.data.train_jumps
     assert recipe.data.passkey == 0
@@ -385,8 +387,9 @@ def test_a_method_sets_what_a_recipe_does_not(tmp_path: Path) -> None:
     control = load_recipe(None, {"method": "skipwise", "positions.scheme": "short"})
     assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.4)
     paper = load_recipe(None, {"method": "paper"})
-    assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(), None, 0.0)
-    assert "method = 'papper': Input should be 'paper' or 'skipwise'" in message(None, {"method": "papper"})
+    assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(span="document"), None, 0.0)
+    assert paper.training.adam_beta2 == 0.999
+    assert "method = 'papper': Input should be 'skipwise' or 'paper'" in message(None, {"method": "papper"})
 
 
 @pytest.mark.parametrize("teacher", [{"weight": 3}, None])
@@ -396,6 +399,12 @@ def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Pa
     assert (recipe.teacher and recipe.teacher.weight) == (teacher and 3)
     dump_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_the_arm_is_named_after_the_method_or_the_scheme() -> None:
+    assert [load_recipe(None, {"method": method}).arm for method in ("skipwise", "paper")] == ["skipwise", "pose"]
+    assert load_recipe(None, {"method": "skipwise", "positions.scheme": "short"}).arm == "short"
+    assert (load_recipe().method, load_recipe().arm) == (None, "pose")
 
 
 @pytest.mark.parametrize(("old", "new"), [("paper", "skipwise"), ("skipwise", "paper")])

@@ -12,7 +12,7 @@ def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:
     scores = {
         setting.label: {
             "pose, half the rate": Scores({("x", 256): [2.0]}),
-            "pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={2048: [(3, 4)]}),
+            "pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={"passkey": {2048: [(3, 4)]}}),
         }
         for setting in exhibit.settings
     }

@@ -96,8 +96,14 @@ def test_segments_and_passkeys_follow_the_rule(tmp_path) -> None:
     ((place, (seed,)),) = found.segments.items()
     assert (place, len(seed)) == (("x", 2048), 2)
     assert found.by_position("x", 2048, 0, 2048).mean == pytest.approx(1.0)
-    assert found.hits == {512: [(40, 50)]}
+    assert found.passkeys == {512: [(40, 50)]}
     assert found.steps == {}
+
+
+def test_each_task_that_is_asked_for_counts_for_itself(tmp_path) -> None:
+    both = {"evaluation.tasks": ["passkey", "keys"]}
+    records = [*trials(40, 60), *trials(10, 60, task="keys"), *trials(10, 60, task="lines")]
+    assert scores(tmp_path, *records, **both).hits == {"passkey": {512: [(40, 50)]}, "keys": {512: [(10, 50)]}}
 
 
 def test_steps_are_taken_where_they_are_asked_for(tmp_path) -> None:

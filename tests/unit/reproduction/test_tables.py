@@ -87,15 +87,41 @@ def test_perplexity_by_step_stands_beside_the_papers() -> None:
 
 
 def test_passkeys_stand_beside_the_papers_at_the_exhibits_lengths() -> None:
-    scores = {"pose": Scores(hits={256: [(50, 50)], 4096: [(1, 50)]}), "short": Scores(hits={256: [(49, 50)]})}
+    scores = {
+        "pose": Scores(hits={"passkey": {256: [(50, 50)], 4096: [(1, 50)]}}),
+        "short": Scores(hits={"passkey": {256: [(49, 50)]}}),
+    }
     text = markdown("passkey", {"yarn, 8x": scores})
     assert "| passkeys found | 256 | 4k | paper 1x | paper 2x | paper 4x | paper 8x | paper 12x | paper 16x |" in text
     assert "| PoSE | 100% | 2% | 90-100% | 90-100% | 90-100% | 90-100% | 0% | 0% |" in text
     assert "| short | 98% | – | – | – | – | – | – | – |" in text
-    seeds = {"pose": Scores(hits={256: [(50, 50), (44, 50)]})}
+    seeds = {"pose": Scores(hits={"passkey": {256: [(50, 50), (44, 50)]}})}
     assert "| PoSE | 94% (88% to 100%) |" in markdown("chunks", {"linear, 8x": seeds})
     assert "the lowest and the highest share of one seed" in markdown("chunks", {"linear, 8x": seeds})
     assert "paper 1x" not in markdown("chunks", {"linear, 8x": {"N = 2": scores["pose"]}})
+
+
+def test_other_tasks_have_a_table_of_their_own() -> None:
+    rows = {"skipwise": Scores(hits={"passkey": {256: [(50, 50)]}, "keys": {256: [(30, 50)]}}), "short": Scores()}
+    text = markdown("better", {"trained on the library": rows})
+    assert "| passkeys found | 256 |" in text
+    assert "| one key of four found | 256 |" in text
+    assert "| Skipwise | 60% |" in text
+    assert "10% of the examples of PoSE, short end in a passkey prompt" in text
+    assert "40% of the examples of Skipwise are retrieval prompts, none worded as those measured." in text
+
+
+def test_a_row_is_compared_with_the_others_seed_by_seed() -> None:
+    def row(*perplexities: float) -> Scores:
+        return Scores({("x", 256): [math.log(value) for value in perplexities]})
+
+    rows = {"original": row(8.0), "skipwise": row(10.0, 20.0, 40.0), "short": row(10.1, 20.0, 40.8), "pose": Scores()}
+    text = markdown("better", {"trained on the mixture": rows})
+    assert "| Skipwise's perplexity, %, x | 256 |" in text
+    # Of -0.990, 0 and -1.961 the mean is -0.984; their deviation 0.980 times 4.303 / sqrt(3) is 2.436.
+    assert "| against short | -1.0 [-3.4, +1.5] |" in text
+    assert "| against original | +191.7 [" in text
+    assert "| against PoSE | not measured |" in text
 
 
 def test_every_published_passkey_has_its_length() -> None:
@@ -137,7 +163,8 @@ def test_rows_without_records_are_shown_as_not_measured() -> None:
     )
     assert "| short | not measured | – | – | – |" in text
     text = markdown(
-        "passkey", {"linear, 8x": {"pose": Scores(hits={256: [(5, 50)], 512: [(5, 50)]}), "full": Scores()}}
+        "passkey",
+        {"linear, 8x": {"pose": Scores(hits={"passkey": {256: [(5, 50)], 512: [(5, 50)]}}), "full": Scores()}},
     )
     assert "| full-length | not measured | – | 90-100% | 90-100% |" in text
 
@@ -178,5 +205,5 @@ def test_equal_tokens_are_said_beside_the_tables() -> None:
 
 def test_passkeys_of_other_seeds_are_said() -> None:
     pose = scored("x", 10.0)
-    pose.hits, pose.seeds = {256: [(5, 50)]}, {"sliding": [0, 1, 2], "passkeys": [0]}
+    pose.hits, pose.seeds = {"passkey": {256: [(5, 50)]}}, {"sliding": [0, 1, 2], "prompts": [0]}
     assert "Seeds 0, 1, 2; passkeys: seed 0." in markdown("passkey", {"linear, 8x": {"pose": pose}})

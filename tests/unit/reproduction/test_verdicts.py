@@ -54,7 +54,7 @@ def test_an_order_is_judged_at_its_worst_length_up_to_the_target(claim, holds, w
     ],
 )
 def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
-    scores = {"a": Scores(hits={256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]})}
+    scores = {"a": Scores(hits={"passkey": {256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]}})}
     finding = judge(claim, scores, 256, 512)
     assert (finding.holds, finding.worst) == (holds, worst)
 
@@ -63,7 +63,7 @@ def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
     ("ours", "theirs", "holds"), [((50, 50), (39, 50), True), ((50, 50), (49, 50), False), ((39, 50), (50, 50), False)]
 )
 def test_more_passkeys_need_an_interval_above_zero(ours, theirs, holds) -> None:
-    scores = {"a": Scores(hits={512: [ours]}), "b": Scores(hits={512: [theirs]})}
+    scores = {"a": Scores(hits={"passkey": {512: [ours]}}), "b": Scores(hits={"passkey": {512: [theirs]}})}
     assert judge(FindsMore("a", "b"), scores, 256, 512).holds is holds
     assert judge(FindsMore("a", "b"), scores, 256, 1024).holds is None
 
@@ -77,7 +77,9 @@ def test_more_passkeys_need_an_interval_above_zero(ours, theirs, holds) -> None:
     ],
 )
 def test_models_and_not_prompts_are_the_sample_of_several_seeds(ours, theirs, holds, told) -> None:
-    scores = {arm: Scores(hits={512: [(n, 50) for n in found]}) for arm, found in (("a", ours), ("b", theirs))}
+    scores = {
+        arm: Scores(hits={"passkey": {512: [(n, 50) for n in found]}}) for arm, found in (("a", ours), ("b", theirs))
+    }
     finding = judge(FindsMore("a", "b"), scores, 256, 512)
     assert finding.holds is holds
     assert told in finding.worst
