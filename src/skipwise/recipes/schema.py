@@ -330,7 +330,7 @@ class Recipe(Section):
         if not isinstance(values, dict):
             return values
         method = values.get("method")
-        return _merged(SETTINGS[method], values) if method in get_args(Method) else values
+        return _merged(SETTINGS[str(method)], values) if method in get_args(Method) else values
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":

@@ -121,21 +121,20 @@ def test_the_base_teaches_text_up_to_the_first_skip(tmp_path: Path, scheme: str,
 def test_positions_of_a_retrieval_prompt_skip_once_between_telling_and_asking(tmp_path: Path) -> None:
     store = stored(tmp_path, words=400)
     options = {"retrieval": 1.0, "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
-    data, right_before, lasts = dataset(store, **options), 0, []
+    data, lasts = dataset(store, **options), []
     for index in range(40):
         example, positions = data[index], data[index]["position_ids"]
         lasts.append(int(positions[-1]))
         (jumps,) = np.nonzero(np.diff(positions) != 1)
         assert len(jumps) == 1
         assert positions[0] == 0
-        behind = str(byte_tokenizer().decode(example["input_ids"][jumps[0] + 1 :]))
-        right_before += behind.startswith("\n") and len(behind) < 330
         trained = example["labels"] != IGNORED
         assert (example["labels"][trained] == example["input_ids"][trained]).all()
         assert 0 < trained.sum() < 400
-    assert 15 <= right_before <= 30
     assert 400 <= min(lasts) < 500
     assert 1180 < max(lasts) <= 1279
+    past = dataset(store, **options, positions=Positions(skips="past_target"))
+    assert 1279 < max(int(past[index]["position_ids"][-1]) for index in range(40)) <= 1280 + 397
     for scheme in ("short", "cream"):
         positions = Positions(scheme=scheme)
         asked = dataset(store, **options, positions=positions)[0]["position_ids"]
@@ -283,7 +282,7 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         dataset(store, passkey=2)
     with pytest.raises(DataError, match="too short for a retrieval prompt"):
         dataset(store, passkey=0.5, tokenizer=byte_tokenizer())
-    with pytest.raises(DataError, match="too short for retrieval prompts of 194 tokens"):
+    with pytest.raises(DataError, match="too short for retrieval prompts of 254 tokens"):
         dataset(store, retrieval=0.5, tokenizer=byte_tokenizer())
     with pytest.raises(DataError, match=r"passkey \+ retrieval = 1.5 must not exceed 1"):
         dataset(store, passkey=0.5, retrieval=1.0, tokenizer=byte_tokenizer())

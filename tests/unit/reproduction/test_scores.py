@@ -136,7 +136,7 @@ def test_rows_of_fewer_segments_are_left_out(tmp_path) -> None:
 def test_a_row_may_lack_a_length_that_others_have(tmp_path) -> None:
     """As under linear interpolation, where only the original was asked for passkeys beyond the target."""
     both = [*trials(40, 50), *trials(0, 50, length=4096)]
-    assert measured(tmp_path, original=both, pose=both[:50]) == ({"original": {"passkeys"}, "pose": {"passkeys"}}, [])
+    assert measured(tmp_path, original=both, pose=both[:50]) == ({"original": {"prompts"}, "pose": {"prompts"}}, [])
 
 
 def test_a_seed_that_a_kill_left_in_part_is_left_out(tmp_path) -> None:
@@ -158,7 +158,7 @@ def test_rows_are_compared_over_the_seeds_that_all_have(tmp_path) -> None:
         write(tmp_path, run, pooled(10.0 + run.recipe.seed), *asked)
     rows = collect(runs, tmp_path)[0]["yarn, 8x"]
     assert {variant: row.seeds["sliding"] for variant, row in rows.items()} == {"pose": [0], "short": [0], "full": [0]}
-    assert rows["pose"].seeds["passkeys"] == rows["full"].seeds["passkeys"] == [0, 1]
+    assert rows["pose"].seeds["prompts"] == rows["full"].seeds["prompts"] == [0, 1]
 
 
 def test_rows_of_no_seed_in_common_are_shown_all_the_same(tmp_path) -> None:
