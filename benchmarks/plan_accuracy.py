@@ -78,7 +78,9 @@ def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
     sizes = {"training.batch_size": batch, "training.per_device_train_batch_size": micro}
     fused = {"training.optim": "adamw_torch_fused"} if torch.cuda.is_available() else {}
     fused["training.precision"] = choose_precision("auto")  # the plan is of a GPU, and means bf16 by auto
-    return load_recipe(None, {"training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes})
+    return load_recipe(
+        None, {"method": None, "training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes}
+    )
 
 
 def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool = True) -> tuple[int, float]:

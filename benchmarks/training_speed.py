@@ -172,7 +172,7 @@ def main() -> None:
         **({"train_length": options.window} if options.window else {}),
         **({"target": "16k", "training.learning_rate": 2e-5} if options.model != "nano" else {}),
     }
-    job = prepare(load_recipe("nano", changes), Console(stderr=True))
+    job = prepare(load_recipe("nano-pose", changes), Console(stderr=True))
     theirs = choose_precision(options.precision, job.device)
     sides: dict[str, tuple[str, Callable[[], tuple[list[float], list[float]]]]] = {
         "stock": (theirs, lambda: bare_loop(job, options.steps, fresh_model(job), theirs)),

@@ -53,7 +53,7 @@ class Scale:
 
 
 SCALES = {
-    "nano": Scale("nano", "nano", 256, {}, ("stdlib", "pydoc"), (10, 30, 100, 200, 300, 400)),
+    "nano": Scale("nano", "nano-pose", 256, {}, ("stdlib", "pydoc"), (10, 30, 100, 200, 300, 400)),
     "paper": Scale(
         "paper",
         "llama-7b-16k-linear",

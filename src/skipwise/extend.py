@@ -322,7 +322,8 @@ def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, con
                 teacher,
                 prepared.tokenizer,
                 tokens=math.ceil(recipe.teacher.written * examples * prepared.train_length),
-                train_length=prepared.train_length,
+                # Behind its window the base writes nonsense.
+                longest=min(prepared.train_length, prepared.extension.rope.original_length),
                 seed=recipe.seed,
                 console=console,
             )
@@ -410,7 +411,7 @@ def _save(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) -> None
 def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     """The chance that one example trains each relative distance: without skips, and as this run draws them."""
     rule = prepared.recipe.positions
-    lengths = prepared.train_length, prepared.extension.target_length
+    lengths = prepared.train_length, prepared.extension.reach
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=prepared.recipe.seed)
     original = coverage(*lengths, scheme="short")
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)

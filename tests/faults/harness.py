@@ -118,6 +118,7 @@ class World:
 
 
 _SETTINGS = {
+    "method": "null",
     "target": 256,
     "data.held_out": 0.3,
     "training.max_steps": 4,

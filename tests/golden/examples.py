@@ -107,7 +107,7 @@ def batches(text: Path) -> Golden:
 
 
 def _batches(text: Path, tokenizer: PreTrainedTokenizerBase, changes: dict[str, object]) -> Golden:
-    recipe = skipwise.load_recipe("nano", changes)
+    recipe = skipwise.load_recipe("nano-pose", changes)
     data = skipwise.PoseDataset.from_source(
         text,
         tokenizer,

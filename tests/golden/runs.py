@@ -66,8 +66,11 @@ _ASKED = ["--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
 
 # The words of each command, and the one whose files it reads.
 COMMANDS: dict[str, tuple[list[object], str | None]] = {
-    "extend": (["extend", "nano", "--data", TEXT, "--out", "demo", *settings(DEMO)], None),
-    "extend, best step": (["extend", "nano", "--data", TEXT, "--out", "best", *settings(BEST)], None),
+    "extend": (["extend", "nano", "--recipe", "nano-pose", "--data", TEXT, "--out", "demo", *settings(DEMO)], None),
+    "extend, best step": (
+        ["extend", "nano", "--recipe", "nano-pose", "--data", TEXT, "--out", "best", *settings(BEST)],
+        None,
+    ),
     "evaluate": (["evaluate", "demo/model", "--data", TEXT, *_EVALUATED, *_FLOAT32, "--out", "evaluation"], "extend"),
     "report": (["report", "evaluation", "--out", "report"], "evaluate"),
     **{f"perplexity, {mode}": (_perplexity(mode), "extend") for mode in MODES},

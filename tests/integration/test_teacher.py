@@ -1,5 +1,6 @@
 """A run with the base as a teacher, by the real command: the model is whole, a resume is exact, mistakes are explained."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
+from skipwise.evaluation.models import find_models
 from skipwise.results.records import TrainingRecord, read_records
 from skipwise.results.run_folder import RunFolder
+from skipwise.training.run import recipe_of
 from tests.command_line import refused, run
 from tests.integration.test_extend import SMALL, command, files  # noqa: F401
 
@@ -32,6 +36,25 @@ def test_it_trains_and_resumes_to_the_same_bits(files, monkeypatch, tmp_path) ->
     assert all(torch.equal(one[name], other[name]) for name in one)
     run(monkeypatch, *command(*files, tmp_path / "plain", **QUICK))
     assert all(a > b for a, b in zip(losses(tmp_path / "taught"), losses(tmp_path / "plain"), strict=True))
+
+
+def test_the_default_method_trains_beyond_the_target_and_promises_the_target(files, monkeypatch, tmp_path) -> None:  # noqa: F811
+    """The config says what was trained, and the measurements what was asked for."""
+    plain = ("method", "data.passkey")
+    words = command(*files, tmp_path / "run", **QUICK)
+    words = [
+        word
+        for i, word in enumerate(words)
+        if not word.startswith(plain) and not (word == "--set" and words[i + 1].startswith(plain))
+    ]
+    run(monkeypatch, *words)
+    facts = RunFolder(tmp_path / "run").read()["model"]
+    assert (facts["target_length"], facts["factor"]) == (2048, 9.0)
+    assert recipe_of(tmp_path / "run").arm == "skipwise"
+    config = json.loads((tmp_path / "run/model/config.json").read_text())
+    assert (config["max_position_embeddings"], config["rope_parameters"]["factor"]) == (2304, 9.0)
+    assert AutoTokenizer.from_pretrained(tmp_path / "run/model").model_max_length == 2048
+    assert [found.target for found in find_models([str(tmp_path / "run/model")], "")] == [2048]
 
 
 def test_the_text_that_the_base_writes_is_kept(files, monkeypatch, capsys, tmp_path) -> None:  # noqa: F811

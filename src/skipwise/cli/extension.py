@@ -13,6 +13,7 @@ from skipwise.cli.options import (
     Changes,
     ExistingRope,
     Lora,
+    MethodName,
     RecipeName,
     StartingModel,
     Target,
@@ -40,6 +41,7 @@ def extend(
         Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder; default: runs/ and a name")
     ] = None,
     recipe: RecipeName = None,
+    method: MethodName = None,
     existing_rope: ExistingRope = None,
     seed: Annotated[int | None, typer.Option(help="of examples and training")] = None,
     lora: Lora = False,
@@ -74,6 +76,7 @@ def extend(
         "model": model,
         "target": target,
         "interpolation": interpolation,
+        "method": method,
         "data.source": data,
         "existing_rope": existing_rope,
         "seed": seed,
@@ -110,6 +113,7 @@ def plan(
     ] = 312.0,
     utilisation: Annotated[float, typer.Option(help="the share of them that training reaches")] = 0.4,
     recipe: RecipeName = None,
+    method: MethodName = None,
     existing_rope: ExistingRope = None,
     lora: Lora = False,
     set_: Changes = None,
@@ -120,7 +124,7 @@ def plan(
         from skipwise.extend import print_planned_measuring
         from skipwise.training.cost import Hardware, compare_costs
 
-    options = {"model": model, "target": target, "existing_rope": existing_rope}
+    options = {"model": model, "target": target, "method": method, "existing_rope": existing_rope}
     settings = _recipe(recipe, options, set_, lora)
     hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
     compare_costs(settings, hardware, console)
@@ -134,9 +138,7 @@ def coverage(
     chunks: Annotated[int, typer.Option(max=_MOST_CHUNKS, help="number of chunks, N")] = 2,
     scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
-    skips: Annotated[
-        str, typer.Option(help="how PoSE's skips are drawn: uniform, end_anchored or past_target")
-    ] = "uniform",
+    skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",
     samples: Annotated[
         int | None, typer.Option(max=_MOST_SAMPLES, help="draw so many examples in place of a closed form")
     ] = None,

@@ -19,7 +19,7 @@ from skipwise.data.tokens import TokenStore, keep_long, split_by_name
 from skipwise.data.training_prompts import TrainingPrompt, require_room, training_prompt
 from skipwise.errors import DataError
 from skipwise.method.lengths import parse_length
-from skipwise.method.positions import SCHEMES, Plans, farthest_skip
+from skipwise.method.positions import SCHEMES, Plans
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Data, Positions
 
@@ -275,8 +275,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     ) -> TrainingPrompt:
         """Write contiguous text with facts and questions into one example, in place.
 
-        Under ``pose`` the positions skip once, as far as ``positions.skips`` reach, anywhere from the first fact to the
-        questions, so that facts stand near and far.
+        Under ``pose`` the positions skip once, by u ~ U{0..L_t - L_c}, anywhere from the first fact to the questions, so
+        that facts stand near and far.
         """
         assert self.tokenizer is not None
         rng = np.random.default_rng([self.seed, int(self._epoch), index])
@@ -286,8 +286,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         labels[: min(prompt.told, self.rules.min_context)] = IGNORED
         if self.rules.positions.scheme == "pose":
             at = int(rng.integers(prompt.told, prompt.asked + 1))
-            farthest = farthest_skip(len(input_ids), self.rules.target_length, self.rules.positions.skips)
-            skip = int(rng.integers(0, farthest + 1))
+            skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))
             positions[:] = np.arange(len(input_ids))
             positions[at:] += skip
         return prompt

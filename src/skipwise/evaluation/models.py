@@ -25,7 +25,7 @@ class EvaluatedModel:
     label: str  # by which records and tables name it
     name: str  # a folder, or a name on the model hub
     original: int  # the window that its base was trained with
-    target: int  # what its config says
+    target: int  # what it was extended to, else what its config says
     base: str = ""  # label of the model that it was extended from; empty if that is not known, and for a base
     control: bool = False  # whether it is a base that is measured only to compare others with it
     weights: str = ""  # digest
@@ -85,13 +85,13 @@ def _model(
             f"model {name!r} has rope_type dynamic: its frequencies depend on the longest text read so far, so its "
             "answers depend on the order of questions. Set another rope_type in its config, as yarn"
         )
-    target = _length(name) or length
+    origin = read_origin(name)
+    target = (origin.target_length if origin else None) or _length(name) or length
     if target is None:
         raise ModelError(
             f"model {name!r} says no length in its config (max_position_embeddings); give the lengths to measure "
             "(--lengths, --windows or --target)"
         )
-    origin = read_origin(name)
     made_from = origin.original_length if origin else None
     window = original or made_from or (original_length(config) if _length(name) else target)
     if original and original > target:

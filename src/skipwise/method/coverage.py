@@ -11,7 +11,7 @@ import numpy as np
 
 from skipwise.errors import RecipeError, one_of
 from skipwise.method.lengths import parse_length
-from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, Plans, end_anchored_skips, farthest_skip
+from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, Plans, end_anchored_skips
 from skipwise.method.rng import Rng
 
 # Up to this many chunks, merging the intervals of all chunk pairs is cheaper than a Fourier transform.
@@ -59,7 +59,7 @@ def coverage(
 
     Args:
         train_length: L_c, the tokens of a training example, as 2048 or "2k".
-        target_length: L_t; distances are below it.
+        target_length: L_t; every position is below it.
         rules: how ``scheme="pose"`` draws its chunks.
         scheme: a name in ``skipwise.method.positions.SCHEMES``.
         samples: draw this many examples (Monte Carlo) even if there is a closed form. Default without one: 200,000, or
@@ -84,7 +84,7 @@ def closed_form(train_length: int | str, target_length: int | str, rules: ChunkR
 
     One chunk always covers 1..L_c - 1. Two chunks hold the positions 0..l0 - 1 and l0 + u..L_c - 1 + u,
     with l0 ~ U{1..H} (H = L_c - 1 in the paper, (L_c + 1) // 2 in the released code), l1 = L_c - l0 and u one of
-    S equally likely skips (0..L_t - L_c, so S = L_t - L_c + 1; 0..L_t - 2; or the comb of ``end_anchored_skips``). The
+    S equally likely skips (0..L_t - L_c, so S = L_t - L_c + 1, or the comb of ``end_anchored_skips``). The
     pairs inside a chunk cover 1..max(l0, l1) - 1; the pairs across the chunks cover every distance from u + 1 (end
     of the first to start of the second) to u + L_c - 1 (start to end). Hence
 
@@ -93,7 +93,7 @@ def closed_form(train_length: int | str, target_length: int | str, rules: ChunkR
 
     and, l0 and u being independent, P(d) = 1 - n(d) (S - m(d)) / (H S). From L_c on, n(d) = H and P(d) = m(d) / S:
     with uniform skips the plateau (L_c - 1) / (L_t - L_c + 1) up to L_t - L_c + 1, then a fall to 1 / S at L_t - 1;
-    with skips past the target (L_c - 1) / (L_t - 1), with end-anchored ones 1 / S, throughout. Contiguous examples, a share of all, cover 1..L_c - 1.
+    with end-anchored skips 1 / S throughout. Contiguous examples, a share of all, cover 1..L_c - 1.
 
     Raises:
         RecipeError: there are more than two chunks, or a length breaks its rule.
@@ -108,7 +108,7 @@ def closed_form(train_length: int | str, target_length: int | str, rules: ChunkR
     d = np.arange(1, target)
     most = train - 1 if rules.lengths == "paper" else (train + 1) // 2
     not_inside = np.clip(np.minimum(most, d) - np.maximum(1, train - d) + 1, 0, None)
-    skips = np.arange(farthest_skip(train, target, rules.skips) + 1)
+    skips = np.arange(target - train + 1)
     if rules.skips == "end_anchored":
         skips = np.sort(end_anchored_skips(train, target))
     across = np.searchsorted(skips, d - 1, side="right") - np.searchsorted(skips, d - train + 1)
@@ -164,7 +164,7 @@ def count_by_intervals(plans: Plans, target_length: int) -> np.ndarray:
     low, high = np.take_along_axis(low, order, axis=1), np.take_along_axis(high, order, axis=1)
     reached = np.zeros_like(high)
     reached[:, 1:] = np.maximum.accumulate(high, axis=1)[:, :-1]
-    low, high = np.maximum(low, reached + 1), np.minimum(high, target_length - 1)
+    low = np.maximum(low, reached + 1)
     new = high >= low
     begins = np.bincount(low[new], minlength=target_length + 1)
     stops = np.bincount(high[new] + 1, minlength=target_length + 1)
@@ -178,11 +178,10 @@ def count_by_positions(plans: Plans, target_length: int) -> np.ndarray:
     apart. A Fourier transform gives all lags at once, for any number of chunks.
     """
     positions = plans.position_ids()
-    reach = max(target_length, int(positions.max()) + 1)
-    occupied = np.zeros((len(positions), reach))
+    occupied = np.zeros((len(positions), target_length))
     np.put_along_axis(occupied, positions, 1.0, axis=1)
-    spectrum = np.fft.rfft(occupied, n=2 * reach, axis=1)
-    pairs = np.fft.irfft(np.abs(spectrum) ** 2, n=2 * reach, axis=1)[:, 1:target_length]
+    spectrum = np.fft.rfft(occupied, n=2 * target_length, axis=1)
+    pairs = np.fft.irfft(np.abs(spectrum) ** 2, n=2 * target_length, axis=1)[:, 1:target_length]
     return np.count_nonzero(pairs > 0.5, axis=0)
 
 

@@ -23,7 +23,7 @@ from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
 
 LengthRule = Literal["paper", "released"]
-SkipRule = Literal["uniform", "end_anchored", "past_target"]
+SkipRule = Literal["uniform", "end_anchored"]
 ContentRule = Literal["uniform", "zero", "aligned"]
 
 # The first draw number of each random quantity; chunk i adds i, so no random word is used twice.
@@ -39,8 +39,7 @@ class ChunkRules:
         lengths: ``paper``: l_i ~ U{1..the most that leaves one token for each later chunk}, as in the paper's
             coverage code; ``released``: l_0 ~ U{1..(L_c + 1) // 2}, as in the authors' training code, two chunks only.
         skips: u_0 = 0, and ``uniform``: u_i ~ U{u_(i-1)..L_t - L_c}, as in the paper; ``end_anchored``: u_1 drawn from
-            ``end_anchored_skips``, two chunks only; ``past_target``: u_i ~ U{u_(i-1)..L_t - 2}, whose positions end below
-            L_t + L_c - 2, so that with two chunks every distance from L_c to L_t - 1 has the same chance.
+            ``end_anchored_skips``, two chunks only.
         content: v_0 = 0, and ``uniform``: v_i ~ U{v_(i-1)..L_x - L_c}, as in the paper; ``zero``: contiguous text;
             ``aligned``: v_i = u_i, or the last place in the document where that lies beyond it.
         contiguous: the share of examples without skips, u_i = 0 and v_i = v ~ U{0..L_x - L_c}: contiguous text at contiguous
@@ -106,7 +105,7 @@ def pose(
     Args:
         rng: one generator per example.
         train_length: L_c, the tokens of each example, as 2048 or "2k".
-        target_length: L_t; every position is below it, with ``past_target`` below L_t + L_c - 2.
+        target_length: L_t; every position is below it.
         document_lengths: L_x, int64 [examples], each at least L_c.
         rules: how the chunks are drawn.
 
@@ -133,11 +132,6 @@ def pose(
         anywhere = rng.integers(_CONTIGUOUS + 1, 0, room)[:, None]
         skips, offsets = skips * skipping, np.where(skipping, offsets, anywhere)
     return Plans(lengths, skips, offsets)
-
-
-def farthest_skip(train_length: int, target_length: int, rule: SkipRule) -> int:
-    """Return the largest skip that a rule draws: L_t - L_c, or L_t - 2 where the far chunk may end past the target."""
-    return target_length - 2 if rule == "past_target" and target_length > train_length else target_length - train_length
 
 
 def end_anchored_skips(train_length: int, target_length: int) -> np.ndarray:
@@ -256,9 +250,8 @@ def _chunk_lengths(rng: Rng, train_length: int, rules: ChunkRules) -> np.ndarray
 
 def _chunk_skips(rng: Rng, train_length: int, target_length: int, rules: ChunkRules) -> np.ndarray:
     """Return u_i: int64 [examples, chunks]."""
-    if rules.skips != "end_anchored":
-        farthest = farthest_skip(train_length, target_length, rules.skips)
-        return _rising(rng, _SKIP, np.full(len(rng), farthest), rules.chunks)
+    if rules.skips == "uniform":
+        return _rising(rng, _SKIP, np.full(len(rng), target_length - train_length), rules.chunks)
     if rules.chunks != 2:
         raise RecipeError(f"skips 'end_anchored' needs 2 chunks, not {rules.chunks}; use skips 'uniform'")
     comb = end_anchored_skips(train_length, target_length)

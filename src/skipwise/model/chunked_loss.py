@@ -38,15 +38,17 @@ class Taught:
     bias: torch.Tensor | None  # [vocabulary]
     weights: torch.Tensor  # float32 [examples, tokens]; 0 where nothing is learned from the teacher
 
-    def flat(self, dtype: torch.dtype) -> "Taught":
-        """Return it as rows of tokens, the layer in the dtype of the products.
+    def flat(self, dtype: torch.dtype) -> tuple["Taught", torch.Tensor]:
+        """Return it for the tokens with a weight, the layer in the dtype of the products; and the order of all tokens, flat,
+        in which those stand first.
 
         After the last token of an example follows none, so nothing is learned there.
         """
-        weights = self.weights.clone()
-        weights[:, -1] = 0
+        weights = pad(self.weights[:, :-1], (0, 1)).flatten()
+        order = (weights == 0).argsort(stable=True)
+        first = order[: int(weights.count_nonzero())]
         matrix, bias = (None if one is None else one.to(dtype) for one in (self.matrix, self.bias))
-        return Taught(self.states.flatten(0, 1), matrix, bias, weights.flatten())
+        return Taught(self.states.flatten(0, 1)[first], matrix, bias, weights[first]), order
 
     def logits(self, part: slice, buffer: torch.Tensor) -> torch.Tensor:
         """Return the logits [tokens, vocabulary] of some of the flat rows, which lie in ``buffer``."""
@@ -114,9 +116,9 @@ def with_terms(
         student = log_softmax(logits.flatten(0, 1), dim=-1, dtype=torch.float32)
         term = torch.zeros((), device=logits.device)
         if taught is not None:
-            flat = taught.flat(logits.dtype)
-            wanted = log_softmax(flat.states, dim=-1, dtype=torch.float32)
-            term = kl_div(student, wanted, reduction="none", log_target=True).sum(-1).dot(flat.weights)
+            flat, order = taught.flat(logits.dtype)
+            wanted, known = log_softmax(flat.states, dim=-1, dtype=torch.float32), student[order[: len(flat.weights)]]
+            term = kl_div(known, wanted, reduction="none", log_target=True).sum(-1).dot(flat.weights)
         if label_weights is not None:
             losses = nll_loss(student, _shifted(labels, -100), reduction="none", ignore_index=-100)
             term = term + losses.dot(_shifted(label_weights, 1) - 1)
@@ -166,10 +168,13 @@ def _sliced(
     counts = (targets != ignore_index).float()
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    teacher = None if taught is None else taught.flat(dtype)
     items = counts.sum() if num_items_in_batch is None else num_items_in_batch
     if label_weights is not None:
         counts = counts * _shifted(label_weights, 1).to(states.device)
+    teacher = None
+    if taught is not None:  # only of what is taught it is computed what the teacher predicts
+        teacher, order = taught.flat(dtype)
+        states, targets, counts = states[order], targets[order], counts[order]
     total = _Sliced.apply(states, weight, bias, targets.clamp(min=0), counts, dtype, teacher)
     return total / torch.as_tensor(items, device=total.device)
 
@@ -212,11 +217,12 @@ class _Sliced(torch.autograd.Function):
             logits = torch.mm(some, matrix.T, out=buffer[: len(some)])
             if addend is not None:
                 logits += addend
-            if teacher is None or second is None:
-                total += _to_gradients(logits, targets[part], counts[part])
-            else:
-                wanted = teacher.logits(part, second)
-                total += _to_gradients(logits, targets[part], counts[part], wanted, teacher.weights[part])
+            known = 0
+            if teacher is not None and second is not None:
+                wanted, shares = teacher.logits(part, second), teacher.weights[part]
+                known = len(shares)
+                total += _to_gradients(logits[:known], targets[part][:known], counts[part][:known], wanted, shares)
+            total += _to_gradients(logits[known:], targets[part][known:], counts[part][known:])
             if by_states is not None:
                 by_states[part] = logits @ matrix
             if by_weight is not None:
@@ -243,7 +249,8 @@ def _to_gradients(
 ) -> torch.Tensor:
     """Return the sum of the tokens' losses; turn ``logits`` [tokens, vocabulary] into its gradient, in place.
 
-    ``counts`` [tokens] are what each token's loss is multiplied by; ``taught`` are a teacher's logits [tokens, vocabulary], and ``weights`` [tokens] of their term.
+    ``counts`` [tokens] are what each token's loss is multiplied by; ``taught`` are a teacher's logits [tokens,
+    vocabulary], and ``weights`` [tokens] those of their term.
     """
     total = torch.zeros((), device=logits.device)
     rows = max(1, _CACHE_BYTES // (4 * logits.shape[1]))

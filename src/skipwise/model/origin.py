@@ -29,6 +29,7 @@ class Origin:
     text: Data  # that it was trained on
     documents: np.ndarray = field(default_factory=_no_documents)  # TokenStore.digests of those trained on; uint64 [n]
     base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known, as of version 0.2
+    target_length: int | None = None  # tokens; None: what its config says, as of version 0.2
 
     def write(self, folder: Path) -> None:
         """Write it into a model's folder, which this seals."""
@@ -36,6 +37,7 @@ class Origin:
             "base": self.base,
             "base_fingerprint": self.base_fingerprint,
             "original_length": self.original_length,
+            "target_length": self.target_length,
             "data": self.text.model_dump(exclude={"cache", "workers"}),
             "documents": base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode(),
         }
@@ -57,7 +59,7 @@ def read_origin(name: str) -> Origin | None:
     try:
         documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
         text, fingerprint = Data(**about["data"]), about.get("base_fingerprint")
-        return Origin(about["base"], about["original_length"], text, documents, fingerprint)
+        return Origin(about["base"], about["original_length"], text, documents, fingerprint, about.get("target_length"))
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise damaged(folder, error) from error
 

@@ -39,16 +39,27 @@ class Extension:
     target_length: int  # L_t in tokens
     interpolation: str  # a name of ``skipwise.method.interpolation.NAMES``
     settings: RopeSettings = DEFAULTS
+    margin: float = 0.0  # share of the target
 
     def __repr__(self) -> str:
-        """The fields; the settings only if any is set, because what was measured is recognised by a digest of this."""
-        shown = {key: value for key, value in vars(self).items() if value != DEFAULTS}
+        """The fields; these two only if they are set, because what was measured is recognised by a digest of this."""
+        unset = {"settings": DEFAULTS, "margin": 0.0}
+        shown = {key: value for key, value in vars(self).items() if key not in unset or value != unset[key]}
         return f"Extension({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
 
     @property
+    def reach(self) -> int:
+        """The positions that are interpolated and trained, in tokens: the target and the margin beyond it.
+
+        The interpolation maps the last positions to those at the edge of the original window, where the base was trained
+        least. With a margin they lie beyond the target.
+        """
+        return round(self.target_length * (1 + self.margin))
+
+    @property
     def factor(self) -> float:
-        """alpha = L_t / L_c."""
-        return self.target_length / self.rope.original_length
+        """alpha, what is reached over L_c; without a margin L_t / L_c."""
+        return self.reach / self.rope.original_length
 
     @property
     def told(self) -> str:
@@ -64,6 +75,7 @@ def plan_extension(
     interpolation: str = "none",
     rope: Mapping[str, Any] | None = None,
     existing_rope: str = "refuse",
+    margin: float = 0.0,
 ) -> Extension:
     """Read a config's RoPE and window, and return the extension to ``target_length``.
 
@@ -74,20 +86,23 @@ def plan_extension(
         interpolation: a name of ``skipwise.method.interpolation.NAMES``.
         rope: settings of the interpolation, as a recipe's section ``rope`` has them: ``{"rope_theta": 5e6}``.
         existing_rope: ``replace`` drops a scaling that the config already has.
+        margin: share of the target by which positions are extended beyond it (``Extension.reach``), 0 to 1.
 
     Raises:
         ModelError: no RoPE, one that switches or is scaled already, a target not above the original, or a
             sliding window below it.
         RecipeError: the interpolation is unknown, or a setting of ``rope`` is, or breaks its rule.
     """
-    settings = load_recipe(None, {"interpolation": interpolation, "rope": dict(rope or {})}).rope.settings
+    given = {"interpolation": interpolation, "rope": dict(rope or {}), "positions": {"margin": margin}}
+    settings = load_recipe(None, given).rope.settings
     current = rope_of(config)
     _check_numbers(config, current)
     _check_scaling(config, current, existing_rope)
     original = parse_length(original_length) if original_length else _original_length(config, current)
     target = parse_length(target_length) if target_length else 8 * original
-    if target > LONGEST:
-        raise ModelError(f"target {target:,} must be at most {LONGEST:,} tokens; give a smaller --target")
+    if target * (1 + margin) > LONGEST:
+        beyond = f" and its margin of {margin:.1%}" if margin else ""
+        raise ModelError(f"target {target:,}{beyond} must be at most {LONGEST:,} tokens; give a smaller --target")
     if target <= original:
         raise ModelError(
             f"target {target:,} must exceed the model's {original:,} tokens; "
@@ -95,7 +110,7 @@ def plan_extension(
         )
     _check_sliding_window(config, target)
     unscaled = Rope(float(current["rope_theta"]), rotated_dims(config, current), original)
-    extension = Extension(unscaled, target, interpolation, settings)
+    extension = Extension(unscaled, target, interpolation, settings, margin)
     frequencies(interpolation, unscaled, extension.factor, settings)  # refuses what this model cannot have
     return extension
 
@@ -109,6 +124,7 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
         interpolation=recipe.interpolation,
         rope=recipe.rope.model_dump(),
         existing_rope=recipe.existing_rope,
+        margin=recipe.positions.margin,
     )
     _check_layer_kinds(config, extension.interpolation)
     _require_buildable(config, extension)
@@ -151,7 +167,7 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
     asked = rope_parameters(extension.interpolation, extension.rope, extension.factor, extension.settings)
     new = {**kept, **asked}
     config.rope_parameters = {**config.rope_parameters, _FULL: new} if _FULL in config.rope_parameters else new
-    config.max_position_embeddings = extension.target_length
+    config.max_position_embeddings = extension.reach
     if getattr(config, "head_dim", 0) is None:  # some classes' YaRN reads it and does not compute it
         config.head_dim = config.hidden_size // config.num_attention_heads
 

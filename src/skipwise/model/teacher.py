@@ -4,7 +4,7 @@ It reads the first chunk of an example inside its own window, where it and the s
 learned from it, ``chunked_loss.Taught``, keeps what the base knew of text that is not trained on (matching the hidden
 states of a frozen base, for the same purpose: Dong et al., "LongReD", arXiv:2502.07365). Behind the first chunk it must not teach:
 without the chunk before, it teaches not to read far; with it, that what stands far is near. It costs a forward pass up to
-the last skip of a batch.
+the first skip of each example.
 
 It can also write text of its own, which has of everything that it knew (Liu et al., "LLM-QAT: Data-Free Quantization Aware
 Training for Large Language Models", arXiv:2305.17888, distil on such text).
@@ -17,11 +17,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel, StaticCache
 
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.memory import token_bytes
 
+_PASSES = 4  # at most, over parts of a batch
+_WORTH_A_PASS = 1024  # tokens
 _WRITTEN_AT_ONCE = 64  # texts
 _WRITTEN_BYTES = 2**32  # of memory for them
 
@@ -67,20 +69,28 @@ class Teacher:
     def taught(self, ids: torch.Tensor, weights: torch.Tensor, *, logits: bool = False) -> Taught:
         """Read a batch, ids and weights [examples, tokens]; return what it predicts there, as all ``logits`` if asked.
 
-        It reads no further than the last token with a weight, nor beyond its window, where weights count as 0.
+        Examples that end alike are read together, no further than their last token with a weight, nor beyond the window,
+        where weights count as 0.
         """
         model, was_training = self._model, self._model.training
-        end = min(int(weights.any(0).nonzero().max()) + 1, self._window)
-        read, beyond = ids[:, :end], ids.shape[1] - end
+        tokens = ids.shape[1]
+        weights = pad(weights[:, : self._window], (0, max(0, tokens - self._window)))
+        ends = (weights != 0).mul(torch.arange(1, tokens + 1, device=ids.device)).amax(1)
+        # Where the teacher's weights are shared, each process must make as many passes, so none is left out.
+        groups = ends.argsort().chunk(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
+        parts = []
         try:
             with self._frozen(), nullcontext() if logits else without_output_layer(model):
-                states = model.eval()(input_ids=read, attention_mask=torch.ones_like(read), use_cache=False).logits
+                for group in groups:
+                    read = ids[group, : max(1, int(ends[group].max()))]
+                    states = model.eval()(input_ids=read, attention_mask=torch.ones_like(read), use_cache=False).logits
+                    parts.append(pad(states, (0, 0, 0, tokens - read.shape[1])))
                 head = None if logits else output_layer(model)
                 matrix = None if head is None else cast(torch.Tensor, head.weight).detach()
                 bias = getattr(head, "bias", None)
         finally:
             model.train(was_training)
-        return Taught(pad(states, (0, 0, 0, beyond)), matrix, bias, pad(weights[:, :end], (0, beyond)))
+        return Taught(torch.cat(parts)[torch.cat(groups).argsort()], matrix, bias, weights)
 
     @torch.no_grad()
     def write(
@@ -101,16 +111,25 @@ class Teacher:
             with self._frozen():
                 model.eval()
                 for rows in written.split(at_once):
-                    cache = None
+                    cache = _cache(model.config, length)
                     for end in range(begun, length):
-                        unread = rows[:, :end] if cache is None else rows[:, end - 1 : end]
-                        read = model(input_ids=unread, past_key_values=cache, use_cache=True)
-                        cache, chances = read.past_key_values, read.logits[:, -1].float().softmax(-1)
-                        rows[:, end] = torch.multinomial(chances, 1, generator=draws)[:, 0]
+                        unread = rows[:, :end] if end == begun else rows[:, end - 1 : end]
+                        logits = model(input_ids=unread, past_key_values=cache, use_cache=True).logits[:, -1]
+                        chances = logits.float().softmax(-1).cumsum(-1)  # multinomial takes ten times as long on a CPU
+                        drawn = chances[:, -1:] * torch.rand(len(rows), 1, device=rows.device, generator=draws)
+                        token = torch.searchsorted(chances, drawn, right=True)[:, 0]
+                        rows[:, end] = token.clamp(max=chances.shape[1] - 1)
                         on_tokens(len(rows))
         finally:
             model.train(was_training)
         return written.cpu().numpy()
+
+
+def _cache(config: PretrainedConfig, tokens: int) -> Cache:
+    """A place for keys and values that need not be copied at each token; flash kernels would read its empty end too."""
+    if "flash" in str(config._attn_implementation):
+        return DynamicCache(config=config)
+    return StaticCache(config, max_cache_len=tokens)
 
 
 def _rotates(module: torch.nn.Module) -> bool:

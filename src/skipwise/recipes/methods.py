@@ -3,18 +3,19 @@
 from typing import Any, Literal
 
 Method = Literal["skipwise", "paper"]
+DEFAULT: Method = "skipwise"
 
 SETTINGS: dict[str, dict[str, Any]] = {
     # docs/method.md says what each part does.
     "skipwise": {
-        "positions": {"skips": "past_target", "content": "aligned", "contiguous": 0.5, "span": "target"},
-        "data": {"passkey": 0.0, "retrieval": 0.4, "answer_weight": 5.0, "train_jumps": False},
+        "positions": {"content": "aligned", "contiguous": 0.5, "margin": 0.25},
+        "data": {"passkey": 0.0, "retrieval": 0.25, "answer_weight": 8.0, "train_jumps": False},
         "training": {"adam_beta2": 0.95},
         "teacher": {"weight": 4.0, "written": 0.25},
     },
     # PoSE to the letter (Zhu et al., ICLR 2024).
     "paper": {
-        "positions": {"skips": "uniform", "content": "uniform", "contiguous": 0.0, "span": "document"},
+        "positions": {"skips": "uniform", "content": "uniform", "contiguous": 0.0, "span": "document", "margin": 0.0},
         "data": {"passkey": 0.0, "retrieval": 0.0, "answer_weight": 1.0, "train_jumps": True},
         "training": {"adam_beta2": 0.999},
     },

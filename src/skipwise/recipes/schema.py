@@ -26,7 +26,7 @@ from skipwise.errors import RecipeError, nearest, one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.methods import SETTINGS, Method
+from skipwise.recipes.methods import DEFAULT, SETTINGS, Method
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import is_secret, refusal, refuse_secrets
 from skipwise.recipes.reading import read_file, read_text
@@ -128,6 +128,9 @@ class Positions(Section):
     contiguous: Real = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
     span: Literal["target", "document"] = Field(
         "target", description="what an example takes its text from: a part as long as the target, or the whole document"
+    )
+    margin: Real = Field(
+        0.0, ge=0, le=1, description="share of the target by which positions are extended and trained beyond it"
     )
 
     @property
@@ -302,7 +305,8 @@ class Recipe(Section):
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: Whole = Field(0, ge=0, le=_LAST_SEED)
     method: Method | None = Field(
-        None, description="sets positions, data, training and teacher together: PoSE's (paper) or our own (skipwise)"
+        DEFAULT,
+        description="sets positions, data, training and teacher together; null: what these sections say by themselves",
     )
     positions: Positions = Positions()
     data: Data = Data()
@@ -329,7 +333,7 @@ class Recipe(Section):
         """Take what is not given from the method."""
         if not isinstance(values, dict):
             return values
-        method = values.get("method")
+        method = values.get("method", DEFAULT)
         return _merged(SETTINGS[str(method)], values) if method in get_args(Method) else values
 
     @model_validator(mode="after")
@@ -374,19 +378,24 @@ def shipped_recipes() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    source: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, of_run: bool = False
+) -> Recipe:
     """Read a recipe from a YAML file or by its shipped name, then apply dotted ``changes``.
 
     Args:
         source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults above.
         changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
+        of_run: the file says all settings of a run; up to version 0.2 there was no method.
 
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
     """
     read = {} if source is None else _read_yaml(source)
-    # An empty section has its defaults; without a teacher is a choice, which a method may make otherwise.
-    values = {key: value for key, value in read.items() if value is not None or key == "teacher"}
+    # An empty section has its defaults; without a teacher or a method is a choice.
+    values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method")}
+    if of_run:
+        values = {"method": None} | values
     given: dict[str, Any] = {}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):
@@ -452,7 +461,7 @@ def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
     Else the file of a finished run, which has every setting, would keep those of its own method under another name.
     """
-    old = base.get("method")
+    old = base.get("method", DEFAULT)
     if changes.get("method", old) != old:
         base = {**base}
         for section in {key for settings in SETTINGS.values() for key in settings}:

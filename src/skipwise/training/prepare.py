@@ -47,7 +47,7 @@ class PreparedRun:
     def name(self) -> str:
         """A name for the run: model, target and method."""
         model = Path(self.recipe.model).name or "model"
-        arm = "" if self.recipe.arm == "pose" else f"-{self.recipe.arm}"
+        arm = "" if self.recipe.arm == "skipwise" else f"-{self.recipe.arm}"
         adapted = "-lora" if self.recipe.lora else ""
         return f"{model}-{format_length(self.extension.target_length)}-{self.recipe.interpolation}{arm}{adapted}"
 
@@ -78,8 +78,9 @@ class PreparedRun:
         documents, base = self.store.digests[self.train], read_origin(self.recipe.model)
         if base:
             documents = np.union1d(documents, base.documents)
-        original_length, fingerprint = self.extension.rope.original_length, weights_fingerprint(self.recipe.model)
-        return Origin(self.recipe.model, original_length, self.recipe.data, documents, fingerprint)
+        lengths = self.extension.rope.original_length, self.extension.target_length
+        fingerprint = weights_fingerprint(self.recipe.model)
+        return Origin(self.recipe.model, lengths[0], self.recipe.data, documents, fingerprint, lengths[1])
 
     def dataset(self, written: np.ndarray | None = None) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch.
@@ -91,7 +92,7 @@ class PreparedRun:
             self.store,
             self.train,
             train_length=self.train_length,
-            target_length=self.extension.target_length,
+            target_length=self.extension.reach,
             tokenizer=self.tokenizer,
             positions=recipe.positions,
             examples=recipe.training.max_steps * recipe.training.batch_size,
@@ -121,7 +122,7 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     store = tokenise(recipe.data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
     train, held_out = split_by_name(store, recipe.data.held_out)
-    needed = extension.target_length if recipe.positions.scheme == "full" else train_length
+    needed = extension.reach if recipe.positions.scheme == "full" else train_length
     shortest = max(recipe.data.min_tokens or 0, needed)
     long = np.intersect1d(train, keep_long(store, shortest))
     if len(long) == 0:
@@ -220,6 +221,9 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         _special_tokens(run.tokenizer),
         f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
         f"{run.precision} on {run.device.type}",
+        f"margin: positions are extended and trained to {ext.reach:,}, {ext.margin:.3g} of the target beyond it"
+        if ext.margin
+        else None,
         sliding_layers(config),
     ]
     if recipe.lora:

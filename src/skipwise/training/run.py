@@ -114,6 +114,6 @@ def recipe_of(folder: Path) -> Recipe:
 
 def _read(run: RunFolder) -> Recipe:
     try:
-        return load_recipe(run.recipe)
+        return load_recipe(run.recipe, of_run=True)
     except RecipeError as error:
         raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name}: {error}") from None

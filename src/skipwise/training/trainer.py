@@ -171,7 +171,7 @@ class _Trainer(Trainer):
         """Return the context in which the model computes its loss: in slices or whole, with further terms or not."""
         model = cast(PreTrainedModel, self.model)
         taught = None
-        if self.teacher is not None and weights is not None and weights.any():
+        if self.teacher is not None and weights is not None:
             taught = self.teacher.taught(ids, weights, logits=not self._sliced)
         if self._sliced:
             return in_slices(model, taught, label_weights)

@@ -29,12 +29,12 @@ def write(
     tokenizer: PreTrainedTokenizerBase,
     *,
     tokens: int,
-    train_length: int,
+    longest: int,
     seed: int,
     console: Console,
 ) -> None:
-    """Write about ``tokens`` tokens of text of the base to ``path``, as texts of at most ``train_length`` tokens."""
-    length = min(train_length, _LONGEST)
+    """Write about ``tokens`` tokens of text of the base to ``path``, as texts of at most ``longest`` tokens."""
+    length = min(longest, _LONGEST)
     starts = _starts(tokenizer, math.ceil(min(tokens, _MOST_TOKENS) / length), seed)
     with progress("the base writes text", starts.shape[0] * (length - starts.shape[1]), console) as advance:
         written = teacher.write(starts, length, seed, advance)

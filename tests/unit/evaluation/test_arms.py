@@ -137,7 +137,7 @@ def test_which_steps_are_measured(files, changes, steps) -> None:
 def test_a_step_reads_the_longest_window_and_the_far_segments(files) -> None:
     evaluation = planned(files, **BEST)
     requests = [r for batch in evaluation.step_batches(2) for r in batch.requests]
-    assert {(r.arm, r.step) for r in requests} == {("pose", 2)}
+    assert {(r.arm, r.step) for r in requests} == {("skipwise", 2)}
     assert {r.window for r in requests if r.mode == "sliding"} == {512}
     assert [(r.window, len(evaluation.far)) for r in requests if r.mode == "segment"] == [(512, 3)] * 3
     other = {r.key for batch in evaluation.step_batches(1) for r in batch.requests}
@@ -179,7 +179,7 @@ def test_a_step_whose_loss_is_not_a_number_is_refused(files, mode) -> None:
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     evaluation = planned(files, **BEST)
     [batch, *_] = [b for b in evaluation.step_batches(1) if b.requests[0].mode == mode]
-    with pytest.raises(EvaluationError, match="logits of pose are not finite"):
+    with pytest.raises(EvaluationError, match="logits of skipwise are not finite"):
         list(batch.answers(model))
 
 

@@ -57,6 +57,12 @@ def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> Non
     assert [m.original for m in find_models(["runs/mine/model"])] == [128]
 
 
+def test_the_length_is_what_a_model_was_extended_to_without_the_margin(base, tmp_path) -> None:
+    model = made(tmp_path / "mine", rope_type="default", rope_theta=4e4)
+    Origin("base", 32, Data(), target_length=112).write(model)
+    assert [m.target for m in find_models(["mine"], "")] == [112]
+
+
 def test_a_base_among_the_models_is_no_control(base, tmp_path) -> None:
     name = str(made(tmp_path / "m"))
     one, other = find_models([name, "base"], "base")

@@ -37,7 +37,6 @@ def settings_of_pose(draw: st.DrawFn) -> dict:
         "chunks": draw(st.integers(1, min(train, 8))),
         "content": draw(st.sampled_from(["uniform", "zero", "aligned"])),
         "contiguous": draw(st.sampled_from([0.0, 0.5])),
-        "skips": draw(st.sampled_from(["uniform", "past_target"])),
         "room": draw(st.integers(0, 500)),
         "seed": draw(st.integers(0, 2**63)),
     }
@@ -50,7 +49,7 @@ def plan(rule: dict, examples: int = 32) -> Plans:
         rule["train_length"],
         rule["target_length"],
         documents,
-        ChunkRules(chunks=rule["chunks"], content=rule["content"], contiguous=rule["contiguous"], skips=rule["skips"]),
+        ChunkRules(chunks=rule["chunks"], content=rule["content"], contiguous=rule["contiguous"]),
     )
 
 
@@ -63,8 +62,7 @@ def test_every_plan_keeps_the_laws(rule: dict) -> None:
     assert (plans.lengths.sum(axis=1) == rule["train_length"]).all()
     assert (np.diff(positions, axis=1) > 0).all()
     assert (positions[:, 0] == 0).all()
-    past = rule["skips"] == "past_target" and rule["target_length"] > rule["train_length"]
-    assert positions.max() < rule["target_length"] + past * (rule["train_length"] - 2)
+    assert positions.max() < rule["target_length"]
     assert content.min() >= 0
     assert content.max() < rule["train_length"] + rule["room"]
     assert (np.diff(plans.skips, axis=1) >= 0).all()
@@ -165,14 +163,6 @@ def test_aligned_content_follows_the_skips_as_far_as_the_document_reaches() -> N
     assert (plans.offsets == plans.skips).all()
     near = pose(rng(), 64, 512, np.full(64, 100), ChunkRules(content="aligned"))
     assert near.offsets.max() == 36
-
-
-def test_skips_past_the_target_are_uniform_up_to_its_last_distance() -> None:
-    plans = pose(rng(40_000), 8, 32, np.full(40_000, 8), ChunkRules(skips="past_target"))
-    drawn, counts = np.unique(plans.skips[:, 1], return_counts=True)
-    assert drawn.tolist() == list(range(31))
-    assert chi_square(counts) < 69  # the 0.9999 quantile with 30 degrees of freedom
-    assert (pose(rng(), 8, 8, np.full(64, 8), ChunkRules(skips="past_target")).skips == 0).all()
 
 
 @given(st.integers(2, 40), st.integers(0, 200))

@@ -9,7 +9,7 @@ from skipwise.recipes.schema import Data
 from skipwise.results.files import read_json, write_json
 
 MADE = Origin(
-    "base", 64, Data(source="mine", held_out=0.4, cache="/cache"), np.array([2**63, 1, 7], dtype="<u8"), "ab12"
+    "base", 64, Data(source="mine", held_out=0.4, cache="/cache"), np.array([2**63, 1, 7], dtype="<u8"), "ab12", 512
 )
 
 
@@ -17,7 +17,7 @@ def test_what_is_written_is_read(tmp_path) -> None:
     MADE.write(tmp_path)
     read = read_origin(str(tmp_path))
     assert (read.base, read.original_length, read.text) == ("base", 64, Data(source="mine", held_out=0.4))
-    assert read.base_fingerprint == "ab12"
+    assert (read.base_fingerprint, read.target_length) == ("ab12", 512)
     np.testing.assert_array_equal(read.documents, [1, 7, 2**63])
 
 

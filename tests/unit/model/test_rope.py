@@ -70,6 +70,22 @@ def test_scaled_models_are_refused_with_the_way_out(rope: dict, message: str) ->
         plan_extension(scaled(**rope))
 
 
+def test_a_margin_extends_beyond_the_target() -> None:
+    config = scaled()
+    extension = plan_extension(config, target_length="4k", interpolation="yarn", margin=0.125)
+    assert (extension.target_length, extension.reach, extension.factor) == (4096, 4608, 4.5)
+    set_interpolation(config, extension)
+    assert config.max_position_embeddings == 4608
+    assert config.rope_parameters["factor"] == 4.5
+    recipe = load_recipe(None, {"target": "4k", "positions.margin": 0.125})
+    assert extension_of(scaled(), recipe) == extension
+    assert "margin" not in repr(plan_extension(scaled(), target_length="4k"))
+    with pytest.raises(RecipeError, match=r"positions.margin = 2: .*less than or equal to 1"):
+        plan_extension(scaled(), margin=2)
+    with pytest.raises(ModelError, match=r"target 16,777,216 and its margin of 12.5% must be at most"):
+        plan_extension(scaled(), target_length=2**24, margin=0.125)
+
+
 def test_replacing_a_scaling_starts_from_the_original_window() -> None:
     extension = plan_extension(scaled(**LLAMA3), existing_rope="replace", interpolation="yarn")
     assert extension.rope.original_length == 128
@@ -254,7 +270,7 @@ def test_what_a_class_cannot_hold_is_refused_before_training() -> None:
         rope_parameters={**longrope, "original_max_position_embeddings": 64},
         pad_token_id=0,
     )
-    asked = {"model": "x", "target": 256, "existing_rope": "replace"}
+    asked = {"model": "x", "target": 256, "existing_rope": "replace", "method": None}
     with pytest.raises(ModelError, match=r"Phi3Config cannot hold yarn x4 .*must be one of .'longrope'.*yarn-revised"):
         extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
     assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4
@@ -292,7 +308,7 @@ def test_lengths_may_be_written_in_thousands() -> None:
 
 def test_revised_yarn_for_one_of_several_layer_kinds_needs_newer_transformers(monkeypatch) -> None:
     config = families.config("gemma3")
-    asked = {"model": "x", "target": 512, "interpolation": "yarn-revised"}
+    asked = {"model": "x", "target": 512, "interpolation": "yarn-revised", "method": None}
     monkeypatch.setattr("skipwise.model.rope.transformers.__version__", "5.20.2")
     with pytest.raises(
         ModelError, match=r"yarn-revised fails in transformers 5\.20\.2 .*install transformers 5\.21 or"
@@ -369,7 +385,7 @@ def test_settings_reach_the_loaded_model_from_python_and_from_a_recipe(tmp_path,
     folder = str(checkpoint(tmp_path / "base", window=64))
     config = load_config(folder)
     extension = plan_extension(config, interpolation=interpolation, rope=rope)
-    recipe = load_recipe(None, {"model": folder, "interpolation": interpolation, "rope": rope})
+    recipe = load_recipe(None, {"model": folder, "interpolation": interpolation, "rope": rope, "method": None})
     assert extension_of(config, recipe) == extension
     check_frequencies(load_model(folder, extension), extension)
     dump_recipe(recipe, tmp_path / "recipe.yaml")

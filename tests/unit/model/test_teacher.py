@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from skipwise.model import teacher as subject
 from skipwise.model.loading import load_config, load_model
 from skipwise.model.lora import adapt
 from skipwise.model.rope import plan_extension, set_interpolation
@@ -44,6 +45,26 @@ def test_the_base_inside_an_adapted_student_predicts_what_the_base_predicts(fami
     assert torch.equal(student(input_ids=ids).logits, before)  # it is itself again
 
 
+def test_examples_are_read_to_their_last_taught_token_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups of those that end alike; the predictions come back in the order of the batch."""
+    base, lengths = families.model("llama").eval(), []
+    monkeypatch.setattr(subject, "_WORTH_A_PASS", 40)
+    base.register_forward_pre_hook(
+        lambda model, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    ids, ends = torch.arange(7 * 40).reshape(7, 40) % 97, torch.tensor([40, 3, 0, 25, 4, 0, 38])
+    weights = (torch.arange(40) < ends[:, None]).float()
+    taught = Teacher(base, WINDOW).taught(ids, weights, logits=True)
+    assert lengths == [1, 4, 38, 40]
+    expected = base(input_ids=ids).logits
+    assert torch.equal(taught.weights, weights)
+    for row, end in enumerate(ends):
+        torch.testing.assert_close(taught.states[row, :end], expected[row, :end], rtol=1e-5, atol=1e-5)
+    short = Teacher(base, 8).taught(ids, weights, logits=True)
+    assert lengths[5:] == [1, 4, 8, 8]
+    assert torch.equal(short.weights, weights * (torch.arange(40) < 8))
+
+
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_asking_a_base_in_4_bits_leaves_the_students_gradients(tmp_path) -> None:
     """On some CPUs a pass without gradients would pack the weights anew, into what has none."""
@@ -73,7 +94,8 @@ def test_texts_are_drawn_from_the_bases_own_distribution(family: str) -> None:
     with torch.no_grad():
         for _ in range(10):
             chances = base(input_ids=expected, use_cache=False).logits[:, -1].softmax(-1)
-            expected = torch.cat([expected, torch.multinomial(chances, 1, generator=draws)], 1)
+            below = chances.cumsum(-1) <= torch.rand(5, 1, generator=draws)
+            expected = torch.cat([expected, below.sum(-1, keepdim=True)], 1)
     told = []
     for teacher in (Teacher(base, WINDOW), Teacher.inside(student, base.config, WINDOW)):
         assert (teacher.write(starts.numpy(), 12, 7, told.append) == expected.numpy()).all()

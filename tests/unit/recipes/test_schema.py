@@ -33,7 +33,7 @@ def message(source: Path | str | None = None, changes: dict[str, Any] | None = N
 
 
 def test_the_papers_runs_and_nano_are_shipped() -> None:
-    assert set(shipped_recipes()) == {"nano", *PAPER_RUNS, *ADAPTED}
+    assert set(shipped_recipes()) == {"nano", "nano-pose", *PAPER_RUNS, *ADAPTED}
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -59,6 +59,7 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
         "content": "uniform",
         "contiguous": 0.0,
         "span": "document",
+        "margin": 0.0,
     }
     assert training.adam_beta2 == 0.999
     assert (recipe.method, recipe.teacher, recipe.data.retrieval) == ("paper", None, 0.0)
@@ -385,11 +386,32 @@ def test_a_method_sets_what_a_recipe_does_not(tmp_path: Path) -> None:
     assert (ours.data.retrieval, ours.data.source) == (0.05, "stdlib")
     assert ours.teacher is not None
     control = load_recipe(None, {"method": "skipwise", "positions.scheme": "short"})
-    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.4)
+    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.25)
     paper = load_recipe(None, {"method": "paper"})
     assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(span="document"), None, 0.0)
     assert paper.training.adam_beta2 == 0.999
     assert "method = 'papper': Input should be 'skipwise' or 'paper'" in message(None, {"method": "papper"})
+
+
+def test_without_a_method_sections_have_their_own_settings(tmp_path: Path) -> None:
+    plain = load_recipe(None, {"method": None})
+    assert (plain.positions, plain.teacher, plain.data.retrieval) == (Positions(), None, 0.0)
+    assert load_recipe("nano-pose").positions == Positions()
+    (tmp_path / "recipe.yaml").write_text("method: null\n")
+    assert load_recipe(tmp_path / "recipe.yaml") == plain
+
+
+def test_the_file_of_a_run_before_there_were_methods_stays_what_it_was(tmp_path: Path) -> None:
+    dump_recipe(load_recipe(None, {"method": None, "data.passkey": 0.1}), tmp_path / "recipe.yaml")
+    old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    for section, key in (("positions", "margin"), ("data", "retrieval"), ("data", "answer_weight")):
+        del old[section][key]
+    del old["method"], old["teacher"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
+    assert load_recipe(tmp_path / "recipe.yaml", of_run=True) == load_recipe(
+        None, {"method": None, "data.passkey": 0.1}
+    )
+    assert load_recipe(tmp_path / "recipe.yaml").data.retrieval > 0
 
 
 @pytest.mark.parametrize("teacher", [{"weight": 3}, None])
@@ -404,7 +426,8 @@ def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Pa
 def test_the_arm_is_named_after_the_method_or_the_scheme() -> None:
     assert [load_recipe(None, {"method": method}).arm for method in ("skipwise", "paper")] == ["skipwise", "pose"]
     assert load_recipe(None, {"method": "skipwise", "positions.scheme": "short"}).arm == "short"
-    assert (load_recipe().method, load_recipe().arm) == (None, "pose")
+    assert (load_recipe().method, load_recipe().arm) == ("skipwise", "skipwise")
+    assert load_recipe(None, {"method": None}).arm == "pose"
 
 
 @pytest.mark.parametrize(("old", "new"), [("paper", "skipwise"), ("skipwise", "paper")])

@@ -62,7 +62,7 @@ def test_a_setting_that_is_null_leaves_the_key_as_it_is(monkeypatch) -> None:
 @pytest.mark.parametrize(("changes", "key"), [({}, "9cf395ff34b7"), ({"evaluation.steps": [1, 2]}, "f3b23c48e050")])
 def test_the_keys_of_finished_runs_are_what_they_were_before_a_step_could_be_kept(changes, key) -> None:
     def of(**more) -> str:
-        return ArmRun("", "", load_recipe("nano", changes | more), 256, (8, 256), base="llama").key
+        return ArmRun("", "", load_recipe("nano-pose", changes | more), 256, (8, 256), base="llama").key
 
     assert of() == of(**{"evaluation.keep": "last"}) == key
     assert of(**{"evaluation.keep": "best", "evaluation.steps": [1, 2]}) != key

@@ -19,6 +19,7 @@ def prepared(folder: Path, model: Path | None = None, **changes) -> PreparedRun:
     settings = {
         "model": str(model or checkpoint(folder / "model", window=64)),
         "target": 512,
+        "method": None,
         "data.source": str(corpus(folder / "text", documents=24, words=200)),
         "data.cache": str(folder / "cache"),
         "data.held_out": 0.3,
