@@ -102,8 +102,13 @@ def bare_loop(job: PreparedRun, steps: int, model: torch.nn.Module, precision: s
 
 
 def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float]]:
-    """Train by ``skipwise.training.trainer``; seconds between logs, a log a step, and their losses."""
-    stamps, losses = [time.perf_counter()], []
+    """Train by ``skipwise.training.trainer``; seconds between logs, a log a step, and their losses.
+
+    Where the base is to write text for the run, random tokens stand in, which take as long to train on.
+    """
+    model, stamps, losses = fresh_model(job), [time.perf_counter()], []
+    length = job.extension.rope.original_length
+    written = np.random.default_rng(0).integers(0, model.config.vocab_size, (64, length))
 
     def stamp(log: dict[str, float]) -> None:
         stamps.append(time.perf_counter())
@@ -111,14 +116,15 @@ def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float
 
     with tempfile.TemporaryDirectory() as folder:
         train(
-            fresh_model(job),
-            job.dataset(),
+            model,
+            job.dataset(written if job.recipe.teacher else None),
             collate,
             job.recipe.training,
             folder=Path(folder),
             seed=0,
             resume=False,
             on_log=stamp,
+            teacher=job.teacher(model),
             progress=False,
         )
     return np.diff(stamps).tolist(), losses

@@ -135,9 +135,10 @@ def _lever(
     }
 
 
-def _wider(times: int) -> Callable[[Recipe, int], Changes]:
-    """PoSE on windows several times as long and as many times fewer, so that the tokens are the same."""
+def _wider(times: int, **changes: Any) -> Callable[[Recipe, int], Changes]:
+    """Windows several times as long and as many times fewer, so that a step has the same tokens; and other changes."""
     return lambda recipe, original: {
+        **changes,
         "train_length": times * (recipe.train_length or original),
         "training.batch_size": max(1, recipe.training.batch_size // times),
         "training.per_device_train_batch_size": max(1, recipe.training.per_device_train_batch_size // times),
@@ -344,7 +345,7 @@ EXHIBITS = {
                     "yarn",
                     8,
                     name="trained on the library",
-                    only=_RIVALS,
+                    only=(*_RIVALS, "short, windows twice as long"),
                     miniature=True,
                     changes=_LIBRARY | {"evaluation.tasks": _TASKS},
                 ),
@@ -365,7 +366,11 @@ EXHIBITS = {
                     for factor in (16, 64)
                 ),
             ),
-            variants={**{arm: {} for arm in (*_RIVALS, "cream", "full")}, "skipwise": {"method": "skipwise"}},
+            variants={
+                **{arm: {} for arm in (*_RIVALS, "cream", "full")},
+                "skipwise": _wider(2, method="skipwise"),  # as the recipe nano has it
+                "short, windows twice as long": _wider(2, **{"positions.scheme": "short"}),
+            },
             claims=(
                 Lower("skipwise", "short"),
                 Lower("skipwise", "pose"),

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from transformers import Cache, DynamicCache, PretrainedConfig, PreTrainedModel, StaticCache
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.memory import token_bytes
@@ -111,7 +111,7 @@ class Teacher:
             with self._frozen():
                 model.eval()
                 for rows in written.split(at_once):
-                    cache = _cache(model.config, length)
+                    cache = DynamicCache(config=model.config)
                     for end in range(begun, length):
                         unread = rows[:, :end] if end == begun else rows[:, end - 1 : end]
                         logits = model(input_ids=unread, past_key_values=cache, use_cache=True).logits[:, -1]
@@ -123,13 +123,6 @@ class Teacher:
         finally:
             model.train(was_training)
         return written.cpu().numpy()
-
-
-def _cache(config: PretrainedConfig, tokens: int) -> Cache:
-    """A place for keys and values that need not be copied at each token; flash kernels would read its empty end too."""
-    if "flash" in str(config._attn_implementation):
-        return DynamicCache(config=config)
-    return StaticCache(config, max_cache_len=tokens)
 
 
 def _rotates(module: torch.nn.Module) -> bool:

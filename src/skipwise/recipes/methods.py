@@ -11,7 +11,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "positions": {"content": "aligned", "contiguous": 0.5, "margin": 0.25},
         "data": {"passkey": 0.0, "retrieval": 0.25, "answer_weight": 8.0, "train_jumps": False},
         "training": {"adam_beta2": 0.95},
-        "teacher": {"weight": 4.0, "written": 0.25},
+        "teacher": {"weight": 8.0, "written": 0.25},
     },
     # PoSE to the letter (Zhu et al., ICLR 2024).
     "paper": {

@@ -19,7 +19,7 @@ from skipwise.progress import progress
 from skipwise.results.files import replacing
 
 NAME = "written text"  # of its fingerprint
-_MOST_TOKENS = 2**17  # written; examples take them again
+_MOST_TOKENS = 2**16  # written; examples take them again
 _LONGEST = 512  # tokens of one text: what a base knows shows in short texts too, and long ones take long to write
 
 
