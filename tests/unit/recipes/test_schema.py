@@ -442,7 +442,7 @@ def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new:
     wanted = load_recipe(None, {"method": new, "positions.chunks": 3})
     assert (found.positions, found.teacher) == (wanted.positions, wanted.teacher)
     assert (found.data.retrieval, found.data.passkey) == (wanted.data.retrieval, 0.0)
-    assert found.training.batch_size == 16
+    assert found.training.batch_size == 8
     assert load_recipe(tmp_path / "recipe.yaml", {"method": old}) == load_recipe(tmp_path / "recipe.yaml")
 
 
