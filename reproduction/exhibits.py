@@ -373,6 +373,7 @@ EXHIBITS = {
             },
             claims=(
                 Lower("skipwise", "short"),
+                Lower("skipwise", "short, windows twice as long"),
                 Lower("skipwise", "pose"),
                 Lower("skipwise", "full", 1.03),
                 Keeps("skipwise", "original"),

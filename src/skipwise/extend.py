@@ -5,7 +5,6 @@
 Each stage leaves files that the next one reads, and is passed over when a resumed run finds them whole.
 """
 
-import math
 import time
 from functools import partial
 from pathlib import Path
@@ -57,6 +56,7 @@ from skipwise.results.records import (
 from skipwise.results.run_folder import DECIDES, RunFolder
 from skipwise.training import best_checkpoint, processes, written
 from skipwise.training.checkpoints import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
+from skipwise.training.cost import taught_share
 from skipwise.training.prepare import PreparedRun, prepare, print_plan, require_trainable
 from skipwise.training.run import begin_run, open_run
 from skipwise.training.trainer import train
@@ -165,6 +165,10 @@ def print_forecast(prepared: PreparedRun, evaluation: RunEvaluation, console: Co
     cost, speed = ForwardCost.of_config(config), Speed.measured(config, prepared.precision, prepared.device)
     window = prepared.dataset().plans(np.arange(1)).position_ids().shape[1]
     tokens = rule.max_steps * rule.batch_size * window
+    if prepared.recipe.teacher:  # a token that it writes takes about as long as one that is trained on
+        tokens = int(tokens * (1 + taught_share(prepared.recipe))) + written.tokens_of(
+            prepared.recipe, prepared.train_length
+        )
     training = training_seconds(config, tokens, window, prepared.precision, prepared.device)
     console.print(told(training, measuring_seconds(batches_of(evaluation), cost, speed)))
 
@@ -312,16 +316,16 @@ def _train(
 def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
     """The text that the teacher writes to be trained on, if the recipe asks for it: the first process lets it write."""
     recipe = prepared.recipe
-    if teacher is None or recipe.teacher is None or not recipe.teacher.written:
+    tokens = written.tokens_of(recipe, prepared.train_length)
+    if teacher is None or not tokens:
         return None
-    examples = recipe.training.max_steps * recipe.training.batch_size
     with processes.first_ahead():
         if processes.is_first() and not run.written.exists():
             written.write(
                 run.written,
                 teacher,
                 prepared.tokenizer,
-                tokens=math.ceil(recipe.teacher.written * examples * prepared.train_length),
+                tokens=tokens,
                 # Behind its window the base writes nonsense.
                 longest=min(prepared.train_length, prepared.extension.rope.original_length),
                 seed=recipe.seed,
@@ -412,6 +416,8 @@ def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     """The chance that one example trains each relative distance: without skips, and as this run draws them."""
     rule = prepared.recipe.positions
     lengths = prepared.train_length, prepared.extension.reach
+    if lengths[0] == lengths[1]:  # every distance is in every window
+        return []
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=prepared.recipe.seed)
     original = coverage(*lengths, scheme="short")
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
@@ -427,6 +433,7 @@ def _model_facts(prepared: PreparedRun) -> dict[str, object]:
         "train_length": prepared.train_length,
         "factor": extension.factor,
         "interpolation": extension.interpolation,
+        "margin": extension.margin,
     }
 
 
@@ -446,6 +453,9 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
     """Write the model card from what was measured."""
     facts, extension, judged = run.read(), prepared.extension, judgements(rows_of([measured]))
     best = {}
+    margin = (
+        f", for {extension.reach:,} tokens: a margin of {extension.margin:g} of the target" if extension.margin else ""
+    )
     if kept := facts.get("kept"):
         text = (prepared.recipe.evaluation.source or [prepared.recipe.data.source])[0]
         best["step"] = (
@@ -460,7 +470,7 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
         warning=price_warning(measured),
         facts={
             "method": f"{arm_name(prepared.recipe.arm)}, trained on windows of {prepared.train_length:,} tokens",
-            "interpolation": f"{extension.told} x{extension.factor:g}",
+            "interpolation": f"{extension.told} x{extension.factor:g}{margin}",
             "text": f"{prepared.recipe.data.source} (fingerprint {prepared.store.fingerprint[:16]})",
             **best,
             "seed": str(prepared.recipe.seed),

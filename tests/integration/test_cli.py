@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import skipwise
 from skipwise.cli.terminal import prepare_process
@@ -135,7 +136,7 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
 ) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     model, text = checkpoint(tmp_path / "base", window=64), corpus(tmp_path / "text", documents=8, words=1500)
-    settings = ["--set", "data.held_out=0.4", "--set", "evaluation.passkey_trials=0"]
+    settings = ["--set", "method=null", "--set", "data.held_out=0.4", "--set", "evaluation.passkey_trials=0"]
     words = ["extend", model, "--target", "128", "--data", text, *settings, "--out", tmp_path / "run"]
     has = {"training": 10**12, "measuring": 10**12}
     monkeypatch.setattr("skipwise.training.prepare.machine_memory", lambda device: has["training"])
@@ -206,6 +207,20 @@ def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_pat
     run(monkeypatch, "extend", "--resume", "--out", tmp_path, "--set", "evaluation.windows=[256, 512]")
     changed = run_recipe.evaluation.model_copy(update={"windows": [256, 512]})
     assert seen == [run_recipe.model_copy(update={"evaluation": changed})]
+
+
+def test_a_run_from_before_there_were_methods_is_resumed_as_it_was(monkeypatch, tmp_path: Path) -> None:
+    begun = load_recipe("nano-pose")
+    dump_recipe(begun, tmp_path / "recipe.yaml")
+    old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    for section, key in (("positions", "margin"), ("data", "retrieval"), ("data", "answer_weight")):
+        del old[section][key]
+    del old["method"], old["teacher"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
+    seen = []
+    monkeypatch.setattr("skipwise.extend.extend", lambda recipe, **_: seen.append(recipe))
+    run(monkeypatch, "extend", "--resume", "--out", tmp_path)
+    assert seen == [begun]
 
 
 def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
+from skipwise.engines.check import lengths_of
 from skipwise.evaluation.models import find_models
 from skipwise.results.records import TrainingRecord, read_records
 from skipwise.results.run_folder import RunFolder
@@ -39,7 +40,7 @@ def test_it_trains_and_resumes_to_the_same_bits(files, monkeypatch, tmp_path) ->
 
 
 def test_the_default_method_trains_beyond_the_target_and_promises_the_target(files, monkeypatch, tmp_path) -> None:  # noqa: F811
-    """The config says what was trained, and the measurements what was asked for."""
+    """The config says what was trained, the card and the measurements what was asked for; a resume is exact."""
     plain = ("method", "data.passkey")
     words = command(*files, tmp_path / "run", **QUICK)
     words = [
@@ -49,12 +50,23 @@ def test_the_default_method_trains_beyond_the_target_and_promises_the_target(fil
     ]
     run(monkeypatch, *words)
     facts = RunFolder(tmp_path / "run").read()["model"]
-    assert (facts["target_length"], facts["factor"]) == (2048, 10.0)
+    assert (facts["target_length"], facts["factor"]) == (2048, 6.4)
     assert recipe_of(tmp_path / "run").arm == "skipwise"
     config = json.loads((tmp_path / "run/model/config.json").read_text())
-    assert (config["max_position_embeddings"], config["rope_parameters"]["factor"]) == (2560, 10.0)
+    assert (config["max_position_embeddings"], config["rope_parameters"]["factor"]) == (2560, 6.4)
     assert AutoTokenizer.from_pretrained(tmp_path / "run/model").model_max_length == 2048
     assert [found.target for found in find_models([str(tmp_path / "run/model")], "")] == [2048]
+    card = (tmp_path / "run/model/README.md").read_text()
+    assert "--max-model-len 2048`" in card
+    assert "-c 2048`" in card
+    assert "yarn x6.4, for 2,560 tokens: a margin of 0.25 of the target" in card
+    assert lengths_of(str(tmp_path / "run/model"), None) == (400, 2048)
+    cut = shutil.copytree(tmp_path / "run", tmp_path / "cut")
+    shutil.rmtree(cut / "model")
+    shutil.rmtree(cut / "checkpoints/checkpoint-4")
+    run(monkeypatch, "extend", "--resume", "--out", cut)
+    one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "cut"))
+    assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_the_text_that_the_base_writes_is_kept(files, monkeypatch, capsys, tmp_path) -> None:  # noqa: F811

@@ -82,12 +82,13 @@ def extend(
         "seed": seed,
     }
     source: Path | str | None = recipe
+    ours = False
     if resume and out is not None and model is None and recipe is None:
         from skipwise.training.run import recipe_of
 
         recipe_of(out)  # a folder that holds no run is refused
-        source = out / "recipe.yaml"
-    settings = _recipe(source, options, set_, lora)
+        source, ours = out / "recipe.yaml", True
+    settings = _recipe(source, options, set_, lora, of_run=ours)
     if dry_run:
         accumulation(settings.training, processes or 1)
         prepared = prepare(settings, console)
@@ -218,10 +219,13 @@ def _said(console: Any) -> Iterator[None]:
         console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
 
 
-def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:
+def _recipe(
+    source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool, *, of_run: bool = False
+) -> Any:
     """The recipe with the changes of the command line, and with LoRA where only ``--lora`` asks for it.
 
-    Without a recipe the models that come by name have their own, and other models the defaults.
+    Without a recipe the models that come by name have their own, and other models the defaults. ``of_run``: it is the file
+    of a run that is resumed.
     """
     from skipwise.recipes.schema import load_recipe, parse_changes
 
@@ -230,8 +234,8 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
     if lora and changes.get("lora", {}) is None:
         raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
-    settings = load_recipe(source, changes)
-    return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
+    settings = load_recipe(source, changes, of_run=of_run)
+    return load_recipe(source, {"lora": {}, **changes}, of_run=of_run) if lora and settings.lora is None else settings
 
 
 def _without(words: list[str], *options: str) -> list[str]:

@@ -34,7 +34,9 @@ Lengths = Annotated[
     str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
 ]
 Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")]
-MethodName = Annotated[str | None, typer.Option(help="skipwise, or paper: PoSE to the letter")]
+MethodName = Annotated[
+    str | None, typer.Option(help="skipwise, or paper: PoSE as published; --set method=null for neither")
+]
 Model = Annotated[str, typer.Argument(parser=expanded, help="nano, smollm2, a folder, or a name on the model hub")]
 Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
 Questions = Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")]

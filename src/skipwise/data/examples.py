@@ -250,8 +250,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         input_ids[:] = self.written[chosen].ravel()[: len(input_ids)]
         positions[:] = np.arange(len(input_ids))
         labels[:] = input_ids
-        if not self.rules.train_jumps:
-            labels[::tokens] = IGNORED
+        before = np.arange(len(labels)) % tokens
+        labels[before < max(self.rules.min_context, not self.rules.train_jumps)] = IGNORED
 
     def _write_passkey(self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Write contiguous text and then a passkey prompt with its answer into one example, in place.

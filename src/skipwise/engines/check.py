@@ -16,7 +16,7 @@ from skipwise.errors import EngineError, ModelError, RecipeError
 from skipwise.model.legacy_config import contradictions
 from skipwise.model.loading import load_config, load_tokenizer, resolve
 from skipwise.model.lora import base_of
-from skipwise.model.origin import read_origin
+from skipwise.model.origin import promised_length, read_origin
 from skipwise.model.rope import original_length
 from skipwise.model.sealed import FILE, require_unchanged
 
@@ -116,8 +116,8 @@ def lengths_of(model: str, length: int | None) -> tuple[int, int]:
     """
     config = load_config(model)
     origin = read_origin(model)
-    target = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(target, int) or target < _SHORTEST:
+    target = promised_length(model)
+    if target is None or target < _SHORTEST:
         raise ModelError(
             f"{model}: max_position_embeddings = {target} in config.json must be at least {_SHORTEST} tokens; correct it"
         )

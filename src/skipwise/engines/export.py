@@ -13,6 +13,7 @@ from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_
 from skipwise.engines.request import find_engines
 from skipwise.errors import EngineError, RunError, one_of
 from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.origin import promised_length
 from skipwise.results.files import keep_for_this_process, write_checksum
 
 
@@ -51,16 +52,16 @@ def export(
             unchecked.unlink(missing_ok=True)
             raise
     _require_free(out)
-    config = load_config(str(folder)).get_text_config()
+    length = promised_length(str(folder)) or load_config(str(folder)).get_text_config().max_position_embeddings
     tokenizer = load_tokenizer(str(folder))
-    modelfile = write_modelfile(out, config.max_position_embeddings, tokenizer)
+    modelfile = write_modelfile(out, length, tokenizer)
     checksum = write_checksum(unchecked, out.name)
     unchecked.replace(out)  # last, so that after a kill the same command writes all again
     _say_ends(folder, tokenizer, console)
     file = shlex.quote(str(out)) if not out.name.startswith("-") else shlex.quote(f"./{out}")
     console.print(f"file:   {out} ({out.stat().st_size / 1e6:,.0f} MB; {checksum.name})", soft_wrap=True)
     console.print(f"ollama: ollama create NAME -f {shlex.quote(str(modelfile))}", soft_wrap=True)
-    console.print(f"server: llama-server -m {file} -c {config.max_position_embeddings}", soft_wrap=True)
+    console.print(f"server: llama-server -m {file} -c {length}", soft_wrap=True)
     return out
 
 

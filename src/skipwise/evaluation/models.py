@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_config, load_model, resolve
-from skipwise.model.origin import read_origin
+from skipwise.model.origin import promised_length, read_origin
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.model.rope import Extension, original_length
 from skipwise.model.sealed import require_unchanged
@@ -86,26 +86,20 @@ def _model(
             "answers depend on the order of questions. Set another rope_type in its config, as yarn"
         )
     origin = read_origin(name)
-    target = (origin.target_length if origin else None) or _length(name) or length
+    target = promised_length(name) or length
     if target is None:
         raise ModelError(
             f"model {name!r} says no length in its config (max_position_embeddings); give the lengths to measure "
             "(--lengths, --windows or --target)"
         )
     made_from = origin.original_length if origin else None
-    window = original or made_from or (original_length(config) if _length(name) else target)
+    window = original or made_from or (original_length(config) if promised_length(name) else target)
     if original and original > target:
         raise RecipeError(f"original {original:,} must not exceed the {target:,} tokens of {name}; lower it")
     if base:
-        window = min(window, _length(base) or window)
+        window = min(window, promised_length(base) or window)
     behind = labels[base] if base else ""
     return EvaluatedModel(labels[name], name, min(window, target), target, behind, control, weights_fingerprint(name))
-
-
-def _length(name: str) -> int | None:
-    """The most tokens that a model's config says it reads, if it says so."""
-    length = getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
-    return length if isinstance(length, int) else None
 
 
 def _base_of(name: str) -> str | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from skipwise.model.loading import resolve
+from skipwise.model.loading import load_config, resolve
 from skipwise.model.sealed import damaged, read_seal, write_seal
 from skipwise.recipes.schema import Data, load_recipe
 
@@ -64,6 +64,18 @@ def read_origin(name: str) -> Origin | None:
         raise damaged(folder, error) from error
 
 
+def promised_length(name: str) -> int | None:
+    """The tokens that a model is meant to read: what it was extended to, without the margin that it was trained with.
+
+    Of other models what their config says, if it says so.
+    """
+    origin = read_origin(name)
+    if origin and origin.target_length:
+        return origin.target_length
+    length = getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
+    return length if isinstance(length, int) else None
+
+
 def _of_run(folder: Path) -> Origin | None:
     recipe = folder.parent / "recipe.yaml"
     if folder.name != "model" or not recipe.exists():
@@ -72,4 +84,4 @@ def _of_run(folder: Path) -> Origin | None:
         about = dict(json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))["model"])
     except (OSError, ValueError, KeyError, TypeError):
         about = {}
-    return Origin(about.get("name", ""), about.get("original_length"), load_recipe(recipe).data)
+    return Origin(about.get("name", ""), about.get("original_length"), load_recipe(recipe, of_run=True).data)

@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from skipwise.method.interpolation import BETA_FAST, BETA_SLOW, yarn_attention
+from skipwise.model.origin import promised_length
 
 FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types whose GGUF architecture is llama
 
 
-def vllm(config: dict[str, Any], path: str) -> str:
-    """Return the command that serves the checkpoint at ``path``.
+def vllm(length: int, path: str) -> str:
+    """Return the command that serves the checkpoint at ``path`` up to ``length`` tokens.
 
     It gives the length: for ``linear``, vLLM would derive ``max_position_embeddings`` times the factor.
     """
-    return f"`vllm serve {path} --max-model-len {config['max_position_embeddings']}`"
+    return f"`vllm serve {path} --max-model-len {length}`"
 
 
-def llama_cpp(config: dict[str, Any], path: str) -> str:
+def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
     """Return the commands that convert and serve the checkpoint at ``path``, or why llama.cpp cannot serve it."""
     rope = _extended_rope(config)
     if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
@@ -32,7 +33,7 @@ def llama_cpp(config: dict[str, Any], path: str) -> str:
         )
     return (
         f"`skipwise export {path} --out model.gguf`, which reads the file in llama.cpp and compares it, then "
-        f"`llama-server -m model.gguf -c {config['max_position_embeddings']}`"
+        f"`llama-server -m model.gguf -c {length}`"
     )
 
 
@@ -50,15 +51,15 @@ def unproved(model: str, run: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the engines that are not among those ``run``, and what each makes of the checkpoint in folder ``model``."""
     config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     rope = _extended_rope(config)
-    kind, target = rope.get("rope_type", "default"), config["max_position_embeddings"]
+    kind, target = rope.get("rope_type", "default"), promised_length(model) or config["max_position_embeddings"]
     # vLLM and SGLang multiply YaRN's own attention factor by attn_factor. What skipwise export writes has the true one.
     read = yarn_attention(rope["factor"]) * rope.get("attn_factor", 1.0) if kind == "yarn" else 1.0
     stated = rope.get("attention_factor", read) if kind == "yarn" else read
     dropped = f"; it takes {read:g} for the attention_factor {stated:g}" if abs(stated - read) > 1e-6 else ""
     if "vllm" not in run:
-        yield "vLLM", vllm(config, model) + dropped
+        yield "vLLM", vllm(target, model) + dropped
     if "llama.cpp" not in run:
-        yield "llama.cpp", llama_cpp(config, model)
+        yield "llama.cpp", llama_cpp(config, target, model)
     why = ", for it would derive the target times the factor" if kind == "linear" else ""
     yield "SGLang", f"start it with --context-length {target}{why}{dropped}"
     if kind != "default" and "rope_scaling" not in config:

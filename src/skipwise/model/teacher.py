@@ -65,6 +65,11 @@ class Teacher:
 
         return cls(student, window, frozen)
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens it knows."""
+        return int(self._model.config.get_text_config().vocab_size)
+
     @torch.no_grad()
     def taught(self, ids: torch.Tensor, weights: torch.Tensor, *, logits: bool = False) -> Taught:
         """Read a batch, ids and weights [examples, tokens]; return what it predicts there, as all ``logits`` if asked.
@@ -78,19 +83,22 @@ class Teacher:
         ends = (weights != 0).mul(torch.arange(1, tokens + 1, device=ids.device)).amax(1)
         # Where the teacher's weights are shared, each process must make as many passes, so none is left out.
         groups = ends.argsort().chunk(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
-        parts = []
+        found: torch.Tensor | None = None
         try:
             with self._frozen(), nullcontext() if logits else without_output_layer(model):
                 for group in groups:
                     read = ids[group, : max(1, int(ends[group].max()))]
                     states = model.eval()(input_ids=read, attention_mask=torch.ones_like(read), use_cache=False).logits
-                    parts.append(pad(states, (0, 0, 0, tokens - read.shape[1])))
+                    if found is None:
+                        found = states.new_zeros(*ids.shape, states.shape[-1])
+                    found[group, : read.shape[1]] = states
                 head = None if logits else output_layer(model)
                 matrix = None if head is None else cast(torch.Tensor, head.weight).detach()
                 bias = getattr(head, "bias", None)
         finally:
             model.train(was_training)
-        return Taught(torch.cat(parts)[torch.cat(groups).argsort()], matrix, bias, weights)
+        assert found is not None
+        return Taught(found, matrix, bias, weights)
 
     @torch.no_grad()
     def write(

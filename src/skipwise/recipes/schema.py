@@ -457,12 +457,12 @@ def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, A
 
 
 def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes``. A method that ``changes`` name anew wins over what ``base`` has of its settings.
+    """Return ``base`` with ``changes``. Another method than ``base`` names wins over what ``base`` has of its settings.
 
-    Else the file of a finished run, which has every setting, would keep those of its own method under another name.
+    Else the file of a finished run, which has every setting, would keep those of its own method under another name. A file
+    that names none has said those settings by itself, and keeps them.
     """
-    old = base.get("method", DEFAULT)
-    if changes.get("method", old) != old:
+    if "method" in base and changes.get("method", base["method"]) != base["method"]:
         base = {**base}
         for section in {key for settings in SETTINGS.values() for key in settings}:
             keys = {key for settings in SETTINGS.values() for key in settings.get(section, {})}

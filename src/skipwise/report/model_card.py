@@ -6,6 +6,7 @@ from pathlib import Path
 
 from skipwise.model import lora, serving
 from skipwise.model.loading import resolve
+from skipwise.model.origin import promised_length
 from skipwise.report.tables import plain
 from skipwise.results.files import replacing, write_text
 
@@ -42,7 +43,7 @@ def write_card(
 def _ways_to_load(folder: Path) -> list[str]:
     """The lines on transformers, vLLM and llama.cpp."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    path = "path/to/this/folder"
+    path, length = "path/to/this/folder", promised_length(str(folder)) or config["max_position_embeddings"]
     if base := lora.base_of(str(folder)):
         return [
             "This is an adapter. It is right only on a base that has this folder's `config.json`, which holds the "
@@ -66,6 +67,6 @@ def _ways_to_load(folder: Path) -> list[str]:
         "",
         _SHORT_OF_MEMORY,
         "",
-        f"- vLLM: {serving.vllm(config, path)}",
-        f"- llama.cpp: {serving.llama_cpp(config, path)}",
+        f"- vLLM: {serving.vllm(length, path)}",
+        f"- llama.cpp: {serving.llama_cpp(config, length, path)}",
     ]

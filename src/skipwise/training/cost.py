@@ -21,7 +21,6 @@ from skipwise.recipes.schema import Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
 
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
-_TAUGHT = 1 / 3  # of a step's operations at the most: a teacher's forward pass of whole windows, and no backward
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def estimate_cost(
     loading = (2 if low and rules else 4) * cost.parameters
     four_bits = rules is not None and rules.base == "4bit"
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
-    operations = cost.operations * batch / micro * (1 + _TAUGHT if recipe.teacher else 1)
+    operations = cost.operations * batch / micro * (1 + taught_share(recipe))
     copied = recipe.teacher is not None and rules is None
     return CostEstimate(
         window,
@@ -127,6 +126,14 @@ def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
             f"model_type {config.model_type} cannot run one training step of {settings.window:,} tokens "
             f"({reason(error)}); correct config.json, or choose another model"
         ) from error
+
+
+def taught_share(recipe: Recipe) -> float:
+    """Return what a teacher adds to the operations of a step, at the most: a forward pass of whole windows.
+
+    A step is a forward pass and a backward pass of twice its operations; of frozen weights, as with LoRA, as many.
+    """
+    return 0.0 if recipe.teacher is None else 1 / 2 if recipe.lora else 1 / 3
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:

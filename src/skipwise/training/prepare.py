@@ -116,7 +116,8 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     train_length = recipe.train_length or extension.rope.original_length
     if train_length > extension.target_length:
         raise RecipeError(
-            f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; lower it"
+            f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; set another train_length, "
+            "or null for the original length"
         )
     tokenizer = load_tokenizer(recipe.model)
     store = tokenise(recipe.data, tokenizer, console)
@@ -126,9 +127,10 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     shortest = max(recipe.data.min_tokens or 0, needed)
     long = np.intersect1d(train, keep_long(store, shortest))
     if len(long) == 0:
+        setting = "target" if needed == extension.reach else "train_length" if shortest == needed else "data.min_tokens"
         raise DataError(
             f"of {counted(len(store), 'document')} none of {shortest:,} tokens or more is left to train on after holding out "
-            f"{len(held_out):,}; the longest are {_longest(store, train)}; give longer text, lower the target, "
+            f"{len(held_out):,}; the longest are {_longest(store, train)}; give longer text, lower {setting}, "
             "or lower data.held_out"
         )
     training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before any work
@@ -221,7 +223,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         _special_tokens(run.tokenizer),
         f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
         f"{run.precision} on {run.device.type}",
-        f"margin: positions are extended and trained to {ext.reach:,}, {ext.margin:.3g} of the target beyond it"
+        f"margin: positions are trained to {ext.reach:,}, {ext.margin:.3g} of the target beyond it"
         if ext.margin
         else None,
         sliding_layers(config),

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.errors import RunError
 from skipwise.model.teacher import Teacher
 from skipwise.progress import progress
+from skipwise.recipes.schema import Recipe
 from skipwise.results.files import replacing
 
 NAME = "written text"  # of its fingerprint
@@ -35,13 +36,20 @@ def write(
 ) -> None:
     """Write about ``tokens`` tokens of text of the base to ``path``, as texts of at most ``longest`` tokens."""
     length = min(longest, _LONGEST)
-    starts = _starts(tokenizer, math.ceil(min(tokens, _MOST_TOKENS) / length), seed)
+    starts = _starts(tokenizer, teacher.vocabulary, math.ceil(tokens / length), seed)
     with progress("the base writes text", starts.shape[0] * (length - starts.shape[1]), console) as advance:
         written = teacher.write(starts, length, seed, advance)
     file = io.BytesIO()
     np.save(file, written.astype(np.int32), allow_pickle=False)
     with replacing(path) as to:
         to.write(file.getvalue())
+
+
+def tokens_of(recipe: Recipe, train_length: int) -> int:
+    """Return how many tokens the base writes for a run."""
+    share = recipe.teacher.written if recipe.teacher else 0.0
+    examples = recipe.training.max_steps * recipe.training.batch_size
+    return min(math.ceil(share * examples * train_length), _MOST_TOKENS)
 
 
 def read(path: Path) -> tuple[np.ndarray, str]:
@@ -58,13 +66,14 @@ def read(path: Path) -> tuple[np.ndarray, str]:
     return texts.astype(np.int64), hashlib.sha256(content).hexdigest()
 
 
-def _starts(tokenizer: PreTrainedTokenizerBase, texts: int, seed: int) -> np.ndarray:
+def _starts(tokenizer: PreTrainedTokenizerBase, vocabulary: int, texts: int, seed: int) -> np.ndarray:
     """Begin each text with a token drawn from the whole vocabulary, behind BOS where there is one: int64 [texts, 1 or 2].
 
-    From BOS alone a base writes what most of its documents begin with, and other kinds of text are rare.
+    From BOS alone a base writes what most of its documents begin with, and other kinds of text are rare. Tokens that were
+    added to a tokenizer may have no row among the base's ``vocabulary``.
     """
     special = set(tokenizer.all_special_ids)
-    words = np.array([token for token in range(len(tokenizer)) if token not in special])
+    words = np.array([token for token in range(min(len(tokenizer), vocabulary)) if token not in special])
     drawn = np.random.default_rng(seed).choice(words, (texts, 1))
     bos = tokenizer.bos_token_id
-    return drawn if bos is None else np.concatenate([np.full_like(drawn, bos), drawn], axis=1)
+    return drawn if bos is None or bos >= vocabulary else np.concatenate([np.full_like(drawn, bos), drawn], axis=1)

@@ -118,7 +118,8 @@ def test_a_model_without_rope_can_be_evaluated(tmp_path) -> None:
 
 def test_a_config_without_a_length_takes_the_one_that_is_asked_for(tmp_path, monkeypatch) -> None:
     folder = checkpoint(tmp_path / "m", window=128)
-    monkeypatch.setattr("skipwise.evaluation.models.load_config", lambda name: BloomConfig())  # ALiBi has no length
+    for module in ("evaluation.models", "model.origin"):
+        monkeypatch.setattr(f"skipwise.{module}.load_config", lambda name: BloomConfig())  # ALiBi has no length
     with pytest.raises(ModelError, match=r"says no length in its config .*; give the lengths to measure"):
         find_models([str(folder)])
     [found] = find_models([str(folder)], length=512)

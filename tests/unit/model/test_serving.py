@@ -21,7 +21,7 @@ def config(name: str, **more: object) -> dict:
 @pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "yarn-revised"])
 def test_vllm_is_told_the_length(name: str) -> None:
     """Of ``linear`` it would derive the target times the factor."""
-    assert vllm(config(name), "DIR") == "`vllm serve DIR --max-model-len 16384`"
+    assert vllm(16384, "DIR") == "`vllm serve DIR --max-model-len 16384`"
 
 
 def test_vllm_finds_the_attention_factor_of_revised_yarn_under_its_own_names() -> None:
@@ -31,13 +31,13 @@ def test_vllm_finds_the_attention_factor_of_revised_yarn_under_its_own_names() -
 
 def test_llama_cpp_reads_revised_yarn_in_its_llama_architecture_alone() -> None:
     for name in ("linear", "ntk", "yarn", "yarn-revised"):
-        assert llama_cpp(config(name), "DIR").endswith("`llama-server -m model.gguf -c 16384`")
-    assert llama_cpp({**config("yarn-revised"), "model_type": "qwen2"}, "DIR").startswith(
+        assert llama_cpp(config(name), 16384, "DIR").endswith("`llama-server -m model.gguf -c 16384`")
+    assert llama_cpp({**config("yarn-revised"), "model_type": "qwen2"}, 16384, "DIR").startswith(
         "cannot read yarn-revised or factors in qwen2"
     )
-    assert "another ramp" in llama_cpp({**config("yarn", beta_fast=16.0), "model_type": "qwen2"}, "DIR")
-    assert "`skipwise export DIR" in llama_cpp(config("yarn", beta_fast=16.0), "DIR")
-    assert "`skipwise export DIR" in llama_cpp({**config("yarn"), "model_type": "qwen2"}, "DIR")
+    assert "another ramp" in llama_cpp({**config("yarn", beta_fast=16.0), "model_type": "qwen2"}, 16384, "DIR")
+    assert "`skipwise export DIR" in llama_cpp(config("yarn", beta_fast=16.0), 16384, "DIR")
+    assert "`skipwise export DIR" in llama_cpp({**config("yarn"), "model_type": "qwen2"}, 16384, "DIR")
 
 
 def test_of_engines_that_were_not_run_it_is_said_what_they_would_misread(tmp_path) -> None:
@@ -50,7 +50,7 @@ def test_of_engines_that_were_not_run_it_is_said_what_they_would_misread(tmp_pat
     assert linear["SGLang"] == ("start it with --context-length 16384, for it would derive the target times the factor")
     assert linear["Ollama"].startswith("it forgets the RoPE")
     assert linear["transformers 4"].startswith("it forgets the RoPE")
-    both = said({"vllm", "llama.cpp"}, **config("linear"), rope_scaling={"rope_type": "linear"})
+    both = said({"vllm", "llama.cpp"}, **config("linear"), rope_scaling={"rope_type": "linear", "factor": FACTOR})
     assert set(both) == {"SGLang", "TGI"}
     other = said(set(), **config("yarn", attention_factor=1.5))
     for name in ("vLLM", "SGLang"):
@@ -65,5 +65,4 @@ def test_of_engines_that_were_not_run_it_is_said_what_they_would_misread(tmp_pat
 def test_of_kinds_of_layers_the_set_that_is_extended_counts() -> None:
     nested = {"sliding_attention": {"rope_type": "default"}, "full_attention": rope_parameters("yarn", ROPE, FACTOR)}
     model = {"model_type": "gemma3_text", "rope_parameters": nested, "max_position_embeddings": 16384}
-    assert vllm(model, "DIR") == "`vllm serve DIR --max-model-len 16384`"
-    assert "gguf" in llama_cpp(model, "DIR")
+    assert "gguf" in llama_cpp(model, 16384, "DIR")

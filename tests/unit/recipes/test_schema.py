@@ -401,6 +401,16 @@ def test_without_a_method_sections_have_their_own_settings(tmp_path: Path) -> No
     assert load_recipe(tmp_path / "recipe.yaml") == plain
 
 
+def test_a_recipe_that_names_no_method_keeps_what_it_says_under_any(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("positions: {contiguous: 0.2}\ndata: {passkey: 0.1}\n")
+    (tmp_path / "child.yaml").write_text("like: recipe.yaml\nmethod: null\n")
+    for recipe in (
+        *(load_recipe(tmp_path / "recipe.yaml", {"method": method}) for method in (None, "paper", "skipwise")),
+        load_recipe(tmp_path / "child.yaml"),
+    ):
+        assert (recipe.positions.contiguous, recipe.data.passkey) == (0.2, 0.1)
+
+
 def test_the_file_of_a_run_before_there_were_methods_stays_what_it_was(tmp_path: Path) -> None:
     dump_recipe(load_recipe(None, {"method": None, "data.passkey": 0.1}), tmp_path / "recipe.yaml")
     old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())

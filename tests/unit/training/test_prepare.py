@@ -36,9 +36,17 @@ def test_every_setting_reaches_the_prepared_run(tmp_path) -> None:
     assert (data.seed, data.rules.train_jumps, len(data)) == (7, True, 6)
     assert run.extension.interpolation == "linear"
     assert (tmp_path / "cache").is_dir()
+    assert data.rules.target_length == run.extension.reach == 512
     held = [is_held_out(name, 0.3) for name in run.store.names]
     assert run.held_out.tolist() == np.flatnonzero(held).tolist()
     assert not set(run.train) & set(run.held_out)
+
+
+def test_positions_are_drawn_to_the_end_of_the_margin(tmp_path) -> None:
+    run = prepared(tmp_path, **{"positions.margin": 0.5, "training.max_steps": 200})
+    assert run.extension.reach == 768
+    farthest = run.dataset().plans(np.arange(600)).position_ids().max()
+    assert 740 < farthest < 768
 
 
 def test_the_documents_trained_on_are_those_of_the_base_too(tmp_path) -> None:
@@ -68,7 +76,7 @@ def test_the_full_scheme_takes_documents_of_the_target_length(tmp_path) -> None:
 
 
 def test_a_train_length_above_the_target_is_refused(tmp_path) -> None:
-    with pytest.raises(RecipeError, match="train_length 600 must not exceed the target 512; lower it"):
+    with pytest.raises(RecipeError, match="train_length 600 must not exceed the target 512; set another"):
         prepared(tmp_path, train_length=600)
 
 
