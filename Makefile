@@ -9,7 +9,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
 
-demo: $(VENV)/.installed  ## extend the embedded model 8 times and prove it; ARGS="--help" passes options on
+demo: $(VENV)/.installed  ## extend the embedded model to 8 times its window and measure it; ARGS="--help" passes options on
 	$(BIN)/skipwise extend $(ARGS)
 
 reproduce: $(VENV)/.installed  ## run the paper's tables; without ARGS, list them: make reproduce ARGS="main --seeds 3"

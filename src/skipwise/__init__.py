@@ -1,4 +1,5 @@
-"""Skipwise extends the context window of a RoPE language model by positional skip-wise training (PoSE).
+"""Skipwise extends the context window of a RoPE language model on short windows whose positions skip (PoSE, and
+a method that builds on it).
 
 The public names are imported on first use, so ``import skipwise`` takes no time.
 """

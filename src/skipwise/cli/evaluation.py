@@ -40,7 +40,7 @@ def evaluate(
     text_field: Field = "text",
     split: Split = "train",
     subset: Subset = None,
-    target: Annotated[str | None, typer.Option(help="the farthest length; default: what the config says")] = None,
+    target: Annotated[str | None, typer.Option(help="the farthest length; default: what it was extended to")] = None,
     lengths: Lengths = None,
     base: Annotated[
         str | None, typer.Option(help="the model they were extended from, or none; default: as their run says")

@@ -9,7 +9,7 @@ from skipwise.cli.options import read_length, read_path
 from skipwise.cli.terminal import prepare_process
 from skipwise.recipes.names import expanded
 
-_Length = Annotated[str | None, typer.Option(help="read no farther than this; default: what the config says")]
+_Length = Annotated[str | None, typer.Option(help="read no farther than this; default: what it was extended to")]
 
 
 def check(
