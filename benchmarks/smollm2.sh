@@ -4,22 +4,24 @@
 #     benchmarks/smollm2.sh TRAIN EVAL [FOLDER]    folders of text to train on, and to measure on: EVAL/books, EVAL/reports
 #     RUNS="pose-yarn-0 short-yarn-0" benchmarks/smollm2.sh ...    these runs only
 #
-# A run is SCHEME-INTERPOLATION-SEED. The first also measures the original and PI-only; `skipwise report FOLDER/*` compares
-# all. docs/smollm2.md says how long each takes.
+# A run is SCHEME-INTERPOLATION-SEED; the scheme `skipwise` stands for Skipwise's own method. The first also measures the
+# original and PI-only; `skipwise report FOLDER/*` compares all. docs/smollm2.md says how long each takes.
 set -euo pipefail
 train=$(realpath "${1:?a folder of text to train on}") eval=$(realpath "${2:?a folder with books/ and reports/}")
 folder=${3:-runs/smollm2}
 skipwise=${SKIPWISE:-skipwise}
 mkdir -p "$folder"
 
-for run in ${RUNS:-pose-yarn-0 short-yarn-0 pose-yarn-1 short-yarn-1 cream-yarn-0 pose-linear-0 short-linear-0}; do
+runs='pose-yarn-0 skipwise-yarn-0 short-yarn-0 pose-yarn-1 short-yarn-1 cream-yarn-0 pose-linear-0 short-linear-0'
+for run in ${RUNS:-$runs}; do
     IFS=- read -r scheme interpolation seed <<<"$run"
-    arms='[trained]' resume=()
+    arms='[trained]' resume=() method=null
+    [ "$scheme" != skipwise ] || scheme=pose method=skipwise
     [ "$run" != pose-yarn-0 ] || arms='[trained, pi-only, original]'
     [ "$run" != pose-linear-0 ] || arms='[trained, pi-only]'
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
-        --set positions.scheme="$scheme" --set evaluation.arms="$arms" \
+        --set method=$method --set positions.scheme="$scheme" --set evaluation.arms="$arms" \
         --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents=2 \
         --set evaluation.tokens_per_document=32k --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done
