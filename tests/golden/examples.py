@@ -61,7 +61,8 @@ def plans(folder: Path) -> Golden:
     for scheme, (train, target) in product(schemes(), _LENGTHS):
         # Full-length examples need documents as long as the target.
         source = sources["long" if scheme["scheme"] == "full" else "all"]
-        recipe = skipwise.load_recipe(None, {f"positions.{key}": value for key, value in scheme.items()})
+        changes = {f"positions.{key}": value for key, value in scheme.items()}
+        recipe = skipwise.load_recipe(None, {"method": None, **changes})
         title = f"{', '.join(map(str, scheme.values()))}: {train} -> {target}"
         found[title] = _plans(source, tokenizer, recipe.positions, train, target)
     return found

@@ -186,9 +186,10 @@ def test_weights_that_are_there_twice_are_refused(checkpoint: Path, tmp_path: Pa
 @pytest.mark.parametrize("length", [None, -5, 10, "many"])
 def test_a_model_that_says_no_length_is_refused(length: object, checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
     config = SimpleNamespace(max_position_embeddings=length)
-    monkeypatch.setattr(
-        "skipwise.engines.check.load_config", lambda name: SimpleNamespace(get_text_config=lambda: config)
-    )
+    for module in ("engines.check", "model.origin"):
+        monkeypatch.setattr(
+            f"skipwise.{module}.load_config", lambda name: SimpleNamespace(get_text_config=lambda: config)
+        )
     with pytest.raises(ModelError, match=r"max_position_embeddings = .* must be at least 64 tokens"):
         lengths_of(str(checkpoint), None)
 
