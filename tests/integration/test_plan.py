@@ -20,7 +20,7 @@ def model(tmp_path: Path) -> Path:
 
 def planned(monkeypatch, capsys, *words: object) -> tuple[dict[str, list[str]], str]:
     """The table's cells, PoSE's and full-length's, by the line's name; and all that was printed."""
-    run(monkeypatch, "plan", *words)
+    run(monkeypatch, "plan", *words, "--set", "method=null")
     printed = capsys.readouterr().out
     lines = [re.split(r"\s{2,}", line.strip()) for line in printed.splitlines()]
     return {cells[0]: cells[1:] for cells in lines if len(cells) == 3}, printed
@@ -68,7 +68,9 @@ def test_a_teacher_is_held_whole_on_each_gpu_and_inside_additions_takes_nothing(
     cells, printed = planned(monkeypatch, capsys, *taught, "--lora")
     assert "teacher, each GPU" not in cells
     _, printed = planned(monkeypatch, capsys, *taught, "--gpu-memory", "2GB")
-    assert "--set teacher=null" in " ".join(printed.split())
+    told = " ".join(printed.split())
+    assert "PoSE does not fit; try --set teacher=null, " in told
+    assert "full-length does not fit; try --set teacher=null" not in told
 
 
 def test_gpus_share_what_is_held_and_a_plan_that_does_not_fit_says_what_would(model, monkeypatch, capsys) -> None:

@@ -146,13 +146,15 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     gpus = hardware.gpus
     accumulation(recipe.training, gpus)
     ours = "PoSE" if recipe.arm == "pose" else recipe.arm.capitalize()
+    planned = {ours: recipe, "full-length": recipe.model_copy(update={"teacher": None})}
     rows = {}
     with console.status("running one step of each without data"):
         for name, window in ((ours, train), ("full-length", extension.target_length)):
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * train / window / gpus) * gpus
-            own = recipe if name == ours else recipe.model_copy(update={"teacher": None})
-            rows[name] = estimate_cost(config, own, window, windows, hardware, max(1, micro * train // window))
+            rows[name] = estimate_cost(
+                config, planned[name], window, windows, hardware, max(1, micro * train // window)
+            )
     cost = rows[ours].cost
     console.print(
         f"{recipe.model}: {extension.rope.original_length:,} -> {extension.target_length:,} tokens, "
@@ -168,7 +170,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     )
     for name, estimate in rows.items():
         if estimate.memory > hardware.memory:
-            console.print(f"{name} does not fit; try {_way_out(recipe)}", style="yellow")
+            console.print(f"{name} does not fit; try {_way_out(planned[name])}", style="yellow")
 
 
 def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Table:
