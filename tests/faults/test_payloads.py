@@ -51,6 +51,7 @@ _BAR = re.compile(r"\r[A-Z][\w ()/]*: +\d+%[^\r\n]*")  # another library's progr
 TEXT = ("--data", "text", "--documents", 1, "--tokens-per-document", 64)
 PERPLEXITY = ("perplexity", "model", *TEXT, "--windows", 64)
 SET = {
+    "method": "null",
     "target": 256,
     "data.held_out": 0.5,
     "training.max_steps": 2,
