@@ -23,18 +23,27 @@ pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
 QUICK = {"evaluation.arms": "[trained]", "evaluation.passkey_trials": 0, "evaluation.windows": "[512]"}
 
 
+def cut_off(whole: Path, to: Path) -> Path:
+    """Copy a finished run as it was half way."""
+    shutil.copytree(whole, to)
+    shutil.rmtree(to / "model")
+    shutil.rmtree(to / "checkpoints/checkpoint-4")
+    return to
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    first, second = (load_file(folder / "model/model.safetensors") for folder in (one, other))
+    return all(torch.equal(first[name], second[name]) for name in first)
+
+
 def losses(folder: Path) -> list[float]:
     return [record.loss for record in read_records(folder / "results.jsonl") if isinstance(record, TrainingRecord)]
 
 
 def test_it_trains_and_resumes_to_the_same_bits(files, monkeypatch, tmp_path) -> None:  # noqa: F811
     run(monkeypatch, *command(*files, tmp_path / "taught", **{**QUICK, "teacher.weight": 2}))
-    cut = shutil.copytree(tmp_path / "taught", tmp_path / "cut")
-    shutil.rmtree(cut / "model")
-    shutil.rmtree(cut / "checkpoints/checkpoint-4")
-    run(monkeypatch, "extend", "--resume", "--out", cut)
-    one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("taught", "cut"))
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    run(monkeypatch, "extend", "--resume", "--out", cut_off(tmp_path / "taught", tmp_path / "cut"))
+    assert same_weights(tmp_path / "taught", tmp_path / "cut")
     run(monkeypatch, *command(*files, tmp_path / "plain", **QUICK))
     assert all(a > b for a, b in zip(losses(tmp_path / "taught"), losses(tmp_path / "plain"), strict=True))
 
@@ -61,12 +70,8 @@ def test_the_default_method_trains_beyond_the_target_and_promises_the_target(fil
     assert "-c 2048`" in card
     assert "yarn x6.4, for 2,560 tokens: a margin of 0.25 of the target" in card
     assert lengths_of(str(tmp_path / "run/model"), None) == (400, 2048)
-    cut = shutil.copytree(tmp_path / "run", tmp_path / "cut")
-    shutil.rmtree(cut / "model")
-    shutil.rmtree(cut / "checkpoints/checkpoint-4")
-    run(monkeypatch, "extend", "--resume", "--out", cut)
-    one, other = (load_file(tmp_path / name / "model/model.safetensors") for name in ("run", "cut"))
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    run(monkeypatch, "extend", "--resume", "--out", cut_off(tmp_path / "run", tmp_path / "cut"))
+    assert same_weights(tmp_path / "run", tmp_path / "cut")
 
 
 def test_the_text_that_the_base_writes_is_kept(files, monkeypatch, capsys, tmp_path) -> None:  # noqa: F811
@@ -77,9 +82,7 @@ def test_the_text_that_the_base_writes_is_kept(files, monkeypatch, capsys, tmp_p
     texts = np.load(whole / "written.npy")
     assert texts.shape[1] == 400  # the base's window, behind which it writes nonsense
     for name, left in {"kept": texts, "lost": None, "other": texts + 1, "damaged": b"no array"}.items():
-        cut = shutil.copytree(whole, tmp_path / name)
-        shutil.rmtree(cut / "model")
-        shutil.rmtree(cut / "checkpoints/checkpoint-4")
+        cut = cut_off(whole, tmp_path / name)
         (cut / "written.npy").unlink()
         if isinstance(left, bytes):
             (cut / "written.npy").write_bytes(left)
@@ -91,8 +94,7 @@ def test_the_text_that_the_base_writes_is_kept(files, monkeypatch, capsys, tmp_p
             assert wanted in refused(monkeypatch, capsys, *again)
             continue
         run(monkeypatch, *again)
-        one, other = (load_file(folder / "model/model.safetensors") for folder in (whole, cut))
-        assert all(torch.equal(one[key], other[key]) for key in one)
+        assert same_weights(whole, cut)
 
 
 def test_low_rank_additions_are_taught_by_the_base_that_they_are_added_to(files, monkeypatch, tmp_path) -> None:  # noqa: F811

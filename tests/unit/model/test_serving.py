@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from skipwise.method.interpolation import Rope, RopeSettings, rope_parameters
 from skipwise.model.serving import llama_cpp, unproved, vllm
 
@@ -18,8 +16,7 @@ def config(name: str, **more: object) -> dict:
     }
 
 
-@pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "yarn-revised"])
-def test_vllm_is_told_the_length(name: str) -> None:
+def test_vllm_is_told_the_length() -> None:
     """Of ``linear`` it would derive the target times the factor."""
     assert vllm(16384, "DIR") == "`vllm serve DIR --max-model-len 16384`"
 
