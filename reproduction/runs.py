@@ -125,7 +125,7 @@ def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, cha
     arm = variant if variant in (*BASELINES, *TRAINED) else plain.arm
     rule = {
         "target": target,
-        # Documents that every arm can use, so that all read the same spans of the same text.
+        # Documents that every arm can use, so that arms of equal windows read the same spans of the same text.
         "data.min_tokens": plain.data.min_tokens or min(target, 16 * original),
         "evaluation.source": list(scale.texts) or None,
         **_measured(exhibit, setting, scale, original, target, plain.training.max_steps),

@@ -13,8 +13,8 @@ MODES = ("sliding", "truncated", "by-position")
 _FLOAT32 = ("--precision", "float32")
 _LENGTHS = "256,512"
 
-# The demo's recipe and its first examples in their order, four a step where the demo takes sixteen: 20 steps of sixteen
-# would take longer than all else here.
+# The recipe nano-pose and its first examples in their order, four a step where it takes sixteen: 20 steps of sixteen would
+# take longer than all else here.
 DEMO = {
     "training.max_steps": 20,
     "training.batch_size": 4,

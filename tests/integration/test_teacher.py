@@ -108,7 +108,11 @@ def test_low_rank_additions_are_taught_by_the_base_that_they_are_added_to(files,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"teacher.weight": 0}, "teacher.weight = 0: .*greater than 0"),
+        ({"teacher.weight": -1}, "teacher.weight = -1: .*greater than or equal to 0"),
+        ({"teacher.written_weight": 0}, "teacher.written_weight = 0: .*greater than 0"),
+        ({"teacher.weight": 0}, "leaves it nothing to teach .*set teacher.written and teacher.written_weight above 0"),
+        ({"teacher.weight": 0, "teacher.written": 0.1}, "leaves it nothing to teach"),
+        ({"teacher.weight": 0, "teacher.written_weight": 1}, "leaves it nothing to teach"),
         ({"teacher.written": 1.5}, "teacher.written = 1.5: .*less than or equal to 1"),
         (
             {"teacher.written": 0.7, "data.passkey": 0.4},

@@ -120,8 +120,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             have ``label_weights``, float32 [tokens].
         written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them.
         written_share: the share of examples that are made of them, joined at random to ``train_length``.
-        teacher_weight: above 0, examples also have ``teacher_weights``, float32 [tokens]: this number up to the first skip,
-            where teacher and student have read the same at the same positions, and 0 behind it, and where a prompt follows.
+        teacher_weight: what a teacher's term counts where a label counts 1: this number up to the first skip, where teacher and
+            student have read the same at the same positions, and 0 behind it, and where a prompt follows.
+        written_weight: the same in the examples made of ``written``; None: as ``teacher_weight``. If either is above 0,
+            examples also have ``teacher_weights``, float32 [tokens].
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
@@ -146,14 +148,17 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         written: np.ndarray | None = None,
         written_share: float = 0.0,
         teacher_weight: float = 0.0,
+        written_weight: float | None = None,
     ) -> None:
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
-        self.seed, self.passkey, self.retrieval, self.teacher_weight = seed, passkey, retrieval, teacher_weight
-        self.answer_weight, self.written, self.written_share = answer_weight, written, written_share
+        self.seed, self.passkey, self.retrieval, self.answer_weight = seed, passkey, retrieval, answer_weight
+        self.written, self.written_share = written, written_share
+        self.teacher_weight = teacher_weight
+        self.written_weight = teacher_weight if written_weight is None else written_weight
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
@@ -222,10 +227,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if self.answer_weight != 1 and self.retrieval:
             for example, weights in zip(examples, label_weights, strict=True):
                 example["label_weights"] = weights
-        if self.teacher_weight:
+        if self.teacher_weight or self.written_weight:
             taught = (positions == np.arange(labels.shape[1])) & text_follows
-            for example, weights in zip(examples, self.teacher_weight * taught.astype(np.float32), strict=True):
-                example["teacher_weights"] = weights
+            weights = np.where(written[:, None], self.written_weight, self.teacher_weight)
+            for example, shares in zip(examples, (weights * taught).astype(np.float32), strict=True):
+                example["teacher_weights"] = shares
         return examples
 
     def plans(self, indices: np.ndarray) -> Plans:

@@ -3,8 +3,8 @@
 It reads the first chunk of an example inside its own window, where it and the student have read the same tokens. What is
 learned from it, ``chunked_loss.Taught``, keeps what the base knew of text that is not trained on (matching the hidden
 states of a frozen base, for the same purpose: Dong et al., "LongReD", arXiv:2502.07365). Behind the first chunk it must not teach:
-without the chunk before, it teaches not to read far; with it, that what stands far is near. It costs a forward pass up to
-the first skip of each example.
+without the chunk before, it teaches not to read far; with it, that what stands far is near. It costs a forward pass of each
+example that it teaches on, up to the first skip.
 
 It can also write text of its own, which has of everything that it knew (Liu et al., "LLM-QAT: Data-Free Quantization Aware
 Training for Large Language Models", arXiv:2305.17888, distil on such text).
@@ -81,12 +81,13 @@ class Teacher:
         tokens = ids.shape[1]
         weights = pad(weights[:, : self._window], (0, max(0, tokens - self._window)))
         ends = (weights != 0).mul(torch.arange(1, tokens + 1, device=ids.device)).amax(1)
-        # Where the teacher's weights are shared, each process must make as many passes, so none is left out.
+        # Where the teacher's weights are shared, each process must make as many passes, so no group is left out.
         groups = ends.argsort().chunk(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
         found: torch.Tensor | None = None
         try:
             with self._frozen(), nullcontext() if logits else without_output_layer(model):
-                for group in groups:
+                for examples in groups:
+                    group = examples[ends[examples] > 0] if ends[examples].any() else examples[:1]
                     read = ids[group, : max(1, int(ends[group].max()))]
                     states = model.eval()(input_ids=read, attention_mask=torch.ones_like(read), use_cache=False).logits
                     if found is None:

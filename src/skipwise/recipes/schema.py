@@ -254,8 +254,23 @@ class Lora(Section):
 class Teacher(Section):
     """The frozen base teaches beside the text: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
 
-    weight: Real = Field(1.0, gt=0, le=1000, description="of its term, per token, where a label of the text has 1")
+    weight: Real = Field(1.0, ge=0, le=1000, description="of its term on training text, where a label has 1")
     written: Real = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
+    written_weight: Real | None = Field(None, gt=0, le=1000, description="of its term on those; default: weight")
+
+    @property
+    def of_written(self) -> float:
+        """What its term counts on the text that it writes."""
+        return self.weight if self.written_weight is None else self.written_weight
+
+    @model_validator(mode="after")
+    def _teaches(self) -> "Teacher":
+        if not self.weight and not (self.written and self.written_weight):
+            raise ValueError(
+                "teacher.weight = 0 leaves it nothing to teach but what it writes; set teacher.written and "
+                "teacher.written_weight above 0, or teacher.weight above 0, or teacher=null"
+            )
+        return self
 
 
 class Evaluation(Section):
@@ -396,6 +411,8 @@ def load_recipe(
     values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method")}
     if of_run:
         values = {"method": None} | values
+        if isinstance(values.get("teacher"), dict):  # the text that it wrote counted as all text
+            values["teacher"] = {"written_weight": None} | values["teacher"]
     given: dict[str, Any] = {}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):

@@ -64,12 +64,16 @@ def price_warning(folder: Folder) -> str:
     high = [price for price in prices_of(folder) if price.difference.mean > COST_LIMIT]
     if not high:
         return ""
-    weight = mapping(folder.info.get("settings")).get("teacher.weight")
-    way = " (--set teacher.weight=1)"
-    if isinstance(weight, int | float):
-        way = f" more (--set teacher.weight={4 * weight:g}, now {weight:g})"
+    settings, way = mapping(folder.info.get("settings")), " (--set teacher.weight=1)"
+    for name in ("teacher.weight", "teacher.written_weight"):  # the first that is above 0
+        weight = settings.get(name)
+        if isinstance(weight, int | float) and weight > 0:
+            most = 1000  # a recipe takes no higher weight
+            way = f" more (--set {name}={min(4 * weight, most):g}, now {weight:g})" if weight < most else ""
+            break
     rises = " and ".join(f"{price.difference.mean:.3f} on {price.kind}" for price in high)
+    ways = f"Let the base teach{way}, train longer" if way else "Train longer"
     return (
         f"Inside the original window the loss rises by {rises} (nats per token), more than {COST_LIMIT}: the model reads "
-        f"such text worse than its base. Let the base teach{way}, train longer, or train on such text too."
+        f"such text worse than its base. {ways}, or train on such text too."
     )

@@ -5,7 +5,8 @@ operations are divided over the GPUs.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -17,10 +18,12 @@ from skipwise.method.lengths import format_length
 from skipwise.model.loading import load_config
 from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
-from skipwise.recipes.schema import Recipe, Training
+from skipwise.recipes.schema import Lora, Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
 
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
+_SHORTEST = 2048  # tokens of a window that is proposed
+_MOST_GPUS = 64
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,14 @@ def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
 
 
 def taught_share(recipe: Recipe) -> float:
-    """Return what a teacher adds to the operations of a step, at the most: a forward pass of whole windows.
+    """Return what a teacher adds to the operations of a step, in the mean: a forward pass of the whole windows that it reads.
 
     A step is a forward pass and a backward pass of twice its operations; of frozen weights, as with LoRA, as many.
     """
-    return 0.0 if recipe.teacher is None else 1 / 2 if recipe.lora else 1 / 3
+    if recipe.teacher is None:
+        return 0.0
+    read = 1.0 if recipe.teacher.weight else recipe.teacher.written
+    return read * (1 / 2 if recipe.lora else 1 / 3)
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
@@ -168,9 +174,69 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"{hardware.peak / 1e12:.0f} TFLOP/s each. Bytes are those of tensors: add about 0.5 GB for the CUDA context, "
         "and fragmentation."
     )
-    for name, estimate in rows.items():
-        if estimate.memory > hardware.memory:
-            console.print(f"{name} does not fit; try {_way_out(planned[name])}", style="yellow")
+    fits = {name: estimate.memory <= hardware.memory for name, estimate in rows.items()}
+    if not fits["full-length"] and ours != "Full":
+        console.print("full-length does not fit.", style="yellow")
+    if not fits[ours]:
+        with console.status("") as status:
+            way = smallest_change(config, recipe, train, hardware, lambda words: status.update(f"trying {words}"))
+        console.print(f"{ours} does not fit{_told(way, hardware)}", style="yellow")
+
+
+def smallest_change(
+    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware, on_try: Callable[[str], object]
+) -> tuple[str, CostEstimate] | None:
+    """Return the options of ``skipwise plan`` that make a run fit, and what it then takes; None if none of these do.
+
+    Tried in this order, each kept when the next is added: single windows in a pass, activations computed again in backward,
+    windows down to an eighth and no shorter than 2k, low-rank additions (before them, a run without its teacher), frozen
+    weights in 4 bits, and 2 to 64 GPUs that share the weights. ``on_try`` gets the options before each.
+    """
+    for words, changed, shorter, gpus in _ways(recipe, window, hardware.gpus):
+        on_try(" ".join(words))
+        windows = -(-recipe.training.batch_size // gpus) * gpus
+        estimate = estimate_cost(config, changed, shorter, windows, replace(hardware, gpus=gpus), micro=1)
+        if estimate.memory <= hardware.memory:
+            return " ".join(words), estimate
+    return None
+
+
+def _ways(recipe: Recipe, window: int, gpus: int) -> Iterator[tuple[list[str], Recipe, int, int]]:
+    words: list[str] = []
+    training = recipe.training
+    if training.per_device_train_batch_size > 1:
+        words = [*words, "--set training.per_device_train_batch_size=1"]
+        yield words, recipe, window, gpus
+    if not _checkpointing(training):
+        words = [*words, "--set training.gradient_checkpointing=true"]
+        training = training.model_copy(update={"gradient_checkpointing": True})
+        recipe = recipe.model_copy(update={"training": training})
+        yield words, recipe, window, gpus
+    whole, before = window, words
+    while window // 2 >= max(_SHORTEST, whole // 8):
+        window //= 2
+        words = [*before, f"--set train_length={format_length(window)}"]
+        yield words, recipe, window, gpus
+    if recipe.lora is None:
+        if recipe.teacher:
+            yield [*words, "--set teacher=null"], recipe.model_copy(update={"teacher": None}), window, gpus
+        words = [*words, "--lora"]
+        recipe = recipe.model_copy(update={"lora": Lora()})
+        yield words, recipe, window, gpus
+    assert recipe.lora is not None
+    if recipe.lora.base != "4bit" and gpus == 1:
+        low = recipe.lora.model_copy(update={"base": "4bit"})
+        yield [*words, "--set lora.base=4bit"], recipe.model_copy(update={"lora": low}), window, gpus
+    while recipe.lora.base != "4bit" and gpus < _MOST_GPUS:
+        gpus *= 2
+        yield [*words, f"--gpus {gpus}"], recipe, window, gpus
+
+
+def _told(way: tuple[str, CostEstimate] | None, hardware: Hardware) -> str:
+    if way is None:
+        return f", nor does anything that was tried, up to {_MOST_GPUS} GPUs; plan larger ones (--gpu-memory)"
+    words, estimate = way
+    return f"; the smallest change that does: {words} ({_bytes(estimate.memory)} at the peak)"
 
 
 def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Table:
@@ -213,19 +279,6 @@ def _scaled(number: float, units: tuple[str, ...]) -> str:
     """Format ``number`` in the largest unit that leaves 1 or more; the first is 1e9, each next 1,000 times larger."""
     power = max((k for k in range(len(units)) if number >= 10 ** (9 + 3 * k)), default=0)
     return f"{number / 10 ** (9 + 3 * power):,.1f} {units[power]}"
-
-
-def _way_out(recipe: Recipe) -> str:
-    ways = ["more GPUs (--gpus)", "larger ones (--gpu-memory)"]
-    if recipe.training.per_device_train_batch_size > 1:
-        ways.insert(0, "--set training.per_device_train_batch_size=1")
-    if recipe.lora is None:
-        ways.insert(0, "--lora")
-        if recipe.teacher:
-            ways.insert(0, "--set teacher=null")
-    if not _checkpointing(recipe.training):
-        ways.insert(0, "--set training.gradient_checkpointing=true")
-    return " or ".join([", ".join(ways[:-1]), ways[-1]])
 
 
 def _checkpointing(settings: Training) -> bool:

@@ -105,6 +105,7 @@ class PreparedRun:
             written=written,
             written_share=recipe.teacher.written if recipe.teacher else 0.0,
             teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,
+            written_weight=recipe.teacher.of_written if recipe.teacher else 0.0,
         )
 
 

@@ -170,13 +170,14 @@ def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_ju
     shared = {"train_length": 400, "target_length": 1280, "train_jumps": train_jumps}
     shared |= {"passkey": 0.2, "tokenizer": byte_tokenizer()}
     store = stored(tmp_path, words=400)
-    data = dataset(store, **shared, written=texts, written_share=0.3, teacher_weight=2.0)
-    plain = dataset(store, **shared, teacher_weight=2.0)
+    data = dataset(store, **shared, written=texts, written_share=0.3, written_weight=2.0)
+    plain = dataset(store, **shared, written_weight=2.0)
     begins, chosen = np.arange(400) % 30 == 0, []
     for index in range(60):
         example = data[index]
         if equal(example, plain[index]):
             assert (example["input_ids"] < 500).all()
+            assert not example["teacher_weights"].any()
             continue
         pieces = [(example["input_ids"][place] - 500) // 30 for place in range(0, 400, 30)]
         chosen += pieces

@@ -386,7 +386,7 @@ def test_a_method_sets_what_a_recipe_does_not(tmp_path: Path) -> None:
     assert (ours.data.retrieval, ours.data.source) == (0.05, "stdlib")
     assert ours.teacher is not None
     control = load_recipe(None, {"method": "skipwise", "positions.scheme": "short"})
-    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.25)
+    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.15)
     paper = load_recipe(None, {"method": "paper"})
     assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(span="document"), None, 0.0)
     assert paper.training.adam_beta2 == 0.999
@@ -424,6 +424,17 @@ def test_the_file_of_a_run_before_there_were_methods_stays_what_it_was(tmp_path:
     assert load_recipe(tmp_path / "recipe.yaml").data.retrieval > 0
 
 
+def test_the_file_of_a_run_before_written_text_had_its_own_weight_stays_what_it_was(tmp_path: Path) -> None:
+    recipe = load_recipe(None, {"teacher": {"weight": 8, "written": 0.25, "written_weight": None}})
+    dump_recipe(recipe, tmp_path / "recipe.yaml")
+    old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+    del old["teacher"]["written_weight"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
+    assert load_recipe(tmp_path / "recipe.yaml", of_run=True) == recipe
+    assert recipe.teacher is not None
+    assert recipe.teacher.of_written == 8
+
+
 @pytest.mark.parametrize("teacher", [{"weight": 3}, None])
 def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Path) -> None:
     """Also in the file of a finished run, where a method would set it again."""
@@ -452,7 +463,7 @@ def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new:
     wanted = load_recipe(None, {"method": new, "positions.chunks": 3})
     assert (found.positions, found.teacher) == (wanted.positions, wanted.teacher)
     assert (found.data.retrieval, found.data.passkey) == (wanted.data.retrieval, 0.0)
-    assert found.training.batch_size == 8
+    assert found.training.batch_size == 4
     assert load_recipe(tmp_path / "recipe.yaml", {"method": old}) == load_recipe(tmp_path / "recipe.yaml")
 
 

@@ -79,11 +79,19 @@ def test_the_warning_begins_above_the_limit(rise, warned) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "way"),
-    [(None, "(--set teacher.weight=1)"), ("x", "(--set teacher.weight=1)"), (2.0, "(--set teacher.weight=8, now 2)")],
+    ("weight", "written", "way"),
+    [
+        (None, None, "(--set teacher.weight=1)"),
+        ("x", None, "(--set teacher.weight=1)"),
+        (2.0, 16.0, "(--set teacher.weight=8, now 2)"),
+        (0.0, 16.0, "(--set teacher.written_weight=64, now 16)"),
+        (0.0, 300.0, "(--set teacher.written_weight=1000, now 300)"),
+        (0.0, 1000.0, "than its base. Train longer, or"),
+    ],
 )
-def test_the_way_out_begins_with_the_teacher_that_there_is(weight, way) -> None:
-    folder = replace(run(*priced(code=0.5)), info={"settings": {"teacher.weight": weight}})
+def test_the_way_out_begins_with_the_teacher_that_there_is(weight, written, way) -> None:
+    settings = {"teacher.weight": weight, "teacher.written_weight": written}
+    folder = replace(run(*priced(code=0.5)), info={"settings": settings})
     assert way in price_warning(folder)
 
 
