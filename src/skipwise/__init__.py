@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 _PUBLIC = {
-    "PoseCollator": "skipwise.data.collator",
     "PoseDataset": "skipwise.data.examples",
     "collate": "skipwise.data.examples",
     "SkipwiseError": "skipwise.errors",
@@ -34,12 +33,13 @@ _PUBLIC = {
     "Positions": "skipwise.recipes.schema",
     "Recipe": "skipwise.recipes.schema",
     "load_recipe": "skipwise.recipes.schema",
+    "PoseCollator": "skipwise.training.collator",
+    "RequirePositions": "skipwise.training.require_positions",
 }
 
 __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:  # for type checkers; a test holds both lists together
-    from skipwise.data.collator import PoseCollator as PoseCollator
     from skipwise.data.examples import PoseDataset as PoseDataset
     from skipwise.data.examples import collate as collate
     from skipwise.errors import SkipwiseError as SkipwiseError
@@ -63,6 +63,8 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.recipes.schema import Positions as Positions
     from skipwise.recipes.schema import Recipe as Recipe
     from skipwise.recipes.schema import load_recipe as load_recipe
+    from skipwise.training.collator import PoseCollator as PoseCollator
+    from skipwise.training.require_positions import RequirePositions as RequirePositions
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,14 @@ from skipwise.errors import ModelError, nearest, reason
 from skipwise.model import lora
 from skipwise.model.four_bit import keep_differentiable, quantization_settings
 from skipwise.model.packaged import NAMES, packaged
-from skipwise.model.rope import CONVERTED, Extension, check_frequencies, converted_first, set_interpolation
+from skipwise.model.rope import (
+    CONVERTED,
+    Extension,
+    check_frequencies,
+    converted_first,
+    plan_extension,
+    set_interpolation,
+)
 from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.names import expanded
@@ -251,12 +258,14 @@ def load_model(
     name: str,
     extension: Extension | None = None,
     *,
+    target_length: int | str | None = None,
+    interpolation: str = "yarn",
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     four_bits: bool = False,
     merge: bool = True,
 ) -> PreTrainedModel:
-    """Load a causal model, as it is or with the interpolation of ``extension`` in its config.
+    """Load a causal model, as it is or with the interpolation of an extension in its config.
 
     Rotary frequencies are float32 for every ``dtype``; they are checked against the float64 formula to 1e-6. Sliding
     layers count their window in positions while the model trains (``skipwise.model.sliding``).
@@ -264,6 +273,9 @@ def load_model(
     Args:
         name: ``nano``, a folder (also an adapter's, which is merged into its base), or a name on the hub.
         extension: the interpolation to set; default: what the config has.
+        target_length: L_t in tokens, as 32768 or "32k": the extension is ``plan_extension(config, target_length=target_length,
+            interpolation=interpolation)``.
+        interpolation: a name of ``skipwise.method.interpolation.NAMES``; counts with ``target_length`` only.
         dtype: dtype of the weights.
         device: device to load to.
         four_bits: hold the weights of linear layers in 4 bits and compute in ``dtype``.
@@ -271,12 +283,17 @@ def load_model(
 
     Raises:
         ModelError: transformers cannot load it, its frequencies are not those of ``extension``, or the base of an adapter
-            is not the one that it was trained on.
+            is not the one that it was trained on; or the model cannot be extended so.
         RunError: Skipwise saved it, and a file was lost or changed since.
+        RecipeError: the interpolation is unknown.
     """
     folder = resolve(name)
     require_unchanged(Path(folder))
     config = load_config(name)
+    if target_length is not None:
+        if extension is not None:
+            raise ModelError("give an extension or a target_length, not both")
+        extension = plan_extension(config, target_length=target_length, interpolation=interpolation)
     if extension is not None:
         set_interpolation(config, extension)
     base = lora.base_of(folder)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Trainer, TrainingArguments
 
-from skipwise.data.collator import PoseCollator
 from skipwise.data.examples import IGNORED
 from skipwise.errors import DataError, RecipeError, SkipwiseError
 from skipwise.recipes.schema import Positions
+from skipwise.training.collator import PoseCollator
 from tests.tiny import llama
 
 TRAIN, TARGET = 32, 256

@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import TrainerCallback
 
 from skipwise.data.examples import ExampleRules, collate, examples_of, shared_epoch
 from skipwise.errors import DataError, RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Positions
+from skipwise.training.require_positions import RequirePositions
 
 _UNKNOWN = -1  # the epoch, before anyone has set it
 
 Item = Mapping[str, Any]
 
 
-class PoseCollator(TrainerCallback):
+class PoseCollator(RequirePositions):
     """Turn tokenised documents into PoSE examples: the ``data_collator`` of a Trainer, and one of its callbacks.
 
     Example::
@@ -41,7 +41,8 @@ class PoseCollator(TrainerCallback):
 
     A collator cannot see the epoch. Under a Trainer, ``callbacks=[collator]`` sets it; in other loops call ``set_epoch``
     before each pass over the data, as for ``torch.utils.data.DistributedSampler``. Without it the first batch is an
-    error, so that positions never repeat unnoticed. With an iterable data set each pass is an epoch, and a resume after
+    error, so that positions never repeat unnoticed. As a callback it also stops a run whose batches reach the model without
+    these positions (``RequirePositions``). With an iterable data set each pass is an epoch, and a resume after
     the first pass is not exact, because a Trainer does not restore the pass. A Trainer uses this collator for evaluation
     too, where positions then change with the epoch.
 
@@ -67,6 +68,7 @@ class PoseCollator(TrainerCallback):
         train_jumps: bool = False,
         min_context: int = 0,
     ) -> None:
+        super().__init__(target_length)
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.seed = seed
@@ -76,9 +78,12 @@ class PoseCollator(TrainerCallback):
         """Change to the spans and positions of an epoch; workers that are running see it too."""
         self._epoch.fill_(epoch)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start with the epoch in which the Trainer starts or resumes."""
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Start with the epoch in which the Trainer starts or resumes, and watch what reaches the model."""
         self.set_epoch(int(state.epoch or 0))
+        rules = self.rules.positions
+        if rules.scheme not in ("full", "short") and rules.chunks > 1 and rules.contiguous < 1:
+            super().on_train_begin(args, state, control, model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.set_epoch(int(self._epoch) + 1)

@@ -1,0 +1,99 @@
+"""A guard for trainers that are not ours: the model must read positions that skip, across chunks that attend to each other.
+
+A Trainer drops the columns that it does not know, and some collators keep only those that they know. A model without
+``position_ids`` counts 0, 1, 2, ... and the loss looks as it should, but nothing about distance is learned.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from skipwise.errors import RecipeError
+from skipwise.method.lengths import parse_length
+from skipwise.model.lora import stock_model
+from skipwise.model.probe import probe_connectivity
+
+_EXAMPLES = 256  # of which one must skip; a share of examples may have no skip
+
+_KEEP = "give data_collator=PoseCollator(...) or collate, and remove_unused_columns=False"
+
+
+class RequirePositions(TrainerCallback):
+    """Stop a run at its first step if the model does not get the positions of its examples.
+
+    Example::
+
+        trainer = Trainer(model, arguments, collate, data, callbacks=[RequirePositions("32k")])
+
+    At the beginning of training ``probe_connectivity`` tests that chunks attend to each other. Then the batches that reach
+    the model are checked until one has a skip, and after that no more. In a loop of your own call ``watch(model)`` before
+    the first step. ``PoseCollator`` is such a callback itself.
+
+    Args:
+        target_length: L_t in tokens, as 32768 or "32k".
+
+    Raises:
+        RecipeError: (in the forward pass) a batch has no ``position_ids`` or no ``attention_mask``, its positions begin
+            again inside an example, or 256 examples have no skip.
+        ModelError: (before training) the chunks do not attend to each other.
+    """
+
+    def __init__(self, target_length: int | str) -> None:
+        self._target = parse_length(target_length)
+        self._examples = 0
+        self._hook: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Watch the model of a Trainer, in the precision in which it trains."""
+        self.watch(model, precision="bf16" if args.bf16 else "fp16" if args.fp16 else "float32")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop watching."""
+        self._release()
+
+    def watch(self, model: Any, *, precision: str = "float32") -> None:
+        """Probe ``model``, and check what its forward gets in training until a position has skipped.
+
+        ``precision`` is bf16 or fp16 for training under autocast; float32 computes in the dtype of the weights.
+        """
+        self._release()
+        stock = stock_model(model)
+        probe_connectivity(stock, self._target, precision=precision)
+        self._examples = 0
+        self._hook = stock.register_forward_pre_hook(self._check, with_kwargs=True)
+
+    def _release(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _check(self, model: torch.nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> None:
+        if not model.training:
+            return
+        positions = given.get("position_ids")
+        if positions is None:
+            raise RecipeError(
+                "the model got no position_ids, so it counts 0, 1, 2, ... and no position skips: the Trainer or its "
+                f"collator dropped them; {_KEEP}"
+            )
+        steps = positions.diff(dim=-1)
+        if (steps <= 0).any():
+            raise RecipeError(
+                "position_ids begin again inside an example: the Trainer packs several documents into one, which cuts "
+                f"attention between them; turn packing and padding_free off, and {_KEEP}"
+            )
+        if given.get("attention_mask") is None:
+            raise RecipeError(
+                "the model got no attention_mask, so transformers reads a skip as the border of a packed document and cuts "
+                f"attention there; {_KEEP}"
+            )
+        self._examples += len(positions)
+        if (steps != 1).any():
+            self._release()
+        elif self._examples >= _EXAMPLES:
+            raise RecipeError(
+                f"no position skips in {self._examples} examples: they are not those of PoseCollator or PoseDataset, or their "
+                f"scheme has no skips; {_KEEP}"
+            )

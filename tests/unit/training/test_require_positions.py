@@ -1,0 +1,119 @@
+"""RequirePositions: a stock Trainer goes on with good batches, and stops at its first step with every kind of bad one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from skipwise.errors import ModelError, RecipeError
+from skipwise.recipes.schema import Positions
+from skipwise.training.collator import PoseCollator
+from skipwise.training.require_positions import RequirePositions
+from tests.tiny import llama
+
+TRAIN, TARGET = 16, 128
+Batch = dict[str, torch.Tensor]
+
+
+class Documents(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 600
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"input_ids": [(index + place) % 250 for place in range(100)]}
+
+
+def trainer(folder: Path, change: Any = lambda batch: batch, steps: int = 1, batch: int = 2, **options: Any) -> Trainer:
+    """A Trainer whose collator changes what PoseCollator makes."""
+    collator = PoseCollator(TRAIN, TARGET, **options)
+    arguments = TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=batch,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    model = llama(window=TARGET).train()
+    return Trainer(model, arguments, lambda items: change(collator(items)), Documents(), callbacks=[collator])
+
+
+def without(*names: str) -> Any:
+    return lambda batch: {key: value for key, value in batch.items() if key not in names}
+
+
+def restarted(batch: Batch) -> Batch:
+    return batch | {"position_ids": torch.arange(TRAIN // 2).repeat(len(batch["input_ids"]), 2)}
+
+
+def counted(batch: Batch) -> Batch:
+    return batch | {"position_ids": torch.arange(TRAIN).expand(len(batch["input_ids"]), -1)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without("position_ids"), "got no position_ids.*remove_unused_columns=False"),
+        (without("attention_mask"), "got no attention_mask.*cuts attention"),
+        (restarted, "begin again inside an example.*turn packing and padding_free off"),
+    ],
+)
+def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any, message: str) -> None:
+    made = trainer(tmp_path, change)
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    with pytest.raises(RecipeError, match=message):
+        made.train()
+    assert made.state.global_step == 0
+    assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
+
+
+def test_positions_that_never_skip_stop_the_run_after_256_examples(tmp_path: Path) -> None:
+    made = trainer(tmp_path, counted, steps=9, batch=100)
+    with pytest.raises(RecipeError, match="no position skips in 300 examples"):
+        made.train()
+    assert made.state.global_step == 2
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [Positions(), Positions(scheme="short"), Positions(chunks=1), Positions(scheme="randpos"), Positions(contiguous=1)],
+)
+def test_good_batches_are_trained_and_soon_checked_no_more(tmp_path: Path, positions: Positions) -> None:
+    made = trainer(tmp_path, steps=3, positions=positions)
+    made.train()
+    assert made.state.global_step == 3
+    assert not made.model._forward_pre_hooks
+
+
+def test_a_model_whose_chunks_are_cut_is_refused_before_the_first_step(tmp_path: Path, monkeypatch) -> None:
+    made = trainer(tmp_path)
+    forward = made.model.forward
+    monkeypatch.setattr(made.model, "forward", lambda attention_mask=None, **given: forward(**given))
+    with pytest.raises(ModelError, match="chunks do not attend to each other"):
+        made.train()
+
+
+def test_a_loop_of_ones_own_is_watched_until_the_first_skip() -> None:
+    model, guard, batch = llama(window=TARGET).train(), RequirePositions(TARGET), None
+    guard.watch(model)
+    collator = PoseCollator(TRAIN, TARGET)
+    collator.set_epoch(0)
+    batch = collator([Documents()[0]])
+    with pytest.raises(RecipeError, match="got no position_ids"):
+        model(batch["input_ids"])
+    model.eval()(batch["input_ids"])  # outside of training positions are counted
+    model.train()(**batch)
+    model(batch["input_ids"])  # what has passed once is not checked again
+
+
+def test_low_rank_additions_are_watched_too(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(
+        llama(window=TARGET), peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+    RequirePositions(TARGET).watch(model.train())
+    with pytest.raises(RecipeError, match="got no position_ids"):
+        model(input_ids=torch.arange(8)[None])
