@@ -56,9 +56,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing with the dev extra into $(VENV); the first time takes minutes, most of them for torch."
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt -e '.[dev,trl]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.installed-distributed: $(VENV)/.installed-dev
-	$(PIP) install -c constraints.txt -e '.[dev,deepspeed]'
+	$(PIP) install -c constraints.txt -e '.[dev,trl,deepspeed]'
 	@touch $@

@@ -5,7 +5,7 @@ puts the shards together.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -180,13 +180,19 @@ def _plan(
     texts: Texts,
     console: Console,
 ) -> list[Batch]:
-    """What is measured of one model; of a base only its reading in windows of its own original length."""
+    """What is measured of one model; of a base only its reading in windows of its own original length, and its passkeys at
+    the longest length inside it."""
     batches: list[Batch] = []
     for text in texts[model.label]:
         own = {model.original} | {other.original for other in models if other.base == model.label}
         own |= set() if model.control else set(text.windows)
         windows = sorted({min(window, text.windows[-1]) for window in own})
         batches += plan_readings(specification, model, [text], windows)
-    if not model.control and specification.tasks:
-        batches += plan_prompts(specification, model, load_tokenizer(model.name), console)
+    prompts = specification
+    if model.control:
+        inside = sorted(length for length in specification.prompt_lengths if length <= model.original)
+        tasks = tuple(task for task in specification.tasks if task == "passkey" and inside)
+        prompts = replace(specification, tasks=tasks, prompt_lengths=tuple(inside[-1:]))
+    if prompts.tasks:
+        batches += plan_prompts(prompts, model, load_tokenizer(model.name), console)
     return batches

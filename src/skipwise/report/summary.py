@@ -364,9 +364,15 @@ def judge(row: Row, base: Row | None) -> Judgement:
         row,
         _buckets(row, theirs if base else []),
         _cost(row.readings(window), theirs) if base else None,
-        effective_length(row.found.get("passkey", {}), excess, words),
+        effective_length(row.found.get("passkey", {}), excess, words, _passkeys_of(base, window) if base else None),
         base.label if base else "",
     )
+
+
+def _passkeys_of(base: Row, window: int) -> tuple[int, int, int] | None:
+    """Those of a base inside its own window: the longest tested length, found, asked for."""
+    inside = {length: hits for length, hits in base.found.get("passkey", {}).items() if length <= window}
+    return (max(inside), *inside[max(inside)]) if inside else None
 
 
 def _control_window(row: Row, control: Row) -> int:

@@ -8,6 +8,7 @@ side of the limit, on the other, or across it: then too little was measured to s
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from skipwise.results.statistics import Interval, wilson_interval
 
@@ -23,9 +24,13 @@ class EffectiveLength:
     rule: str  # in words, with its numbers
     next: str = ""  # what was seen at the next length; empty where all tested lengths passed
     unknown: bool = False  # whether too little was measured to say that the next length fails
+    base_fails: str = ""  # what the base does not find inside its own window; empty where it finds enough
 
     def headline(self, original: int | None, target: int | None = None) -> str:
         """How far the model reads, in one sentence; ``original`` and ``target`` are lengths in tokens."""
+        return "; ".join(filter(None, [self._reads(original, target), self.base_fails]))
+
+    def _reads(self, original: int | None, target: int | None) -> str:
         extended = self.tokens > (original or 0)
         if self.unknown and not extended:
             return "Too little was measured to say how far it reads"
@@ -41,45 +46,58 @@ class EffectiveLength:
 
 
 def effective_length(
-    found: Mapping[int, tuple[int, int]], excess: Mapping[int, Interval], control: str
+    found: Mapping[int, tuple[int, int]],
+    excess: Mapping[int, Interval],
+    control: str,
+    own: tuple[int, int, int] | None = None,
 ) -> EffectiveLength:
     """Go up through the tested lengths and stop at the first that does not pass.
 
     ``found`` are passkeys (found, asked for) by prompt length. ``excess`` is by length n the loss in nats a token at
     the positions up to n that the next shorter length does not have, each token read with all of its document before
-    it, less the loss of the same tokens under ``control``, which is named in words.
+    it, less the loss of the same tokens under ``control``, which is named in words. ``own`` are the base's passkeys
+    inside its own window: length, found, asked for. If the base fails there, so many of what it finds are needed.
     """
+    needed, of_base, base_fails = FOUND, "", ""
+    if own and wilson_interval(*own[1:])[1] < FOUND:
+        share = own[1] / own[2]
+        needed, of_base = FOUND * share, f" ({FOUND:.0%} of the share that the base finds at {own[0]:,} tokens)"
+        base_fails = f"the base itself finds {share:.0%} of the passkeys in {own[0]:,} tokens"
     rule = (
-        f"The longest length such that, at it and at every shorter tested one, at least {FOUND:.0%} of the passkeys "
-        f"are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above that "
-        f"of {control} on the same tokens; both by the far end of the 95% interval."
+        f"The longest length such that, at it and at every shorter tested one, at least {needed:.0%} of the passkeys"
+        f"{of_base} are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above "
+        f"that of {control} on the same tokens; both by the far end of the 95% interval."
     )
+    reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
     if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:
-        return EffectiveLength(0, rule, f"Not measured: {' and '.join(missing)}.", unknown=True)
+        return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
     reached, lengths = 0, sorted({*found, *excess})
     for length in lengths:
-        told = [_judge_passkeys(*found[length])] if length in found else []
+        told = [_judge_passkeys(*found[length], needed)] if length in found else []
         told += [_judge_loss(excess[length])] if length in excess else []
         if failures := [why for passes, why in told if passes is False]:
-            return EffectiveLength(reached, rule, f"At {length:,} tokens it fails: {'; '.join(failures)}.")
+            return reads(reached, next=f"At {length:,} tokens it fails: {'; '.join(failures)}.")
         if unknown := [why for passes, why in told if passes is None]:
             why = f"At {length:,} tokens too little was measured: {'; '.join(unknown)}."
-            return EffectiveLength(reached, rule, why, unknown=True)
+            return reads(reached, next=why, unknown=True)
         if length in found and length in excess:  # a length at which only one was measured is not reached
             reached = length
     if beyond := [length for length in lengths if length > reached]:
         other = "loss" if beyond[0] in found else "passkeys"
         why = f"At {beyond[0]:,} tokens too little was measured: {other} not measured."
-        return EffectiveLength(reached, rule, why, unknown=True)
-    return EffectiveLength(reached, rule)
+        return reads(reached, next=why, unknown=True)
+    return reads(reached)
 
 
-def _judge_passkeys(hits: int, asked: int) -> tuple[bool | None, str]:
+def _judge_passkeys(hits: int, asked: int, needed: float) -> tuple[bool | None, str]:
     """Whether enough passkeys are found, None where too few were asked for, and the figures."""
     low, high = wilson_interval(hits, asked)
-    passes = True if low >= FOUND else False if high < FOUND else None
+    passes = True if low >= needed else False if high < needed else None
     advice = "; ask for more prompts" if passes is None else ""
-    return passes, f"{hits} of {asked} passkeys found, 95% interval {low:.0%} to {high:.0%}, {FOUND:.0%} needed{advice}"
+    return (
+        passes,
+        f"{hits} of {asked} passkeys found, 95% interval {low:.0%} to {high:.0%}, {needed:.0%} needed{advice}",
+    )
 
 
 def _judge_loss(excess: Interval) -> tuple[bool | None, str]:

@@ -57,6 +57,26 @@ def test_the_longest_length_at_which_this_and_all_shorter_pass(found, excess, to
     assert "its base" in reads.rule
 
 
+@pytest.mark.parametrize(
+    ("own", "hits", "tokens", "headline"),
+    [
+        ((8, 97, 100), 50, 0, "Not extended: it fails the rule at the shortest length that was tested"),
+        ((8, 85, 100), 85, 0, "Too little was measured to say how far it reads"),  # 85 of 100 may be 90%
+        ((8, 50, 100), 50, 0, "Too little .*; the base itself finds 50% of the passkeys in 8 tokens"),
+        ((8, 50, 100), 56, 16, "Reads 16 tokens, 2 times its original 8; the base itself finds 50% of the passkeys"),
+        ((8, 50, 100), 30, 0, "Not extended: .*; the base itself finds 50% of the passkeys in 8 tokens"),
+        ((8, 0, 100), 0, 16, "Reads 16 tokens, 2 times its original 8; the base itself finds 0% of the passkeys"),
+    ],
+)
+def test_where_the_base_fails_in_its_own_window_it_is_the_measure(own, hits, tokens, headline) -> None:
+    """Nine tenths of what it finds are needed, by the far end of the interval as ever: 56 of 100 are at least 46%."""
+    reads = effective_length({8: (hits, 100), 16: (hits, 100)}, {8: GOOD, 16: GOOD}, "its base", own)
+    assert reads.tokens == tokens
+    assert re.fullmatch(headline + ".*", reads.headline(8))
+    needed = FOUND if own[1] >= 85 else FOUND * own[1] / own[2]
+    assert f"at least {needed:.0%} of the passkeys" in reads.rule
+
+
 def test_the_far_end_of_the_interval_decides() -> None:
     # Of 100 passkeys 96 are enough: the interval's low end is 90.2%. With 95 it is 88.8%.
     assert effective_length({8: (96, 100)}, {8: GOOD}, "x").tokens == 8
