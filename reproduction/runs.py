@@ -29,6 +29,7 @@ _OFF = (
     ("positions.margin", 0.0),
     ("data.retrieval", 0.0),
     ("data.answer_weight", 1.0),
+    ("data.assistant_only", False),
 )
 
 

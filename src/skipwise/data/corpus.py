@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skipwise.data.conversations import Conversation
 from skipwise.data.formats import unreadable
 from skipwise.errors import DataError
 
@@ -45,6 +46,10 @@ class Corpus(ABC):
             yield found
         if empty:
             raise DataError(f"{self.source} holds no document; choose another data.source")
+
+    def holds_conversations(self) -> bool:
+        """Return whether its documents are conversations; the first decides."""
+        return isinstance(next(iter(self)).text, Conversation)
 
     @abstractmethod
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]: ...

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
-from skipwise.data.formats import ENDINGS, NotUtf8Error, reader_of, unreadable
+from skipwise.data.formats import ENDINGS, NotUtf8Error, holds_records, reader_of, unreadable
 from skipwise.data.hugging_face import open_hub, open_saved
 from skipwise.data.names import document_name, printable
 from skipwise.errors import DataError
@@ -95,6 +95,9 @@ class FileCorpus(Corpus):
             except NotUtf8Error:
                 if not self.skip_undecodable:
                     raise
+
+    def holds_conversations(self) -> bool:
+        return holds_records(self.files[0][1]) and super().holds_conversations()
 
     def fingerprint(self) -> str:
         return hash_parts(["files", self.text_field, *hash_files(self.files)])

@@ -20,7 +20,7 @@ from skipwise.data.corpus import Document, Place
 from skipwise.errors import DataError
 from skipwise.results.files import private_folder, read_json, write_json
 
-_APPENDED = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin")  # the files that grow by document
+_APPENDED = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")  # the files that grow by document
 _BLOCK = 2**20  # bytes or characters that are hashed at a time
 
 
@@ -75,8 +75,9 @@ class Draft(ExitStack):
             if self._hashes[name].hexdigest() != kept["sha256"][name]:
                 raise ValueError(f"the hash of {name} differs")
 
-    def add(self, document: Document, rows: Iterable[Sequence[int]]) -> None:
-        """Write one document, whose token ids come in ``rows``."""
+    def add(self, document: Document, rows: Iterable[Sequence[int]], context: Sequence[tuple[int, int]] = ()) -> None:
+        """Write one document, whose token ids come in ``rows``; ``context`` are spans of them that nobody is trained to say."""
+        self._write("context.bin", (np.array(context, dtype="<i8") + self.counts["tokens"]).tobytes())
         for row in rows:
             ids = np.asarray(row, dtype=np.int64)
             assert ids.max(initial=-1) < self.vocabulary, f"token {ids.max()} of a tokenizer of {self.vocabulary}"

@@ -124,6 +124,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             student have read the same at the same positions, and 0 behind it, and where a prompt follows.
         written_weight: the same in the examples made of ``written``; None: as ``teacher_weight``. If either is above 0,
             examples also have ``teacher_weights``, float32 [tokens].
+        assistant_only: of conversations, train only what the assistant says (``conversations``).
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
@@ -149,6 +150,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         written_share: float = 0.0,
         teacher_weight: float = 0.0,
         written_weight: float | None = None,
+        assistant_only: bool = False,
     ) -> None:
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
@@ -156,6 +158,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
         self.seed, self.passkey, self.retrieval, self.answer_weight = seed, passkey, retrieval, answer_weight
+        self.assistant_only = assistant_only
         self.written, self.written_share = written, written_share
         self.teacher_weight = teacher_weight
         self.written_weight = teacher_weight if written_weight is None else written_weight
@@ -165,6 +168,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self._epoch = shared_epoch()
         # A document that is too short for a plan is reported here, not in a worker.
         self.rules.plan(Rng.of(seed, 0, 0), np.minimum(self._lengths.min(keepdims=True), lengths[1]))
+        if assistant_only and not len(store.context):
+            raise DataError(
+                "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
+                "out, or give records with messages"
+            )
         _check_shares({"passkey": passkey, "retrieval": retrieval, "written": written_share})
         _check_prompts({"passkey": passkey, "retrieval": retrieval}, tokenizer, lengths[0])
 
@@ -209,6 +217,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         rows = origins[:, None] + plans.content_indices()
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
+        if self.assistant_only:
+            labels[self.store.is_context(rows)] = IGNORED
         positions, drawn = plans.position_ids(), rng.uniform(_PROMPT)
         passkeys, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
         written = ~prompted & (drawn < self.passkey + self.retrieval + self.written_share)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from skipwise.data.conversations import FORMS, columns_of, conversation_of
 from skipwise.data.names import printable
 from skipwise.errors import DataError, reason
 
@@ -44,6 +45,11 @@ def reader_of(path: Path) -> Reader | None:
     """Return the reader for the ending of ``path``, or None if there is none."""
     readers = {_TEXT_ENDINGS: _read_text, tuple(_LINES): _read_json_lines, (".parquet",): _read_parquet}
     return next((reader for endings, reader in readers.items() if path.name.lower().endswith(endings)), None)
+
+
+def holds_records(path: Path) -> bool:
+    """Return whether a file of this ending holds records, and is not one text."""
+    return not path.name.lower().endswith(_TEXT_ENDINGS)
 
 
 def _read_text(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
@@ -110,14 +116,16 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
     try:
         with parquet.ParquetFile(path, buffer_size=_PART) as file:
             names = file.schema_arrow.names
-            require_field(names, text_field, shown)
-            if names.count(text_field) > 1:
-                raise DataError(f"{shown}: has {names.count(text_field)} columns {text_field!r}; rename all but one")
-            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata), columns=[text_field]):
-                for value in batch.column(0):
+            columns = require_columns(names, text_field, shown)
+            for name in columns:
+                if names.count(name) > 1:
+                    raise DataError(f"{shown}: has {names.count(name)} columns {name!r}; rename all but one")
+            for batch in file.iter_batches(batch_size=_rows_at_once(file.metadata), columns=list(columns)):
+                for values in zip(*(batch.column(name) for name in columns), strict=True):
                     row += 1
                     where = f"{shown}, row {row:,}"
-                    yield f":{row}", text_of({text_field: _of_arrow(value, where)}, text_field, where)
+                    record = {name: _of_arrow(value, where) for name, value in zip(columns, values, strict=True)}
+                    yield f":{row}", text_of(record, text_field, where)
     except UnicodeDecodeError as error:
         raise _not_utf8(f"{shown}, row {row:,}", error) from error
     except (pyarrow.ArrowException, OSError) as error:
@@ -152,11 +160,11 @@ def _decode(data: bytes, where: str, begin: int = 0) -> str:
 
 
 def text_of(record: Any, field: str, where: str) -> str:
-    """Return the text of a record, or raise a DataError that says what the record holds instead."""
+    """Return the text of a record, or its conversation; or raise a DataError that says what the record holds instead."""
     if not isinstance(record, Mapping):
         raise DataError(f"{where}: holds a {type(record).__name__}, not an object with the field {field!r}")
-    require_field(list(record), field, where)
-    text = record[field]
+    columns = require_columns(list(record), field, where)
+    text = conversation_of(record, columns, where) if columns in FORMS else record[field]
     if not isinstance(text, str):
         kind = "empty (null)" if text is None else f"of type {type(text).__name__}"
         raise DataError(f"{where}: field {field!r} is {kind}, not text; {_NAME_THE_FIELD}")
@@ -181,11 +189,17 @@ def _require_bearable(size: int, where: str, limit: int = LARGEST) -> None:
         )
 
 
-def require_field(fields: Sequence[str], field: str, where: str) -> None:
-    """Raise a DataError that names the existing ``fields`` if ``field`` is not one of them."""
-    if field not in fields:
-        there = ", ".join(repr(name) for name in fields) or "none"
-        raise DataError(f"{where}: no field {field!r} among {there}; {_NAME_THE_FIELD}")
+def require_columns(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
+    """Return the fields that hold a document: ``field``, or those of a conversation.
+
+    Raises:
+        DataError: there are neither; it names the existing ``fields``.
+    """
+    if columns := columns_of(fields, field):
+        return columns
+    there = ", ".join(repr(name) for name in fields) or "none"
+    forms = ", ".join(" and ".join(form) for form in FORMS)
+    raise DataError(f"{where}: no field {field!r} among {there}, nor a conversation ({forms}); {_NAME_THE_FIELD}")
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataError:

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from skipwise.data.conversations import FORMS, columns_of
 from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
-from skipwise.data.formats import reader_of, require_field, text_of
+from skipwise.data.formats import reader_of, require_columns, text_of
 from skipwise.data.names import document_name, printable
 from skipwise.errors import DataError, nearest, reason
 from skipwise.recipes.schema import Data
@@ -24,14 +25,18 @@ class RowCorpus(Corpus):
     identity: Callable[[], str]
 
     def __post_init__(self) -> None:
-        require_field(self.dataset.column_names, self.text_field, self.source)
+        require_columns(self.dataset.column_names, self.text_field, self.source)
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         done = place or 0
-        texts = self.dataset.select_columns([self.text_field]).with_format(None)
+        columns = require_columns(self.dataset.column_names, self.text_field, self.source)
+        texts = self.dataset.select_columns(list(columns)).with_format(None)
         for row, record in enumerate(texts.skip(done), done + 1):
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
             yield Document(f"{self.name}:{row}", text), row
+
+    def holds_conversations(self) -> bool:
+        return columns_of(self.dataset.column_names, self.text_field) in FORMS
 
     def fingerprint(self) -> str:
         return hash_parts(["rows", self.text_field, self.name, self.identity()])
@@ -54,12 +59,12 @@ class StreamCorpus(Corpus):
     def __post_init__(self) -> None:
         columns = self.open_stream().column_names
         if columns is not None:  # otherwise the first record shows them
-            require_field(columns, self.text_field, self.source)
+            require_columns(columns, self.text_field, self.source)
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         stream = self.open_stream()
         if stream.column_names is not None:
-            stream = stream.select_columns([self.text_field])
+            stream = stream.select_columns(list(require_columns(stream.column_names, self.text_field, self.source)))
         row = 0
         if place is not None:
             row = place["row"]
@@ -78,6 +83,10 @@ class StreamCorpus(Corpus):
             row += 1
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
             yield Document(f"{self.source}:{row}", text), {"row": row, "stream": stream.state_dict()}
+
+    def holds_conversations(self) -> bool:
+        columns = self.open_stream().column_names
+        return super().holds_conversations() if columns is None else columns_of(columns, self.text_field) in FORMS
 
     def fingerprint(self) -> str:
         return hash_parts(["stream", self.text_field, self.source, self.identity])

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from skipwise.data.conversations import Conversation, Spans, conversation_encoder
 from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import open_corpus
 from skipwise.data.draft import Draft, keep_private
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.names import printable
-from skipwise.data.pieces import encoder, splits_special
+from skipwise.data.pieces import Ids, encoder, splits_special
 from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError, RunError, counted
 from skipwise.progress import EVERY
@@ -73,7 +74,8 @@ def build_token_store(
     corpus = open_corpus(data)
     limit = "" if data.max_tokens is None else f" {data.max_tokens}"
     content = corpus.fingerprint()
-    fingerprint = _sha256(f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}")
+    template = f" {getattr(tokenizer, 'chat_template', None)}" if corpus.holds_conversations() else ""
+    fingerprint = _sha256(f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}{template}")
     cache = _cache(data)
     try:
         store, _ = _open(cache / "tokens" / fingerprint)
@@ -184,14 +186,14 @@ def _write(
 ) -> dict[str, Any]:
     """Write all files of the store but ``store.json``, and return their counts for it."""
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
-    encode, limit = encoder(tokenizer), math.inf if max_tokens is None else max_tokens
+    encode, limit = _encoder(tokenizer, corpus), math.inf if max_tokens is None else max_tokens
     with Draft(draft, vocabulary, say) as files:
         counts = files.counts
         for batch, place in _batches(corpus, files.place):
-            for document, rows in encode(batch):
+            for document, rows, context in encode(batch):
                 if counts["tokens"] >= limit:
                     break
-                files.add(document, rows)
+                files.add(document, rows, context)
             files.keep(place)
             if on_progress is not None:
                 on_progress(counts["documents"], counts["tokens"])
@@ -199,6 +201,31 @@ def _write(
                 break
         files.finish()
     return {**counts, "dtype": files.dtype.str}
+
+
+def _encoder(
+    tokenizer: Any, corpus: Corpus
+) -> Callable[[list[Document]], Iterator[tuple[Document, Iterable[Ids], Spans]]]:
+    """Return a function from documents to each one's token ids, piece by piece, and the spans of a conversation's context."""
+    first = corpus.holds_conversations()
+    kinds = {True: "a conversation", False: "a text"}
+    texts, conversations = encoder(tokenizer), conversation_encoder(tokenizer) if first else None
+
+    def encode(documents: list[Document]) -> Iterator[tuple[Document, Iterable[Ids], Spans]]:
+        for document in documents:
+            if (kind := isinstance(document.text, Conversation)) != first:
+                raise DataError(
+                    f"{document.name} is {kinds[kind]}, and the first document of {printable(corpus.source)} is {kinds[first]}; "
+                    "keep texts and conversations in sources of their own"
+                )
+        if conversations is None:
+            yield from ((document, rows, []) for document, rows in texts(documents))
+            return
+        for document in documents:
+            ids, context = conversations(document.text, document.name)
+            yield document, [ids], context
+
+    return encode
 
 
 def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Place]]:

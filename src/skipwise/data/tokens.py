@@ -5,6 +5,8 @@
       offsets.npy    int64 [documents + 1]: document i is tokens[offsets[i]:offsets[i + 1]]
       names.jsonl    one name per line
       digests.bin    uint64 [documents], little-endian: a hash of each document's text
+      context.bin    int64 [spans, 2], little-endian: begins and ends in tokens.bin of what the assistant of a conversation
+                     does not say; empty for other text
       store.json     schema, counts and the seal, which holds the size and hash of each other file; written last, so a
                      store without it is incomplete
 
@@ -23,9 +25,9 @@ from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError, counted
 from skipwise.results.files import Seal, read_json
 
-SCHEMA = 2  # 1, of version 0.2.0, had no seal
+SCHEMA = 3  # 1, of version 0.2.0, had no seal, and 2 no context
 _FACTS = {"schema", "documents", "tokens", "largest_token", "dtype", "fingerprint", "source", "seal"}  # of store.json
-FILES = ("tokens.bin", "offsets.npy", "names.jsonl", "digests.bin")
+FILES = ("tokens.bin", "offsets.npy", "names.jsonl", "digests.bin", "context.bin")
 
 
 class TokenStore:
@@ -84,6 +86,18 @@ class TokenStore:
     def digests(self) -> np.ndarray:
         """Hashes of the documents' texts, whatever their names and the tokenizer: uint64 [documents]."""
         return np.fromfile(self.path / "digests.bin", dtype="<u8")
+
+    @cached_property
+    def context(self) -> np.ndarray:
+        """Spans of ``tokens`` that the assistant of a conversation reads and does not say: int64 [spans, 2], ascending."""
+        return np.fromfile(self.path / "context.bin", dtype="<i8").reshape(-1, 2)
+
+    def is_context(self, places: np.ndarray) -> np.ndarray:
+        """Return which places in ``tokens`` lie in a span of ``context``: bool, of the shape of ``places``."""
+        if not len(self.context):
+            return np.zeros(places.shape, dtype=bool)
+        span = np.searchsorted(self.context[:, 0], places, side="right") - 1
+        return (span >= 0) & (places < self.context[span, 1])
 
     @cached_property
     def lengths(self) -> np.ndarray:

@@ -106,6 +106,7 @@ class PreparedRun:
             written_share=recipe.teacher.written if recipe.teacher else 0.0,
             teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,
             written_weight=recipe.teacher.of_written if recipe.teacher else 0.0,
+            assistant_only=recipe.data.assistant_only,
         )
 
 

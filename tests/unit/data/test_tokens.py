@@ -331,7 +331,9 @@ class TestSeal:
     @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_a_flipped_bit_anywhere_is_repaired(self, store, corpus, cache, tokenizer, data):
         whole = {path.name: path.read_bytes() for path in store.path.iterdir()}
-        name = data.draw(st.sampled_from([*FILES, "store.json"]))
+        name = data.draw(
+            st.sampled_from([*(name for name in FILES if name != "context.bin"), "store.json"])
+        )  # it is empty
         path = store.path / name
         flip(path, data.draw(st.integers(0, 8 * path.stat().st_size - 1)))
         said = []
@@ -549,7 +551,7 @@ class TestContinuing:
     def test_a_flipped_bit_in_a_draft_is_not_continued(self, store, corpus, cache, tokenizer, monkeypatch, data):
         cache = Path(tempfile.mkdtemp(dir=cache))
         draft = self.interrupted_draft(corpus, cache, tokenizer, monkeypatch)
-        path = data.draw(st.sampled_from(sorted(draft.iterdir())))
+        path = data.draw(st.sampled_from(sorted(path for path in draft.iterdir() if path.stat().st_size)))
         flip(path, data.draw(st.integers(0, 8 * path.stat().st_size - 1)))
         said = []
         again = build_token_store(corpus, tokenizer, cache=cache, say=said.append)

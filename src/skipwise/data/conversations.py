@@ -1,0 +1,212 @@
+"""Conversations -> tokens by the tokenizer's own chat template, and which of them nobody is trained to say.
+
+A record that lacks the text field may hold a conversation instead, in one of the forms that are in use:
+
+    messages: [{role, content}, ...]          as in OpenAI's API and TRL
+    conversations: [{from, value}, ...]       as in ShareGPT: human, gpt
+    prompt, completion                        two texts, or two lists of messages
+
+What the assistant says are the tokens that the template marks with ``{% generation %}``. Most templates mark nothing. Then the
+template is rendered once more for each turn of the assistant, with another text in its place: what differs is what it says,
+together with the special token right behind it, which ends the turn.
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from skipwise.errors import DataError, reason
+
+FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
+
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
+_KNOWN = ("system", "user", "assistant", "tool")
+_MARKED = re.compile(r"\{%-?\s*generation\b")
+
+Message = dict[str, Any]
+Spans = list[tuple[int, int]]
+
+
+class Conversation(str):
+    """A conversation as the JSON of its messages, or of its two texts, where a document has a text."""
+
+    __slots__ = ()
+
+
+def columns_of(names: Sequence[str], text_field: str) -> tuple[str, ...]:
+    """Return the columns that hold a document: the text field, or else those of a conversation; empty without either.
+
+    Conversations are looked for if the text field is the default, ``text``, or names one of their lists of turns.
+    """
+    if text_field in names and (text_field,) not in FORMS:
+        return (text_field,)
+    forms = FORMS if text_field == "text" else [(text_field,)] if (text_field,) in FORMS else []
+    return next((form for form in forms if set(form) <= set(names)), ())
+
+
+def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str) -> Conversation:
+    """Return the conversation that a record has in one of the ``FORMS``.
+
+    Raises:
+        DataError: a turn has no role or no text, roles are out of order, or the assistant says nothing.
+    """
+    if form == ("prompt", "completion"):
+        prompt, completion = record["prompt"], record["completion"]
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return Conversation(json.dumps({"prompt": prompt, "completion": completion}, ensure_ascii=False))
+        turns = [*_listed(prompt, "prompt", where), *_listed(completion, "completion", where)]
+        begun = len(prompt)
+    else:
+        turns, begun = _listed(record[form[0]], form[0], where), 0
+    messages = [_message(turn, number, where) for number, turn in enumerate(turns, 1)]
+    _require_order(messages, where)
+    if not any(message["role"] == "assistant" for message in messages[begun:]):
+        raise DataError(f"{where}: the assistant says nothing in it, so there is nothing to train; remove the record")
+    return Conversation(json.dumps({"messages": messages, "begun": begun}, ensure_ascii=False))
+
+
+def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int], Spans]]:
+    """Return a function from a conversation and its name to its token ids, and the spans [begin, end) of them that the
+    assistant does not say.
+
+    Raises:
+        DataError: by the function, where the tokenizer has no chat template, or the template refuses the conversation.
+    """
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+
+    def encode(conversation: str, name: str) -> tuple[list[int], Spans]:
+        held = json.loads(conversation)
+        if "prompt" in held:
+            ids, said = _encode_texts(held["prompt"], held["completion"], tokenizer)
+        else:
+            ids, said = _encode_messages(held["messages"], held["begun"], name, tokenizer, special)
+        return ids, _complement(said, len(ids))
+
+    return encode
+
+
+def _encode_texts(prompt: str, completion: str, tokenizer: Any) -> tuple[list[int], Spans]:
+    encoding = tokenizer(prompt + completion, return_offsets_mapping=True, truncation=False, verbose=False)
+    said = [begin >= len(prompt) for begin, _ in encoding["offset_mapping"]]
+    return encoding["input_ids"], _runs(said)
+
+
+def _encode_messages(
+    messages: list[Message], begun: int, name: str, tokenizer: Any, special: set[int]
+) -> tuple[list[int], Spans]:
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise DataError(
+            f"{name} is a conversation, and this model's tokenizer has no chat template to write it with; choose an instruct "
+            "model, or give text"
+        )
+    text = _rendered(messages, name, tokenizer)
+    if _MARKED.search(str(template)) and not begun:
+        made = tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, add_generation_prompt=False
+        )
+        return list(made["input_ids"]), _runs([bool(one) for one in made["assistant_masks"]])
+    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False)
+    ids, begins = encoding["input_ids"], [begin for begin, _ in encoding["offset_mapping"]]
+    said = [False] * len(ids)
+    for turn, message in enumerate(messages):
+        if message["role"] != "assistant" or turn < begun:
+            continue
+        first, end = _place(messages, turn, text, name, tokenizer)
+        begin, after = bisect_left(begins, first), bisect_left(begins, end)
+        if begin < after < len(ids) and begins[after] == end and ids[after] in special:
+            after += 1  # it ends the turn
+        said[begin:after] = [True] * (after - begin)
+    return ids, _runs(said)
+
+
+def _place(messages: list[Message], turn: int, text: str, name: str, tokenizer: Any) -> tuple[int, int]:
+    """Where in the rendered text the assistant says its turn: what differs if it says something else."""
+    content = str(messages[turn]["content"]).strip() or "-"
+    other = f"{'B' if content[0] == 'A' else 'A'}-{'B' if content[-1] == 'A' else 'A'}"  # begins and ends otherwise
+    changed = [*messages[:turn], {**messages[turn], "content": other}, *messages[turn + 1 :]]
+    rendered = _rendered(changed, name, tokenizer)
+    begin = _alike(text, rendered)
+    return begin, len(text) - _alike(text[begin:][::-1], rendered[begin:][::-1])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _rendered(messages: list[Message], name: str, tokenizer: Any) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
+    except Exception as error:  # a template may raise what it likes, and jinja its own
+        raise DataError(
+            f"{name}: the tokenizer's chat template refuses this conversation ({reason(error)}); correct or remove the record"
+        ) from error
+
+
+def _listed(value: Any, field: str, where: str) -> list[Any]:
+    if isinstance(value, list) and value:
+        return value
+    held = "is empty" if value in (None, [], "") else f"is of type {type(value).__name__}"
+    raise DataError(f"{where}: field {field!r} {held}, not a list of turns; correct or remove the record")
+
+
+def _message(turn: Any, number: int, where: str) -> Message:
+    """A turn with the names of OpenAI's API; of other entries those that templates read are kept."""
+    turn = turn if isinstance(turn, Mapping) else {}
+    given = turn.get("role", turn.get("from"))
+    role, content = _ROLES.get(str(given).lower(), given), turn.get("content", turn.get("value"))
+    if role not in _KNOWN:
+        raise DataError(
+            f"{where}, turn {number}: role {given!r} is none of {', '.join((*_KNOWN, *_ROLES))}; correct the record"
+        )
+    calls = {name: turn[name] for name in ("tool_calls", "name", "tool_call_id") if turn.get(name)}
+    if not isinstance(content, str) and not calls:
+        raise DataError(
+            f"{where}, turn {number} ({role}): its content is of type {type(content).__name__}, not text; correct or remove the "
+            "record"
+        )
+    return {"role": role, "content": content or "", **calls}
+
+
+def _require_order(messages: list[Message], where: str) -> None:
+    roles = [message["role"] for message in messages]
+    for number, (role, before) in enumerate(zip(roles, [None, *roles], strict=False), 1):
+        first = before is None or before == "system"
+        if (
+            (role == "system" and number > 1)
+            or (role == "user" and before == "user")
+            or (role == "assistant" and first)
+        ):
+            follows = "comes first" if before is None else f"follows {before}"
+            raise DataError(
+                f"{where}, turn {number}: {role} {follows}; a conversation may begin with system, then user and assistant take "
+                "turns. Correct or remove the record"
+            )
+        if role == before == "assistant":
+            raise DataError(
+                f"{where}, turn {number}: assistant follows assistant; join the two turns or remove the record"
+            )
+        if role == "tool" and before not in ("assistant", "tool"):
+            raise DataError(
+                f"{where}, turn {number}: tool answers nothing that the assistant asked; correct the record"
+            )
+
+
+def _runs(said: list[bool]) -> Spans:
+    """The spans of the places that are true."""
+    runs: Spans = []
+    for place, one in enumerate(said):
+        if one and runs and runs[-1][1] == place:
+            runs[-1] = runs[-1][0], place + 1
+        elif one:
+            runs.append((place, place + 1))
+    return runs
+
+
+def _complement(spans: Spans, length: int) -> Spans:
+    edges = [0, *(edge for span in spans for edge in span), length]
+    return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]

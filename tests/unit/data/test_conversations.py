@@ -1,0 +1,296 @@
+"""Conversations: five chat templates by an independent count, every form of record, and messages for what is wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tokenizers import AddedToken
+
+from skipwise.data.conversations import Conversation, conversation_encoder
+from skipwise.data.examples import IGNORED, PoseDataset
+from skipwise.data.tokenising import build_token_store
+from skipwise.errors import DataError
+from skipwise.recipes.schema import Data
+from tests.tiny import byte_tokenizer
+
+# What the published templates write, in a few lines each.
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SMOLLM2 = (
+    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+)
+LLAMA_3 = (
+    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim"
+    " + '<|eot_id|>' }}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{{ '<start_of_turn>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n'"
+    " + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+)
+QWEN3 = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{% set said = m['content'].split('</think>')[-1].lstrip('\n') if '</think>' in m['content'] else m['content'] %}"
+    "{% set thought = m['content'].split('</think>')[0].split('<think>')[-1].strip('\n') if '</think>' in m['content'] else '' %}"
+    "{{ '<|im_start|>assistant\n' }}{% if loop.last %}{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}"
+    "{{ said + '<|im_end|>\n' }}"
+    "{% else %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+)
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+    "{% else %}{{ m['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+)
+SPECIAL = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<start_of_turn>",
+    "<end_of_turn>",
+]
+TURNS = [("user", "Where?"), ("assistant", "Here, A."), ("user", "And now?"), ("assistant", "There.")]
+
+
+def tokenizer(template: str | None) -> Any:
+    """Bytes and the special tokens, so that every piece of a text has the same tokens wherever it stands."""
+    made = byte_tokenizer()
+    made.add_tokens([AddedToken(token, special=True) for token in SPECIAL], special_tokens=True)
+    made.chat_template = template
+    return made
+
+
+def messages(*turns: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def expected(made: Any, *pieces: tuple[str, bool]) -> tuple[list[int], list[bool]]:
+    """Pieces of the rendered text, and whether the assistant says them, counted one by one."""
+    ids: list[int] = []
+    said: list[bool] = []
+    for text, spoken in pieces:
+        piece = made(text, add_special_tokens=False)["input_ids"]
+        ids += piece
+        said += [spoken] * len(piece)
+    return ids, said
+
+
+def chatml(end: str = "<|im_end|>") -> list[tuple[str, bool]]:
+    pieces = []
+    for role, content in TURNS:
+        pieces += [(f"<|im_start|>{role}\n", False), (content + end, role == "assistant"), ("\n", False)]
+    return pieces
+
+
+def heads(begin: str, end: str, after: str, stop: str, names: dict[str, str]) -> list[tuple[str, bool]]:
+    pieces = [("<|endoftext|>", False)]  # the tokenizer's BOS
+    for role, content in TURNS:
+        pieces += [
+            (f"{begin}{names.get(role, role)}{end}", False),
+            (content + stop, role == "assistant"),
+            (after, False),
+        ]
+    return pieces
+
+
+TEMPLATES = {
+    "ChatML": (CHATML, chatml()),
+    "SmolLM2": (SMOLLM2, [("<|im_start|>system\nYou help.<|im_end|>\n", False), *chatml()]),
+    "Llama 3": (LLAMA_3, heads("<|start_header_id|>", "<|end_header_id|>\n\n", "", "<|eot_id|>", {})),
+    "Gemma": (GEMMA, heads("<start_of_turn>", "\n", "\n", "<end_of_turn>", {"assistant": "model"})),
+    "Qwen3": (QWEN3, [*chatml()[:-3], ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False), *chatml()[-2:]]),
+    "marked": (MARKED, chatml()),
+}
+
+
+def encoded(made: Any, turns: list[dict[str, Any]], **more: Any) -> tuple[list[int], list[bool]]:
+    ids, context = conversation_encoder(made)(json.dumps({"messages": turns, "begun": 0} | more), "x:1")
+    said = [True] * len(ids)
+    for begin, end in context:
+        said[begin:end] = [False] * (end - begin)
+    return ids, said
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_assistants_tokens_are_exactly_those(name: str) -> None:
+    template, pieces = TEMPLATES[name]
+    made = tokenizer(template)
+    assert encoded(made, messages(*TURNS)) == expected(made, *pieces)
+
+
+@pytest.mark.parametrize(("first", "last"), [("A", "A"), ("B", "B"), ("A-B", "B-A"), ("Here", "Where?"), ("", "x")])
+def test_a_turn_may_begin_and_end_as_its_stand_in_does(first: str, last: str) -> None:
+    made = tokenizer(CHATML)
+    turns = [("user", "q"), ("assistant", first), ("user", first), ("assistant", last)]
+    pieces = []
+    for role, content in turns:
+        spoken = role == "assistant" and bool(content)
+        pieces += [(f"<|im_start|>{role}\n", False), (content + "<|im_end|>", spoken), ("\n", False)]
+    assert encoded(made, messages(*turns)) == expected(made, *pieces)
+
+
+def test_thoughts_are_said_where_the_template_keeps_them() -> None:
+    made = tokenizer(QWEN3)
+    ids, said = encoded(made, messages(("user", "q"), ("assistant", "<think>\nhm\n</think>\n\nyes")))
+    spoken = made.decode([token for token, one in zip(ids, said, strict=True) if one])
+    assert spoken == "hm\n</think>\n\nyes<|im_end|>"
+
+
+def test_of_a_prompt_of_messages_only_the_completion_is_said() -> None:
+    made = tokenizer(CHATML)
+    _, said = encoded(made, messages(*TURNS), begun=3)
+    assert said == [one and place > len(said) // 2 for place, one in enumerate(expected(made, *chatml())[1])]
+
+
+RECORDS = {
+    "messages": {"messages": messages(*TURNS)},
+    "conversations": {
+        "conversations": [{"from": "gpt" if r == "assistant" else "human", "value": c} for r, c in TURNS]
+    },
+    "prompt and completion": {"prompt": messages(*TURNS[:3]), "completion": messages(TURNS[3])},
+    "two texts": {"prompt": "Where? ", "completion": "Here."},
+}
+
+
+def write(folder: Path, kind: str, record: dict[str, Any], rows: int = 3) -> Data:
+    table = [record] * rows
+    if kind == "jsonl":
+        (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+        return Data(source=str(folder / "chat.jsonl"), cache=str(folder / "cache"))
+    if kind == "parquet":
+        parquet.write_table(pa.Table.from_pylist(table), folder / "chat.parquet")
+        return Data(source=str(folder / "chat.parquet"), cache=str(folder / "cache"))
+    datasets.Dataset.from_list(table).save_to_disk(folder / "chat")
+    return Data(source=str(folder / "chat"), cache=str(folder / "cache"))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+@pytest.mark.parametrize("form", RECORDS)
+def test_every_form_in_every_kind_of_file(tmp_path: Path, kind: str, form: str) -> None:
+    made = tokenizer(CHATML)
+    store = build_token_store(write(tmp_path, kind, RECORDS[form]), made)
+    assert len(store) == 3
+    if form == "two texts":
+        pieces = [("Where? ", False), ("Here.", True)]
+    elif form == "prompt and completion":
+        pieces = [(text, said and place > 8) for place, (text, said) in enumerate(chatml())]
+    else:
+        pieces = chatml()
+    ids, said = expected(made, *pieces)
+    for index in range(3):
+        places = np.arange(store.offsets[index], store.offsets[index + 1])
+        assert store.document(index).tolist() == ids
+        assert (~store.is_context(places)).tolist() == said
+
+
+def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> None:
+    record = {"messages": messages(*[(role, content * 20) for role, content in TURNS])}
+    made = tokenizer(CHATML)
+    store = build_token_store(write(tmp_path, "jsonl", record), made)
+    options = {"train_length": 64, "target_length": 256, "examples": 40}
+    alone = PoseDataset(store, np.arange(3), **options, assistant_only=True)
+    whole = PoseDataset(store, np.arange(3), **options)
+    trained = 0
+    for index in range(40):
+        one, all_ = alone[index], whole[index]
+        assert (one["input_ids"] == all_["input_ids"]).all()
+        assert (one["position_ids"] == all_["position_ids"]).all()
+        kept = one["labels"] != IGNORED
+        assert (one["labels"][kept] == all_["labels"][kept]).all()
+        left_out = made.decode(one["input_ids"][(~kept) & (all_["labels"] != IGNORED)])
+        assert "Here" not in left_out
+        assert "Where" not in made.decode(one["labels"][kept])
+        trained += kept.sum()
+    assert 0.2 < trained / (40 * 64) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"messages": messages(("user", "q"))}, "line 1: the assistant says nothing in it"),
+        ({"messages": messages(("user", "q"), ("user", "r"), ("assistant", "a"))}, "turn 2: user follows user"),
+        ({"messages": messages(("assistant", "a"), ("user", "q"))}, "turn 1: assistant comes first"),
+        (
+            {"messages": messages(("user", "q"), ("assistant", "a"), ("assistant", "b"))},
+            "turn 3: assistant follows assistant",
+        ),
+        ({"messages": messages(("user", "q"), ("system", "s"), ("assistant", "a"))}, "turn 2: system follows user"),
+        ({"messages": messages(("user", "q"), ("tool", "t"), ("assistant", "a"))}, "turn 2: tool answers nothing"),
+        ({"messages": messages(("user", "q"), ("robot", "a"))}, "turn 2: role 'robot' is none of system, user"),
+        ({"messages": [{"role": "user", "content": ["q"]}]}, r"turn 1 \(user\): its content is of type list, not text"),
+        ({"messages": []}, "field 'messages' is empty, not a list of turns"),
+        ({"messages": "q"}, "field 'messages' is of type str, not a list of turns"),
+        (
+            {"prompt": "q", "completion": messages(("assistant", "a"))},
+            "field 'prompt' is of type str, not a list of turns",
+        ),
+        (
+            {"body": "b"},
+            r"no field 'text' among 'body', nor a conversation \(messages, conversations, prompt and completion\)",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_explained(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        build_token_store(write(tmp_path, "jsonl", record, rows=1), tokenizer(CHATML))
+
+
+def test_a_template_that_refuses_and_one_that_is_missing_are_explained(tmp_path: Path) -> None:
+    data = write(tmp_path, "jsonl", {"messages": messages(("system", "s"), *TURNS)})
+    with pytest.raises(
+        DataError, match=r"chat.jsonl:1: the tokenizer's chat template refuses.*System role not supported"
+    ):
+        build_token_store(data, tokenizer(GEMMA))
+    with pytest.raises(
+        DataError, match=r"chat.jsonl:1 is a conversation, and this model's tokenizer has no chat template"
+    ):
+        build_token_store(data, tokenizer(None))
+
+
+def test_texts_and_conversations_do_not_share_a_source(tmp_path: Path) -> None:
+    rows = [{"messages": messages(*TURNS)}, {"text": "plain"}]
+    for order, message in (
+        (rows, "chat.jsonl:2 is a text, and the first .* is a conversation"),
+        (rows[::-1], "2 is a conv"),
+    ):
+        (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in order))
+        with pytest.raises(DataError, match=message):
+            build_token_store(Data(source=str(tmp_path / "chat.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML))
+
+
+def test_another_template_is_another_store(tmp_path: Path) -> None:
+    data = write(tmp_path, "jsonl", {"messages": messages(*TURNS)})
+    one, other = (build_token_store(data, tokenizer(template)) for template in (CHATML, LLAMA_3))
+    assert one.fingerprint != other.fingerprint
+    assert build_token_store(data, tokenizer(CHATML)).fingerprint == one.fingerprint
+
+
+def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b c " * 100}) + "\n")
+    store = build_token_store(
+        Data(source=str(tmp_path / "text.jsonl"), cache=str(tmp_path / "cache")), byte_tokenizer()
+    )
+    assert not store.is_context(np.arange(10)).any()
+    with pytest.raises(DataError, match=r"assistant_only .* this text has no conversation"):
+        PoseDataset(store, np.arange(1), train_length=64, target_length=256, assistant_only=True)
+
+
+def test_a_text_field_that_is_there_is_read_and_turns_may_be_named_by_it(tmp_path: Path) -> None:
+    record = {"text": "plain", "messages": messages(*TURNS)}
+    data = write(tmp_path, "jsonl", record)
+    assert isinstance(record["text"], str)
+    made = tokenizer(CHATML)
+    assert made.decode(build_token_store(data, made).document(0)) == "plain"
+    named = data.model_copy(update={"text_field": "messages"})
+    assert made.decode(build_token_store(named, made).document(0)).startswith("<|im_start|>user\nWhere?")
+    assert isinstance(Conversation("x"), str)
