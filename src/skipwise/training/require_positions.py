@@ -62,7 +62,8 @@ class RequirePositions(TrainerCallback):
         stock = stock_model(model)
         probe_connectivity(stock, self._target, precision=precision)
         self._examples = 0
-        self._hook = stock.register_forward_pre_hook(self._check, with_kwargs=True)
+        # Older peft calls the forward of the outer model past its hooks; the inner one is always called as a module.
+        self._hook = stock.base_model.register_forward_pre_hook(self._check, with_kwargs=True)
 
     def _release(self) -> None:
         if self._hook is not None:
