@@ -122,8 +122,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         written_share: the share of examples that are made of them, joined at random to ``train_length``.
         teacher_weight: what a teacher's term counts where a label counts 1: this number up to the first skip, where teacher and
             student have read the same at the same positions, and 0 behind it, and where a prompt follows.
-        written_weight: the same in the examples made of ``written``; None: as ``teacher_weight``. If either is above 0,
-            examples also have ``teacher_weights``, float32 [tokens].
+        written_weight: the same in the examples made of ``written``, where it teaches on each text to its end; None: as
+            ``teacher_weight``. If either is above 0, examples also have ``teacher_weights``, float32 [tokens], and
+            ``teacher_positions``, int64 [tokens], at which it reads: a text begins at each 0.
         assistant_only: of conversations, train only what the assistant says (``conversations``).
 
     Raises:
@@ -239,9 +240,13 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
                 example["label_weights"] = weights
         if self.teacher_weight or self.written_weight:
             taught = (positions == np.arange(labels.shape[1])) & text_follows
+            read = np.tile(np.arange(labels.shape[1]), (len(labels), 1))
+            if self.written is not None:
+                read[written] %= self.written.shape[1]
+                taught[written] = read[written] < self.written.shape[1] - 1  # behind a text follows another one
             weights = np.where(written[:, None], self.written_weight, self.teacher_weight)
-            for example, shares in zip(examples, (weights * taught).astype(np.float32), strict=True):
-                example["teacher_weights"] = shares
+            for example, shares, places in zip(examples, (weights * taught).astype(np.float32), read, strict=True):
+                example |= {"teacher_weights": shares, "teacher_positions": places}
         return examples
 
     def plans(self, indices: np.ndarray) -> Plans:

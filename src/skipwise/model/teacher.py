@@ -7,7 +7,8 @@ without the chunk before, it teaches not to read far; with it, that what stands 
 example that it teaches on, up to the first skip.
 
 It can also write text of its own, which has of everything that it knew (Liu et al., "LLM-QAT: Data-Free Quantization Aware
-Training for Large Language Models", arXiv:2305.17888, distil on such text).
+Training for Large Language Models", arXiv:2305.17888, distil on such text). An example holds several of its texts, and it
+reads each alone, as it wrote it: the student learns that what stands before has nothing to do with it.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +17,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
@@ -71,35 +71,52 @@ class Teacher:
         return int(self._model.config.get_text_config().vocab_size)
 
     @torch.no_grad()
-    def taught(self, ids: torch.Tensor, weights: torch.Tensor, *, logits: bool = False) -> Taught:
-        """Read a batch, ids and weights [examples, tokens]; return what it predicts there, as all ``logits`` if asked.
+    def taught(
+        self, ids: torch.Tensor, weights: torch.Tensor, positions: torch.Tensor | None = None, *, logits: bool = False
+    ) -> Taught:
+        """Read a batch; return what it predicts there, as all ``logits`` if asked.
 
-        Examples that end alike are read together, no further than their last token with a weight, nor beyond the window,
-        where weights count as 0.
+        Each text is read alone, no further than its last token with a weight, nor beyond the window, where weights count as 0.
+        Texts that end alike are read together.
+
+        Args:
+            ids: int64 [examples, tokens].
+            weights: float32 [examples, tokens].
+            positions: at which the teacher reads, int64 [examples, tokens]; a text begins at each 0. Default: an example is one
+                text.
+            logits: return its logits, not the states before its output layer.
         """
         model, was_training = self._model, self._model.training
-        tokens = ids.shape[1]
-        weights = pad(weights[:, : self._window], (0, max(0, tokens - self._window)))
-        ends = (weights != 0).mul(torch.arange(1, tokens + 1, device=ids.device)).amax(1)
+        places = torch.arange(ids.numel(), device=ids.device)
+        positions = places % ids.shape[1] if positions is None else positions.flatten()
+        weights = weights.flatten() * (positions < self._window)
+        text = (positions == 0).cumsum(0) - 1  # to which each token belongs
+        begins = (positions == 0).nonzero()[:, 0]
+        lengths = torch.zeros_like(begins).scatter_reduce_(0, text, (weights != 0) * (positions + 1), "amax")
         # Where the teacher's weights are shared, each process must make as many passes, so no group is left out.
-        groups = ends.argsort().chunk(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
+        groups = lengths.argsort().tensor_split(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
         found: torch.Tensor | None = None
         try:
             with self._frozen(), nullcontext() if logits else without_output_layer(model):
-                for examples in groups:
-                    group = examples[ends[examples] > 0] if ends[examples].any() else examples[:1]
-                    read = ids[group, : max(1, int(ends[group].max()))]
+                for texts in groups:
+                    group = texts[lengths[texts] > 0]
+                    columns = torch.arange(int(lengths[group].max()) if len(group) else 1, device=ids.device)
+                    group = group if len(group) else begins.new_zeros(1)
+                    # Beside a longer text the columns run on past a text's end; what is read there is not used.
+                    rows = (begins[group, None] + columns).clamp(max=ids.numel() - 1)
+                    read = ids.flatten()[rows]
                     states = model.eval()(input_ids=read, attention_mask=torch.ones_like(read), use_cache=False).logits
                     if found is None:
-                        found = states.new_zeros(*ids.shape, states.shape[-1])
-                    found[group, : read.shape[1]] = states
+                        found = states.new_zeros(ids.numel(), states.shape[-1])
+                    own = columns < lengths[group, None]
+                    found[rows[own]] = states[own]
                 head = None if logits else output_layer(model)
                 matrix = None if head is None else cast(torch.Tensor, head.weight).detach()
                 bias = getattr(head, "bias", None)
         finally:
             model.train(was_training)
         assert found is not None
-        return Taught(found, matrix, bias, weights)
+        return Taught(found.view(*ids.shape, -1), matrix, bias, weights.view(ids.shape))
 
     @torch.no_grad()
     def write(

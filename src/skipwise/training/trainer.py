@@ -145,6 +145,7 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids, weights = inputs["input_ids"], inputs.pop("teacher_weights", None)
+        positions = inputs.pop("teacher_positions", None)
         label_weights = inputs.pop("label_weights", None)
         if self._sliced is None:  # the first batch
             self._require_positions(inputs)
@@ -157,7 +158,7 @@ class _Trainer(Trainer):
             self._sliced = self._needs_slices(ids.numel())
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        with self._loss(ids, weights, label_weights):
+        with self._loss(ids, weights, positions, label_weights):
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
@@ -166,13 +167,17 @@ class _Trainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _loss(
-        self, ids: torch.Tensor, weights: torch.Tensor | None, label_weights: torch.Tensor | None
+        self,
+        ids: torch.Tensor,
+        weights: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        label_weights: torch.Tensor | None,
     ) -> AbstractContextManager[object]:
         """Return the context in which the model computes its loss: in slices or whole, with further terms or not."""
         model = cast(PreTrainedModel, self.model)
         taught = None
         if self.teacher is not None and weights is not None:
-            taught = self.teacher.taught(ids, weights, logits=not self._sliced)
+            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced)
         if self._sliced:
             return in_slices(model, taught, label_weights)
         return nullcontext() if taught is label_weights is None else with_terms(model, taught, label_weights)

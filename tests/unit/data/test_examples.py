@@ -101,6 +101,7 @@ def test_the_base_teaches_text_up_to_the_first_skip(tmp_path: Path, scheme: str,
     for index in range(60):
         example = taught[index]
         weights = example.pop("teacher_weights")
+        assert (example.pop("teacher_positions") == np.arange(400)).all()
         assert equal(example, same[index])
         assert "teacher_weights" not in same[index]
         assert weights.dtype == np.float32
@@ -178,6 +179,7 @@ def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_ju
         if equal(example, plain[index]):
             assert (example["input_ids"] < 500).all()
             assert not example["teacher_weights"].any()
+            assert (example["teacher_positions"] == np.arange(400)).all()
             continue
         pieces = [(example["input_ids"][place] - 500) // 30 for place in range(0, 400, 30)]
         chosen += pieces
@@ -185,7 +187,8 @@ def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_ju
         assert (example["position_ids"] == np.arange(400)).all()
         kept = np.ones(400, dtype=bool) if train_jumps else ~begins
         assert (example["labels"] == np.where(kept, example["input_ids"], IGNORED)).all()
-        assert (example["teacher_weights"] == 2).all()
+        assert (example["teacher_positions"] == np.arange(400) % 30).all()
+        assert (example["teacher_weights"] == np.where(np.arange(400) % 30 == 29, 0, 2)).all()
     assert 8 < len(chosen) / 14 < 28
     assert set(chosen) == set(range(7))
 

@@ -65,6 +65,31 @@ def test_examples_are_read_to_their_last_taught_token_and_no_further(monkeypatch
     assert torch.equal(short.weights, weights * (torch.arange(40) < 8))
 
 
+def test_texts_that_share_an_example_are_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each equals a pass over that text alone; a process with fewer texts makes as many passes."""
+    base, lengths = families.model("llama").eval(), []
+    monkeypatch.setattr(subject, "_WORTH_A_PASS", 20)
+    ids = torch.arange(2 * 40).reshape(2, 40) * 11 % 97
+    positions = torch.stack([torch.arange(40), torch.arange(40) % 15])
+    weights = torch.stack([(torch.arange(40) < 20).float(), 2.0 * (torch.arange(40) % 15 < 14)])
+    base.register_forward_pre_hook(
+        lambda model, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    taught = Teacher(base, WINDOW).taught(ids, weights, positions, logits=True)
+    assert lengths == [10, 14, 14, 20]
+    assert torch.equal(taught.weights, weights)
+    for row, begin, end in ((0, 0, 20), (1, 0, 14), (1, 15, 29), (1, 30, 40)):
+        alone = base(input_ids=ids[row : row + 1, begin:end]).logits[0]
+        torch.testing.assert_close(taught.states[row, begin:end], alone, rtol=1e-5, atol=1e-5)
+    lengths.clear()
+    short = Teacher(base, 8).taught(ids, weights, positions, logits=True)
+    assert lengths == [8, 8, 8, 8]
+    assert torch.equal(short.weights, weights * (positions < 8))
+    lengths.clear()
+    Teacher(base, 8).taught(ids, 0 * weights, positions)
+    assert lengths == [1, 1, 1, 1]
+
+
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 def test_asking_a_base_in_4_bits_leaves_the_students_gradients(tmp_path) -> None:
     """On some CPUs a pass without gradients would pack the weights anew, into what has none."""
