@@ -14,9 +14,10 @@ together with the special token right behind it, which ends the turn.
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from skipwise.data.spans import Spans, complement, runs
 from skipwise.errors import DataError, reason
 
 FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
@@ -26,24 +27,12 @@ _KNOWN = ("system", "user", "assistant", "tool")
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 
 Message = dict[str, Any]
-Spans = list[tuple[int, int]]
 
 
 class Conversation(str):
     """A conversation as the JSON of its messages, or of its two texts, where a document has a text."""
 
     __slots__ = ()
-
-
-def columns_of(names: Sequence[str], text_field: str) -> tuple[str, ...]:
-    """Return the columns that hold a document: the text field, or else those of a conversation; empty without either.
-
-    Conversations are looked for if the text field is the default, ``text``, or names one of their lists of turns.
-    """
-    if text_field in names and (text_field,) not in FORMS:
-        return (text_field,)
-    forms = FORMS if text_field == "text" else [(text_field,)] if (text_field,) in FORMS else []
-    return next((form for form in forms if set(form) <= set(names)), ())
 
 
 def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str) -> Conversation:
@@ -82,7 +71,7 @@ def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int]
             ids, said = _encode_texts(held["prompt"], held["completion"], tokenizer)
         else:
             ids, said = _encode_messages(held["messages"], held["begun"], name, tokenizer, special)
-        return ids, _complement(said, len(ids))
+        return ids, complement(said, len(ids))
 
     return encode
 
@@ -90,7 +79,7 @@ def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int]
 def _encode_texts(prompt: str, completion: str, tokenizer: Any) -> tuple[list[int], Spans]:
     encoding = tokenizer(prompt + completion, return_offsets_mapping=True, truncation=False, verbose=False)
     said = [begin >= len(prompt) for begin, _ in encoding["offset_mapping"]]
-    return encoding["input_ids"], _runs(said)
+    return encoding["input_ids"], runs(said)
 
 
 def _encode_messages(
@@ -107,7 +96,7 @@ def _encode_messages(
         made = tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, add_generation_prompt=False
         )
-        return list(made["input_ids"]), _runs([bool(one) for one in made["assistant_masks"]])
+        return list(made["input_ids"]), runs([bool(one) for one in made["assistant_masks"]])
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False)
     ids, begins = encoding["input_ids"], [begin for begin, _ in encoding["offset_mapping"]]
     said = [False] * len(ids)
@@ -119,7 +108,7 @@ def _encode_messages(
         if begin < after < len(ids) and begins[after] == end and ids[after] in special:
             after += 1  # it ends the turn
         said[begin:after] = [True] * (after - begin)
-    return ids, _runs(said)
+    return ids, runs(said)
 
 
 def _place(messages: list[Message], turn: int, text: str, name: str, tokenizer: Any) -> tuple[int, int]:
@@ -194,19 +183,3 @@ def _require_order(messages: list[Message], where: str) -> None:
             raise DataError(
                 f"{where}, turn {number}: tool answers nothing that the assistant asked; correct the record"
             )
-
-
-def _runs(said: list[bool]) -> Spans:
-    """The spans of the places that are true."""
-    runs: Spans = []
-    for place, one in enumerate(said):
-        if one and runs and runs[-1][1] == place:
-            runs[-1] = runs[-1][0], place + 1
-        elif one:
-            runs.append((place, place + 1))
-    return runs
-
-
-def _complement(spans: Spans, length: int) -> Spans:
-    edges = [0, *(edge for span in spans for edge in span), length]
-    return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]

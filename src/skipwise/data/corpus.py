@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skipwise.data.conversations import Conversation
 from skipwise.data.formats import unreadable
 from skipwise.errors import DataError
 
@@ -47,9 +46,9 @@ class Corpus(ABC):
         if empty:
             raise DataError(f"{self.source} holds no document; choose another data.source")
 
-    def holds_conversations(self) -> bool:
-        """Return whether its documents are conversations; the first decides."""
-        return isinstance(next(iter(self)).text, Conversation)
+    def kind(self) -> type[str]:
+        """Return what its documents are, by the first: str, or its subclass Conversation or Tokenised."""
+        return type(next(iter(self)).text)
 
     @abstractmethod
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]: ...

@@ -96,8 +96,8 @@ class FileCorpus(Corpus):
                 if not self.skip_undecodable:
                     raise
 
-    def holds_conversations(self) -> bool:
-        return holds_records(self.files[0][1]) and super().holds_conversations()
+    def kind(self) -> type[str]:
+        return super().kind() if holds_records(self.files[0][1]) else str
 
     def fingerprint(self) -> str:
         return hash_parts(["files", self.text_field, *hash_files(self.files)])

@@ -125,7 +125,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         written_weight: the same in the examples made of ``written``, where it teaches on each text to its end; None: as
             ``teacher_weight``. If either is above 0, examples also have ``teacher_weights``, float32 [tokens], and
             ``teacher_positions``, int64 [tokens], at which it reads: a text begins at each 0.
-        assistant_only: of conversations, train only what the assistant says (``conversations``).
+        assistant_only: of conversations, train only what the assistant says (``conversations``), and of prompts only the answers.
+            Of tokenised data with labels that is so without it: what they leave out is never trained.
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
@@ -159,7 +160,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
         self.seed, self.passkey, self.retrieval, self.answer_weight = seed, passkey, retrieval, answer_weight
-        self.assistant_only = assistant_only
+        self._without_context = assistant_only or store.labelled
         self.written, self.written_share = written, written_share
         self.teacher_weight = teacher_weight
         self.written_weight = teacher_weight if written_weight is None else written_weight
@@ -218,7 +219,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         rows = origins[:, None] + plans.content_indices()
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
-        if self.assistant_only:
+        if self._without_context:
             labels[self.store.is_context(rows)] = IGNORED
         positions, drawn = plans.position_ids(), rng.uniform(_PROMPT)
         passkeys, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
@@ -286,7 +287,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         input_ids[:text] = self.store.tokens[origin : origin + text]
         input_ids[text:] = prompt
         labels[:] = input_ids
-        labels[: min(text, self.rules.min_context)] = IGNORED
+        labels[: text if self._without_context else min(text, self.rules.min_context)] = IGNORED
         if not self.rules.train_jumps:
             labels[text] = IGNORED
         return np.arange(1, len(input_ids) + 1) < text
@@ -304,7 +305,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         prompt = training_prompt(self.tokenizer, self.store.tokens[origin : origin + len(input_ids)], rng)
         input_ids[:] = prompt.ids
         labels[:] = np.where(prompt.trained, prompt.ids, IGNORED)
-        labels[: min(prompt.told, self.rules.min_context)] = IGNORED
+        labels[: prompt.asked if self._without_context else min(prompt.told, self.rules.min_context)] = IGNORED
         if self.rules.positions.scheme == "pose":
             at = int(rng.integers(prompt.told, prompt.asked + 1))
             skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))

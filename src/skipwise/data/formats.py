@@ -16,8 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from skipwise.data.conversations import FORMS, columns_of, conversation_of
+from skipwise.data import conversations, tokenised
+from skipwise.data.conversations import Conversation, conversation_of
 from skipwise.data.names import printable
+from skipwise.data.tokenised import Tokenised, tokenised_of
 from skipwise.errors import DataError, reason
 
 _TEXT_ENDINGS = (".txt", ".md", ".rst", ".py", ".tex")
@@ -33,6 +35,12 @@ _LIMITS = {
 _PART = 2**22  # bytes that are decoded at a time
 _PARQUET_ROWS = 64
 _ZSTD_BYTES = 2**11  # a malicious frame expands at most about 33,000 times: 67 MB
+
+# The columns of a document that is no text; with input_ids labels may come.
+_FORMS: dict[tuple[str, ...], type[str]] = {
+    **dict.fromkeys(conversations.FORMS, Conversation),
+    tokenised.FORM: Tokenised,
+}
 
 Reader = Callable[[Path, str], Iterator[tuple[str, str]]]
 
@@ -135,9 +143,12 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[tuple[str, str]]:
 
 
 def _of_arrow(value: Any, where: str) -> Any:
-    """The Python value of an Arrow scalar; ``as_py`` of a text would copy it once more."""
+    """The Python value of an Arrow scalar; ``as_py`` would copy a text once more, and make an object of each token."""
     import pyarrow
 
+    lists = pyarrow.ListScalar | pyarrow.LargeListScalar
+    if isinstance(value, lists) and value.is_valid and pyarrow.types.is_integer(value.type.value_type):
+        return value.values.to_numpy(zero_copy_only=False)
     if isinstance(value, pyarrow.StringScalar | pyarrow.LargeStringScalar) and value.is_valid:
         _require_bearable(value.as_buffer().size, where, _IN_PARQUET)
         return str(value.as_buffer(), "utf-8")
@@ -160,14 +171,17 @@ def _decode(data: bytes, where: str, begin: int = 0) -> str:
 
 
 def text_of(record: Any, field: str, where: str) -> str:
-    """Return the text of a record, or its conversation; or raise a DataError that says what the record holds instead."""
+    """Return the text of a record, its conversation or its tokens; or raise a DataError that says what it holds instead."""
     if not isinstance(record, Mapping):
         raise DataError(f"{where}: holds a {type(record).__name__}, not an object with the field {field!r}")
     columns = require_columns(list(record), field, where)
-    text = conversation_of(record, columns, where) if columns in FORMS else record[field]
+    kind = kind_of(columns)
+    if kind is Tokenised:
+        return tokenised_of(record, where)
+    text = conversation_of(record, columns, where) if kind is Conversation else record[field]
     if not isinstance(text, str):
-        kind = "empty (null)" if text is None else f"of type {type(text).__name__}"
-        raise DataError(f"{where}: field {field!r} is {kind}, not text; {_NAME_THE_FIELD}")
+        held = "empty (null)" if text is None else f"of type {type(text).__name__}"
+        raise DataError(f"{where}: field {field!r} is {held}, not text; {_NAME_THE_FIELD}")
     for begin in range(0, len(text), _PART):  # not encoded as a whole: it may be long
         try:
             text[begin : begin + _PART].encode()
@@ -190,16 +204,26 @@ def _require_bearable(size: int, where: str, limit: int = LARGEST) -> None:
 
 
 def require_columns(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
-    """Return the fields that hold a document: ``field``, or those of a conversation.
+    """Return the fields that hold a document: ``field``, those of a conversation, or token ids and perhaps labels.
+
+    The latter are looked for if ``field`` is the default, ``text``, or names one of them.
 
     Raises:
         DataError: there are neither; it names the existing ``fields``.
     """
-    if columns := columns_of(fields, field):
-        return columns
+    if field in fields and (field,) not in _FORMS:
+        return (field,)
+    forms = _FORMS if field == "text" else [(field,)] if (field,) in _FORMS else []
+    if form := next((form for form in forms if set(form) <= set(fields)), ()):
+        return (*form, tokenised.LABELS) if form == tokenised.FORM and tokenised.LABELS in fields else form
     there = ", ".join(repr(name) for name in fields) or "none"
-    forms = ", ".join(" and ".join(form) for form in FORMS)
-    raise DataError(f"{where}: no field {field!r} among {there}, nor a conversation ({forms}); {_NAME_THE_FIELD}")
+    known = ", ".join(" and ".join(form) for form in _FORMS)
+    raise DataError(f"{where}: no field {field!r} among {there}, nor one of {known}; {_NAME_THE_FIELD}")
+
+
+def kind_of(columns: tuple[str, ...]) -> type[str]:
+    """Return the class of the documents that the columns of ``require_columns`` hold: str, Conversation or Tokenised."""
+    return next((kind for form, kind in _FORMS.items() if columns[: len(form)] == form), str)
 
 
 def _not_utf8(where: str, error: UnicodeDecodeError, begin: int = 0) -> DataError:

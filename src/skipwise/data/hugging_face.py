@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skipwise.data.conversations import FORMS, columns_of
 from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
-from skipwise.data.formats import reader_of, require_columns, text_of
+from skipwise.data.formats import kind_of, reader_of, require_columns, text_of
 from skipwise.data.names import document_name, printable
+from skipwise.data.tokenised import Tokenised
 from skipwise.errors import DataError, nearest, reason
 from skipwise.recipes.schema import Data
 
@@ -30,13 +30,13 @@ class RowCorpus(Corpus):
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         done = place or 0
         columns = require_columns(self.dataset.column_names, self.text_field, self.source)
-        texts = self.dataset.select_columns(list(columns)).with_format(None)
-        for row, record in enumerate(texts.skip(done), done + 1):
+        records = self.dataset.select_columns(list(columns)).with_format("numpy" if self.kind() is Tokenised else None)
+        for row, record in enumerate(records.skip(done), done + 1):
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
             yield Document(f"{self.name}:{row}", text), row
 
-    def holds_conversations(self) -> bool:
-        return columns_of(self.dataset.column_names, self.text_field) in FORMS
+    def kind(self) -> type[str]:
+        return kind_of(require_columns(self.dataset.column_names, self.text_field, self.source))
 
     def fingerprint(self) -> str:
         return hash_parts(["rows", self.text_field, self.name, self.identity()])
@@ -84,9 +84,9 @@ class StreamCorpus(Corpus):
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
             yield Document(f"{self.source}:{row}", text), {"row": row, "stream": stream.state_dict()}
 
-    def holds_conversations(self) -> bool:
+    def kind(self) -> type[str]:
         columns = self.open_stream().column_names
-        return super().holds_conversations() if columns is None else columns_of(columns, self.text_field) in FORMS
+        return super().kind() if columns is None else kind_of(require_columns(columns, self.text_field, self.source))
 
     def fingerprint(self) -> str:
         return hash_parts(["stream", self.text_field, self.source, self.identity])

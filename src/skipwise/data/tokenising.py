@@ -24,13 +24,15 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from skipwise.data.conversations import Conversation, Spans, conversation_encoder
+from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import open_corpus
 from skipwise.data.draft import Draft, keep_private
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.names import printable
 from skipwise.data.pieces import Ids, encoder, splits_special
+from skipwise.data.spans import Spans
+from skipwise.data.tokenised import Tokenised, tokenised_encoder
 from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError, RunError, counted
 from skipwise.progress import EVERY
@@ -74,7 +76,7 @@ def build_token_store(
     corpus = open_corpus(data)
     limit = "" if data.max_tokens is None else f" {data.max_tokens}"
     content = corpus.fingerprint()
-    template = f" {getattr(tokenizer, 'chat_template', None)}" if corpus.holds_conversations() else ""
+    template = f" {getattr(tokenizer, 'chat_template', None)}" if corpus.kind() is Conversation else ""
     fingerprint = _sha256(f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}{template}")
     cache = _cache(data)
     try:
@@ -186,7 +188,7 @@ def _write(
 ) -> dict[str, Any]:
     """Write all files of the store but ``store.json``, and return their counts for it."""
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
-    encode, limit = _encoder(tokenizer, corpus), math.inf if max_tokens is None else max_tokens
+    encode, limit = _encoder(tokenizer, corpus, vocabulary), math.inf if max_tokens is None else max_tokens
     with Draft(draft, vocabulary, say) as files:
         counts = files.counts
         for batch, place in _batches(corpus, files.place):
@@ -200,29 +202,34 @@ def _write(
             if counts["tokens"] >= limit:
                 break
         files.finish()
-    return {**counts, "dtype": files.dtype.str}
+    return {**counts, "dtype": files.dtype.str, "labelled": corpus.kind() is Tokenised}
 
 
 def _encoder(
-    tokenizer: Any, corpus: Corpus
+    tokenizer: Any, corpus: Corpus, vocabulary: int
 ) -> Callable[[list[Document]], Iterator[tuple[Document, Iterable[Ids], Spans]]]:
-    """Return a function from documents to each one's token ids, piece by piece, and the spans of a conversation's context."""
-    first = corpus.holds_conversations()
-    kinds = {True: "a conversation", False: "a text"}
-    texts, conversations = encoder(tokenizer), conversation_encoder(tokenizer) if first else None
+    """Return a function from documents to each one's token ids, piece by piece, and the spans that are context."""
+    first = corpus.kind()
+    kinds = {str: "a text", Conversation: "a conversation", Tokenised: "tokenised"}
+    texts = encoder(tokenizer)
+    one: Callable[[Any, str], tuple[Any, Spans]] | None = None
+    if first is Conversation:
+        one = conversation_encoder(tokenizer)
+    elif first is Tokenised:
+        one = tokenised_encoder(tokenizer, vocabulary)
 
     def encode(documents: list[Document]) -> Iterator[tuple[Document, Iterable[Ids], Spans]]:
         for document in documents:
-            if (kind := isinstance(document.text, Conversation)) != first:
+            if (kind := type(document.text)) is not first:
                 raise DataError(
                     f"{document.name} is {kinds[kind]}, and the first document of {printable(corpus.source)} is {kinds[first]}; "
-                    "keep texts and conversations in sources of their own"
+                    "keep texts, conversations and tokens in sources of their own"
                 )
-        if conversations is None:
+        if one is None:
             yield from ((document, rows, []) for document, rows in texts(documents))
             return
         for document in documents:
-            ids, context = conversations(document.text, document.name)
+            ids, context = one(document.text, document.name)
             yield document, [ids], context
 
     return encode

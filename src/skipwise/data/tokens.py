@@ -6,7 +6,7 @@
       names.jsonl    one name per line
       digests.bin    uint64 [documents], little-endian: a hash of each document's text
       context.bin    int64 [spans, 2], little-endian: begins and ends in tokens.bin of what the assistant of a conversation
-                     does not say; empty for other text
+                     does not say, or of what the labels of tokenised data leave out; empty for text
       store.json     schema, counts and the seal, which holds the size and hash of each other file; written last, so a
                      store without it is incomplete
 
@@ -25,8 +25,10 @@ from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError, counted
 from skipwise.results.files import Seal, read_json
 
-SCHEMA = 3  # 1, of version 0.2.0, had no seal, and 2 no context
-_FACTS = {"schema", "documents", "tokens", "largest_token", "dtype", "fingerprint", "source", "seal"}  # of store.json
+SCHEMA = 4  # 1, of version 0.2.0, had no seal, 2 no context, and 3 did not say what the data had labelled
+_FACTS = {  # of store.json
+    *("schema", "documents", "tokens", "largest_token", "dtype", "labelled", "fingerprint", "source", "seal")
+}
 FILES = ("tokens.bin", "offsets.npy", "names.jsonl", "digests.bin", "context.bin")
 
 
@@ -36,7 +38,8 @@ class TokenStore:
     Opening it checks sizes and counts. Hashes are checked by ``skipwise.data.tokenising``, once for all processes.
 
     ``tokens`` are uint16 or uint32 [tokens], all documents in order; ``offsets`` int64 [documents + 1]; ``fingerprint``
-    the SHA-256 in hex of the documents' content and the tokenizer; ``largest_token`` -1 if the store has no token.
+    the SHA-256 in hex of the documents' content and the tokenizer; ``largest_token`` -1 if the store has no token;
+    ``labelled`` says whether ``context`` is what the data's own labels leave out, which is never trained.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,6 +56,7 @@ class TokenStore:
                     raise ValueError(f"{name} has {size:,} bytes, not {entry['bytes']:,}")
             self.fingerprint: str = about["fingerprint"]
             self.largest_token: int = about["largest_token"]
+            self.labelled: bool = about["labelled"]
             self.offsets: np.ndarray = np.load(self.path / "offsets.npy", mmap_mode="r", allow_pickle=False)
             # An empty file cannot be mapped.
             self.tokens: np.ndarray = (
@@ -89,7 +93,8 @@ class TokenStore:
 
     @cached_property
     def context(self) -> np.ndarray:
-        """Spans of ``tokens`` that the assistant of a conversation reads and does not say: int64 [spans, 2], ascending."""
+        """Spans of ``tokens`` that the assistant of a conversation does not say, or labels leave out: int64 [spans, 2],
+        ascending."""
         return np.fromfile(self.path / "context.bin", dtype="<i8").reshape(-1, 2)
 
     def is_context(self, places: np.ndarray) -> np.ndarray:

@@ -236,7 +236,7 @@ def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> Non
         ),
         (
             {"body": "b"},
-            r"no field 'text' among 'body', nor a conversation \(messages, conversations, prompt and completion\)",
+            r"no field 'text' among 'body', nor one of messages, conversations, prompt and completion, input_ids",
         ),
     ],
 )

@@ -261,7 +261,7 @@ class TestRefusals:
     def test_missing_field(self, tmp_path):
         path = write(tmp_path / "c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n')
         assert error_of(path) == (
-            f"{path}, line 4: no field 'text' among 'body', 'id', nor a conversation (messages, conversations, prompt and completion); "
+            f"{path}, line 4: no field 'text' among 'body', 'id', nor one of messages, conversations, prompt and completion, input_ids; "
             "name the field that holds the text: data.text_field of a recipe, --text-field of evaluate"
         )
         table = pyarrow.table({"body": ["x"]})

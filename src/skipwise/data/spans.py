@@ -1,0 +1,19 @@
+"""Spans [begin, end) of a document's tokens: where something holds, and where it does not."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Spans = list[tuple[int, int]]
+
+
+def runs(flags: Sequence[bool] | np.ndarray) -> Spans:
+    """Return the spans of the places whose flag is true, ascending."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], np.asarray(flags, dtype=bool), [False]])))
+    return [(begin, end) for begin, end in edges.reshape(-1, 2).tolist()]
+
+
+def complement(spans: Spans, length: int) -> Spans:
+    """Return what of 0..``length`` lies in none of the ``spans``, which are ascending."""
+    edges = [0, *(edge for span in spans for edge in span), length]
+    return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]

@@ -1,0 +1,145 @@
+"""Tokenised data: every form of record gives the ids themselves, labels are obeyed, and another tokenizer's ids are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from skipwise.data.examples import IGNORED, PoseDataset
+from skipwise.data.spans import complement, runs
+from skipwise.data.tokenised import Tokenised
+from skipwise.data.tokenising import build_token_store
+from skipwise.data.tokens import TokenStore
+from skipwise.errors import DataError
+from skipwise.recipes.schema import Data
+from tests.tiny import byte_tokenizer
+
+TEXT = "The ferry leaves at nine, and the market opens when it lands. " * 8
+FORMS = ["jsonl", "parquet", "saved", "saved int32"]
+
+
+def rows(text: str = TEXT, count: int = 3) -> list[dict[str, Any]]:
+    """Records as a tokenizer's ``map`` leaves them; the first half of each is not trained."""
+    made = []
+    for row in range(count):
+        ids = byte_tokenizer()(text[row:])["input_ids"]
+        half = len(ids) // 2
+        made.append({"input_ids": ids, "labels": [-100] * half + ids[half:], "attention_mask": [1] * len(ids)})
+    return made
+
+
+def write(folder: Path, form: str, records: list[dict[str, Any]]) -> Data:
+    path = folder / f"data.{form.split()[0]}"
+    if form == "jsonl":
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    elif form == "parquet":
+        parquet.write_table(pa.Table.from_pylist(records), path)
+    else:
+        saved = datasets.Dataset.from_list(records)
+        if form == "saved int32":
+            saved = saved.cast_column("input_ids", datasets.List(datasets.Value("int32")))
+        saved.save_to_disk(str(path))
+    return Data(source=str(path), cache=str(folder / "cache"))
+
+
+def store_of(folder: Path, records: list[dict[str, Any]], form: str = "jsonl", **changes: Any) -> TokenStore:
+    data = write(folder, form, records).model_copy(update=changes)
+    return build_token_store(data, byte_tokenizer())
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("labelled", [False, True])
+def test_the_store_has_the_ids_and_what_labels_leave_out(tmp_path: Path, form: str, labelled: bool) -> None:
+    records = rows()
+    given = [record if labelled else {"input_ids": record["input_ids"]} for record in records]
+    store = store_of(tmp_path, given, form)
+    assert store.labelled
+    assert len(store) == len(records)
+    for index, record in enumerate(records):
+        assert store.document(index).tolist() == record["input_ids"]
+        places = np.arange(store.offsets[index], store.offsets[index + 1])
+        left_out = np.array(record["labels"]) == -100
+        assert (store.is_context(places) == (left_out if labelled else False)).all()
+
+
+def test_what_labels_leave_out_is_never_trained(tmp_path: Path) -> None:
+    store = store_of(tmp_path, rows())
+    data = PoseDataset(store, np.arange(3), train_length=64, target_length=256, examples=200)
+    plans, origins, _ = data._drawn(np.arange(200))
+    places = origins[:, None] + plans.content_indices()
+    document = np.searchsorted(store.offsets, places, side="right") - 1
+    allowed = places - store.offsets[document] >= store.lengths[document] // 2
+    kept = np.array([data[index]["labels"] != IGNORED for index in range(200)])
+    assert not (kept & ~allowed).any()
+    assert kept[allowed].mean() > 0.9  # all but the first labels of chunks
+
+
+def test_a_prompts_text_is_not_trained_where_labels_leave_text_out(tmp_path: Path) -> None:
+    data = PoseDataset(
+        store_of(tmp_path, rows()),
+        np.arange(3),
+        train_length=300,
+        target_length=600,
+        examples=8,
+        tokenizer=byte_tokenizer(),
+        retrieval=1.0,
+    )
+    for index in range(8):
+        labels = data[index]["labels"]
+        said = byte_tokenizer().decode(labels[labels != IGNORED])
+        assert any(character.isdigit() for character in said)
+        assert "ferry" not in said
+        assert "market" not in said
+
+
+def test_a_text_field_that_is_there_comes_first_and_ids_may_be_named(tmp_path: Path) -> None:
+    records = [{"text": "plain text", "input_ids": rows()[0]["input_ids"]}]
+    assert byte_tokenizer().decode(store_of(tmp_path, records).document(0)) == "plain text"
+    named = store_of(tmp_path, records, text_field="input_ids")
+    assert named.document(0).tolist() == records[0]["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"input_ids": "abc"}, "line 1: field 'input_ids' holds a str, not a list of token ids"),
+        ({"input_ids": [[1, 2], [3, 4]]}, "field 'input_ids' holds several rows"),
+        ({"input_ids": [[1, 2], [3]]}, "field 'input_ids' holds a list, not a list of token ids"),
+        ({"input_ids": [1.5]}, "field 'input_ids' holds a list, not a list of token ids"),
+        ({"input_ids": None}, "field 'input_ids' holds a NoneType, not a list of token ids"),
+        ({"input_ids": [1, -1]}, "input_ids holds -1 to 1, which are no ids of tokens"),
+        ({"input_ids": [1, 2, 3], "labels": [1, 2]}, "2 labels of 3 input_ids; give one for each"),
+        ({"input_ids": [1, 2, 3], "labels": [2, 3, -100]}, "label 0 is 2, and input_ids has 1 there; .* not the next one"),
+        ({"input_ids": [1, 99_999]}, "token 99999 is not below 257, the number of tokens of this model's tokenizer"),
+    ],
+)
+def test_what_is_not_tokenised_well_is_explained(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        store_of(tmp_path, [record])
+
+
+def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    shuffled = np.random.default_rng(0).permutation(256)
+    records = [{"input_ids": shuffled[np.array(record["input_ids"])].tolist()} for record in rows()]
+    with pytest.raises(DataError, match=r"data.jsonl:1: decoded and encoded again, \d+% of its pieces .* another tokenizer"):
+        store_of(tmp_path, records)
+
+
+def test_texts_and_tokens_do_not_share_a_source(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data.jsonl:2 is a text, and the first document of .* is tokenised"):
+        store_of(tmp_path, [{"input_ids": rows()[0]["input_ids"]}, {"text": "plain"}])
+
+
+@given(st.lists(st.integers(0, 0x10FFFF)), st.lists(st.booleans()))
+def test_a_tokenised_document_holds_any_ids_and_spans_come_back(ids: list[int], flags: list[bool]) -> None:
+    assert Tokenised.of(np.array(ids, dtype=np.int64), []).ids().tolist() == ids
+    spans = runs(flags)
+    assert [any(begin <= place < end for begin, end in spans) for place in range(len(flags))] == flags
+    assert complement(spans, len(flags)) == runs([not flag for flag in flags])
