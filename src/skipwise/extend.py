@@ -478,4 +478,6 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
         },
         table=summary_markdown(measured),
         figure=run.figures / "perplexity.png",
+        base=prepared.recipe.model,
+        rows=rows_of([measured]),
     )

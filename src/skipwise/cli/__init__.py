@@ -43,6 +43,7 @@ for command in (
     extension.convert,
     serving.export,
     serving.check,
+    serving.publish,
 ):
     app.command()(command)
 

@@ -1,4 +1,4 @@
-"""``skipwise check`` and ``skipwise export``: what other engines make of a checkpoint."""
+"""A finished checkpoint leaves: it is checked in other engines, written in another format, or published."""
 
 from pathlib import Path
 from typing import Annotated
@@ -62,3 +62,20 @@ def export(
     from skipwise.engines.export import export
 
     export(model, to=to, kind=type_, out=out, checked=check, length=read_length(length), console=console)
+
+
+def publish(
+    run: Annotated[Path, typer.Argument(parser=read_path, help="a finished run folder, or the folder of its model")],
+    name: Annotated[
+        str, typer.Argument(metavar="OWNER/NAME", help="repository on the model hub; created if not there")
+    ],
+    upload: Annotated[bool, typer.Option("--upload", help="publish; without it only show what would be")] = False,
+    private: Annotated[bool, typer.Option("--private", help="create the repository for its owner alone")] = False,
+    base: Annotated[str | None, typer.Option(help="the base's name on the hub, where the card names none")] = None,
+    license_: Annotated[str | None, typer.Option("--license", help="the model's, where the card names none")] = None,
+) -> None:
+    """Show the files and the card of a model, and publish them on the model hub with --upload."""
+    console = prepare_process()
+    from skipwise.report.publish import publish
+
+    publish(run, name, console, upload=upload, private=private, base=base, license=license_)

@@ -1,13 +1,21 @@
-"""The model card: the ``README.md`` beside an extended model, with what was measured and how each engine loads it."""
+"""The model card: the ``README.md`` beside an extended model, with what was measured and how each engine loads it.
+
+Its head is what the model hub reads (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
+"""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from skipwise.model import lora, serving
 from skipwise.model.loading import resolve
 from skipwise.model.origin import promised_length
-from skipwise.report.tables import plain
+from skipwise.report.summary import Row
+from skipwise.report.tables import plain, task_title
 from skipwise.results.files import replacing, write_text
 
 _SHORT_OF_MEMORY = (
@@ -25,11 +33,12 @@ def write_card(
     facts: Mapping[str, str],
     table: str,
     figure: Path | None,
+    base: str = "",
+    rows: Sequence[Row] = (),
 ) -> None:
     """Write the card into the model's ``folder``: headline, warning if there is one, facts, table (Markdown), and a copy of
-    the figure (PNG)."""
-    lines = ["---", "library_name: transformers", "tags: [long-context, pose, rope]", "---", ""]
-    lines += [f"# {plain(title)}", "", f"{headline}.", ""]
+    the figure (PNG); in its head the name and the license of the ``base``, and the results of the extended model's ``rows``."""
+    lines = ["---", _head(plain(title), base, rows), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
@@ -38,6 +47,71 @@ def write_card(
             copy.write(figure.read_bytes())
         lines += ["", f"![Perplexity by window]({figure.name})"]
     write_text(folder / "README.md", "\n".join(lines) + "\n")
+
+
+def _head(title: str, base: str, rows: Sequence[Row]) -> str:
+    """What the hub reads of the card, as YAML; a base that has no name on the hub is not named."""
+    results = [result for row in rows if row.judged for result in _results(row)]
+    data = ModelCardData(
+        base_model=base if is_hub_name(base) and not Path(base).exists() else None,
+        license=license_of(base),
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["long-context", "pose", "rope"],
+        model_name=title if results else None,
+        eval_results=results or None,
+    )
+    return data.to_yaml().strip()
+
+
+def _results(row: Row) -> list[EvalResult]:
+    """Perplexity by window, and the share of prompts answered by task and length."""
+    text = plain(row.data)
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=text,
+            dataset_name=f"{text}, held out",
+            metric_type="perplexity",
+            metric_name=f"perplexity, sliding windows of {window:,} tokens",
+            metric_value=round(measured.mean, 3),
+        )
+        for window, measured in row.perplexity.items()
+    ]
+    for task, lengths in row.found.items():
+        results += [
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=f"skipwise/{task}",
+                dataset_name=task_title(task),
+                metric_type="accuracy",
+                metric_name=f"share found, prompts of {length:,} tokens",
+                metric_value=round(right / asked, 3),
+            )
+            for length, (right, asked) in lengths.items()
+        ]
+    return results
+
+
+def is_hub_name(name: str) -> bool:
+    """Return whether a name could be that of a model on the hub, OWNER/NAME."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None
+
+
+def license_of(base: str) -> str | None:
+    """Return the license that the card of a base names, where that is on this machine; None if it is not known."""
+    folder = Path(resolve(base)) if base else None
+    card = folder / "README.md" if folder and folder.is_dir() else None
+    if card is None and is_hub_name(base):
+        cached = try_to_load_from_cache(base, "README.md")
+        card = Path(cached) if isinstance(cached, str) else None
+    if card is None or not card.is_file():
+        return None
+    try:
+        named = ModelCard.load(card, ignore_metadata_errors=True).data.license
+    except (OSError, ValueError, yaml.YAMLError):  # anybody's file
+        return None
+    return named if isinstance(named, str) and re.fullmatch(r"[\w.-]+", named) else None
 
 
 def _ways_to_load(folder: Path) -> list[str]:

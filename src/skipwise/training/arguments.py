@@ -45,7 +45,7 @@ _DECIDED = {
     "auto_find_batch_size": "set training.per_device_train_batch_size",
     "eval_strategy": "the evaluation section measures after training",
     "load_best_model_at_end": "set evaluation.keep=best and evaluation.steps",
-    "push_to_hub": "nothing is published during training; publish the run's model folder afterwards",
+    "push_to_hub": "nothing is published during training; afterwards, skipwise publish RUN OWNER/NAME",
 }
 
 

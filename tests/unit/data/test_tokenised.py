@@ -116,7 +116,10 @@ def test_a_text_field_that_is_there_comes_first_and_ids_may_be_named(tmp_path: P
         ({"input_ids": None}, "field 'input_ids' holds a NoneType, not a list of token ids"),
         ({"input_ids": [1, -1]}, "input_ids holds -1 to 1, which are no ids of tokens"),
         ({"input_ids": [1, 2, 3], "labels": [1, 2]}, "2 labels of 3 input_ids; give one for each"),
-        ({"input_ids": [1, 2, 3], "labels": [2, 3, -100]}, "label 0 is 2, and input_ids has 1 there; .* not the next one"),
+        (
+            {"input_ids": [1, 2, 3], "labels": [2, 3, -100]},
+            "label 0 is 2, and input_ids has 1 there; .* not the next one",
+        ),
         ({"input_ids": [1, 99_999]}, "token 99999 is not below 257, the number of tokens of this model's tokenizer"),
     ],
 )
@@ -128,7 +131,9 @@ def test_what_is_not_tokenised_well_is_explained(tmp_path: Path, record: dict[st
 def test_ids_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     shuffled = np.random.default_rng(0).permutation(256)
     records = [{"input_ids": shuffled[np.array(record["input_ids"])].tolist()} for record in rows()]
-    with pytest.raises(DataError, match=r"data.jsonl:1: decoded and encoded again, \d+% of its pieces .* another tokenizer"):
+    with pytest.raises(
+        DataError, match=r"data.jsonl:1: decoded and encoded again, \d+% of its pieces .* another tokenizer"
+    ):
         store_of(tmp_path, records)
 
 

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from huggingface_hub import ModelCard
 
-from skipwise.report.model_card import write_card
+from skipwise.report.model_card import license_of, write_card
 from skipwise.report.summary import Folder, judgements, rows_of
 from skipwise.report.tables import summary_markdown
 from tests.measured import INFO, ORIGINAL, POSE
@@ -65,3 +66,41 @@ def test_an_adapters_card_says_what_it_is_put_on(model) -> None:
     assert "This is an adapter." in text
     assert "owner/base" in text
     assert "merge_and_unload" in text
+
+
+def test_the_head_names_base_license_and_results_for_the_hub(model, monkeypatch, tmp_path_factory) -> None:
+    folder = Folder("run", [*ORIGINAL, *POSE], INFO)
+    base = tmp_path_factory.mktemp("base")
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    monkeypatch.setattr("skipwise.report.model_card.try_to_load_from_cache", lambda *_: str(base / "README.md"))
+    card_of(model, base="owner/base", rows=rows_of([folder]))
+    data = ModelCard.load(model / "README.md").data
+    assert (data.base_model, data.license, data.pipeline_tag) == ("owner/base", "apache-2.0", "text-generation")
+    measured = {(r.metric_name, r.metric_value) for r in data.eval_results}
+    assert ("perplexity, sliding windows of 2,048 tokens", 15.4) in measured
+    assert ("share found, prompts of 2,048 tokens", 0.98) in measured
+    assert len(measured) == 8  # of the extended model alone
+
+
+@pytest.mark.parametrize(
+    ("card", "license"),
+    [
+        ("---\nlicense: mit\n---\n", "mit"),
+        ("---\nlicense: [a, b]\n---\n", None),
+        ("---\nlicense: 'a\n  b'\n---\n", None),
+        ("---\n: : [\n---\n", None),
+        ("no head", None),
+        (None, None),
+    ],
+)
+def test_a_license_is_taken_from_the_bases_card_if_it_names_one(tmp_path, card, license) -> None:
+    if card is not None:
+        (tmp_path / "README.md").write_text(card)
+    assert license_of(str(tmp_path)) == license
+
+
+def test_a_base_on_this_machine_is_not_named_as_one_of_the_hub(model, monkeypatch) -> None:
+    monkeypatch.chdir(model)
+    (model / "owner" / "base").mkdir(parents=True)
+    assert "base_model" not in card_of(model, base="owner/base")
+    assert "license: apache-2.0" in card_of(model, base="nano")

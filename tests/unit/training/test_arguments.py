@@ -49,7 +49,7 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("bf16", True, r"training.bf16 cannot be set: set training.precision"),
         ("seed", 3, r"training.seed cannot be set: set seed at the top"),
         ("save_only_model", True, r"training.save_only_model cannot be set: .*resumable"),
-        ("push_to_hub", True, r"training.push_to_hub cannot be set: .*publish the run's model folder afterwards"),
+        ("push_to_hub", True, r"training.push_to_hub cannot be set: .*afterwards, skipwise publish RUN OWNER/NAME"),
         ("max_grad_norm", -1, r"training.max_grad_norm = -1.0 must be above 0, or 0 for no clipping"),
         ("max_grad_norm", math.inf, r"training.max_grad_norm = inf: Input should be a finite number"),
         ("max_grad_norm", True, r"training.max_grad_norm = True: must be a number, not true or false"),

@@ -1,0 +1,122 @@
+"""Publishing shows everything first, uploads what was shown when asked, and explains what the hub refuses."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
+from rich.console import Console
+
+from skipwise.errors import ModelError, RunError
+from skipwise.model.origin import Origin
+from skipwise.recipes.schema import Data
+from skipwise.report import publish as publishing
+from skipwise.report.model_card import write_card
+from tests.tiny import llama
+
+FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", "skipwise.json"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "run" / "model"
+    llama(64).save_pretrained(folder)
+    Origin("nano", 64, Data()).write(folder)
+    write_card(folder, title="tiny", headline="Reads", facts={}, table="", figure=None, base="nano")
+    (folder / ".hidden").write_text("a secret")
+    (folder.parent / "recipe.yaml").write_text("")
+    (folder.parent / "results.jsonl").write_text("")
+    return folder.parent
+
+
+class Hub:
+    """What would have gone to the hub."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.made, self.sent = error, [], []
+
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+        assert exist_ok
+        if self.error:
+            raise self.error
+        self.made.append((name, private))
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str) -> str:
+        self.sent.append((repo_id, {name: (Path(folder_path) / name).read_bytes() for name in allow_patterns}))
+        return "https://hub/commit/1"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    made = Hub()
+    monkeypatch.setattr(publishing, "HfApi", lambda: made)
+    return made
+
+
+def said(run: Path, name: str = "owner/tiny-64k", **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    publishing.publish(run, name, console, **options)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("of", ["", "model"])
+def test_nothing_is_published_until_asked_and_everything_is_shown(run: Path, hub: Hub, of: str) -> None:
+    before = (run / "model" / "README.md").read_bytes()
+    text = said(run / of, base="owner/base")
+    assert all(name in text for name in FILES)
+    assert ".hidden" not in text
+    assert f"{(run / 'model' / 'model.safetensors').stat().st_size:,}" in text
+    assert "base_model: owner/base" in text
+    assert "Nothing was published. To publish 5 files as owner/tiny-64k, add --upload." in text
+    assert not hub.made
+    assert not hub.sent
+    assert (run / "model" / "README.md").read_bytes() == before
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_what_was_shown_is_uploaded(run: Path, hub: Hub, private: bool) -> None:
+    text = said(run, upload=True, private=private, base="owner/base", license="mit")
+    assert hub.made == [("owner/tiny-64k", private)]
+    [(name, sent)] = hub.sent
+    assert name == "owner/tiny-64k"
+    assert sorted(sent) == FILES
+    data = ModelCard(sent["README.md"].decode()).data
+    assert (data.base_model, data.license) == ("owner/base", "mit")
+    assert sent["model.safetensors"] == (run / "model" / "model.safetensors").read_bytes()
+    assert "published: https://hub/commit/1" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (LocalTokenNotFoundError("no token"), "none is here; log in with `hf auth login`"),
+        (OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
+        (OSError("no route"), r"the hub does not take owner/tiny-64k \(OSError: no route\); check the name"),
+    ],
+)
+def test_a_hub_that_refuses_is_explained(run: Path, hub: Hub, error: Exception, message: str) -> None:
+    hub.error = error
+    with pytest.raises(RunError, match=message):
+        said(run, upload=True)
+
+
+def test_a_card_without_a_license_is_not_published(run: Path, hub: Hub) -> None:
+    write_card(run / "model", title="tiny", headline="Reads", facts={}, table="", figure=None)
+    with pytest.raises(RunError, match=r"names no license; give that of the base, for example --license apache-2\.0"):
+        said(run, upload=True)
+    assert not hub.made
+
+
+def test_what_is_no_finished_model_is_refused(run: Path, hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"'tiny' is no name of a repository; give OWNER/NAME"):
+        said(run, "tiny")
+    with pytest.raises(RunError, match=r"--base 'nano' is no name of a model on the hub"):
+        said(run, base="nano")
+    with pytest.raises(ModelError, match="holds no finished model"):
+        said(tmp_path / "nothing")
+    (run / "model" / "config.json").write_text("{}")
+    with pytest.raises(RunError, match=r"config.json"):
+        said(run, upload=True)
+    assert not hub.made
