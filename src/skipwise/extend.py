@@ -44,6 +44,7 @@ from skipwise.report.page import write_page
 from skipwise.report.price import price_warning
 from skipwise.report.summary import Folder, arm_name, judgements, read_folder, rows_of
 from skipwise.report.tables import summary_markdown, summary_table
+from skipwise.report.trackers import log_results, one_run
 from skipwise.results.records import (
     CoverageRecord,
     Measured,
@@ -55,6 +56,7 @@ from skipwise.results.records import (
 )
 from skipwise.results.run_folder import DECIDES, RunFolder
 from skipwise.training import best_checkpoint, processes, written
+from skipwise.training.arguments import reported_to
 from skipwise.training.checkpoints import checkpoint_bytes, complete_checkpoints, disk_space, latest_complete, step_of
 from skipwise.training.cost import taught_share
 from skipwise.training.prepare import PreparedRun, prepare, print_plan, require_trainable
@@ -109,7 +111,8 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     processes.told_by_first((run.path.absolute(), run.identity, decides, model is not None))
     processes.end_together(None)
     if model is not None:
-        trained = _train(prepared, model, run, resume, console, evaluation)
+        with one_run(run):
+            trained = _train(prepared, model, run, resume, console, evaluation)
         if recipe.evaluation.keep == "best":
             _take_best(evaluation, trained, run, console)
         _save(prepared, trained, run)
@@ -121,6 +124,8 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     write_page([run.path])
     measured = read_folder(run.path)
     _write_card(prepared, run, measured)
+    with one_run(run):
+        log_results(reported_to(recipe.training), run, measured, console)
     console.print(summary_table(measured))
     console.print(f"report: {run.report}")
     console.print(f"model:  {run.model}")

@@ -179,11 +179,17 @@ def summary_table(folder: Folder) -> RenderableType:
 
 def summary_markdown(folder: Folder) -> str:
     """Perplexity and passkeys of a run as a Markdown table, for the model card; empty without results."""
-    head, rows, _ = _beside(_summary(folder), " ")
+    head, rows = summary_cells(folder)
     if not rows:
         return ""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *([plain(row[0]), *row[1:]] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def summary_cells(folder: Folder) -> tuple[list[str], list[list[str]]]:
+    """Perplexity and passkeys of a run: the head of the table, and its rows."""
+    head, rows, _ = _beside(_summary(folder), " ")
+    return head, rows
 
 
 def _summary(folder: Folder) -> list[Table]:

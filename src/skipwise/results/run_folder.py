@@ -110,6 +110,7 @@ class _Run(_Facts):
     evaluation: _Evaluation = _Evaluation()
     records: Natural | None = 0
     kept: _Kept | None = None
+    logged: list[str] = []
 
 
 class RunFolder:

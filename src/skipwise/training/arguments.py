@@ -64,6 +64,8 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
         given["optim"] = "adamw_torch_fused"
     values = {
         "report_to": "none",
+        "project": "skipwise",
+        "run_name": folder.absolute().parent.name,
         "disable_tqdm": True,
         "dataloader_num_workers": min(4, os.cpu_count() or 1) if on_gpu else 0,
         "dataloader_pin_memory": on_gpu,
@@ -112,6 +114,12 @@ def known_fields(settings: Training) -> dict[str, Any]:
     if "gradient_checkpointing" in given and "activation_checkpointing" in hints:  # its name from v5.2x on
         given["activation_checkpointing"] = given.pop("gradient_checkpointing")
     return given
+
+
+def reported_to(settings: Training) -> list[str]:
+    """Return the trackers that ``training.report_to`` names."""
+    named = (settings.model_extra or {}).get("report_to") or []
+    return [named] if isinstance(named, str) else list(named)
 
 
 @cache
