@@ -20,7 +20,7 @@ from skipwise.recipes.schema import Recipe
 from skipwise.results.files import replacing
 
 NAME = "written text"  # of its fingerprint
-_MOST_TOKENS = 2**16  # written; examples take them again
+_MOST_TOKENS = 2**18  # written; examples take them again, and too few texts leave to chance what they hold
 _LONGEST = 512  # tokens of one text: what a base knows shows in short texts too, and long ones take long to write
 
 
