@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from skipwise.data.packing import Packed, apart, pack
 from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, keep_long, split_by_name
 from skipwise.data.training_prompts import TrainingPrompt, require_room, training_prompt
-from skipwise.errors import DataError
+from skipwise.errors import DataError, counted
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import SCHEMES, Plans
 from skipwise.method.rng import Rng
@@ -27,6 +28,7 @@ IGNORED = -100  # labels with this value do not count in the loss of transformer
 
 # Draw numbers of what is chosen before the plan; far above those that a plan uses.
 _DOCUMENT, _ORIGIN, _PROMPT = 2**40, 2**40 + 1, 2**40 + 2
+_PACKED = 1  # apart from the numbers of prompts
 
 Example = dict[str, np.ndarray]
 
@@ -96,6 +98,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     all ones and must reach the model: without a mask and a cache, transformers takes a jump of the positions for the
     start of a new packed document and cuts attention there.
 
+    Conversations shorter than ``train_length`` are packed (``data.packing``): in an example of several the mask has the number of
+    each token's conversation, of which ``collate`` makes a mask that keeps them apart.
+
     Example::
 
         model = load_model(name, plan_extension(load_config(name), target_length="32k", interpolation="yarn"))
@@ -104,7 +109,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     Args:
         store: the tokens.
-        documents: indices into the store of the documents to draw from, each of at least ``train_length`` tokens.
+        documents: indices into the store of the documents to draw from; of at least ``train_length`` tokens, unless they are
+            conversations.
         train_length: L_c in tokens, as 2048 or "2k".
         target_length: L_t in tokens.
         tokenizer: writes passkey prompts; required if ``passkey`` is above 0.
@@ -168,8 +174,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
         self._epoch = shared_epoch()
+        self._short = self._lengths < lengths[0] if store.holds_conversations else np.zeros(len(documents), dtype=bool)
+        _check_packing(self.rules, self._short)
         # A document that is too short for a plan is reported here, not in a worker.
-        self.rules.plan(Rng.of(seed, 0, 0), np.minimum(self._lengths.min(keepdims=True), lengths[1]))
+        shortest = self._lengths[~self._short].min(initial=lengths[1], keepdims=True)
+        self.rules.plan(Rng.of(seed, 0, 0), np.minimum(shortest, lengths[1]))
         if assistant_only and not len(store.context):
             raise DataError(
                 "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
@@ -189,14 +198,16 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         held_out: float = 0.0,
         **options: Any,
     ) -> "PoseDataset":
-        """Tokenise a source (cached) and use its documents of at least ``train_length`` tokens that are not held out.
+        """Tokenise a source (cached) and use its documents of at least ``train_length`` tokens that are not held out, and all
+        conversations.
 
         A ``Data`` section says how the text is read and tokenised; its other settings do not apply. ``held_out`` is the
         share of documents held out by name. ``options`` are those of the class.
         """
         store = build_token_store(source, tokenizer)
         train, _ = split_by_name(store, held_out)
-        documents = np.intersect1d(train, keep_long(store, parse_length(train_length)))
+        shortest = 2 if store.holds_conversations else parse_length(train_length)
+        documents = np.intersect1d(train, keep_long(store, shortest))
         return cls(
             store, documents, train_length=train_length, target_length=target_length, tokenizer=tokenizer, **options
         )
@@ -215,36 +226,49 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """Build the examples ``indices`` in one vectorised batch; torch's DataLoader calls this."""
         if outside := [i for i in indices if not 0 <= i < len(self)]:
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
-        plans, origins, rng = self._drawn(np.asarray(indices))
-        rows = origins[:, None] + plans.content_indices()
+        chosen, plans, origins, rng = self._drawn(np.asarray(indices))
+        rows, positions = origins[:, None] + plans.content_indices(), plans.position_ids()
+        read, texts = np.tile(np.arange(rows.shape[1]), (len(rows), 1)), np.ones(rows.shape, dtype=np.int64)
+        for row in np.flatnonzero(self._short[chosen]):
+            packed = self._pack(int(indices[int(row)]), int(chosen[row]))
+            rows[row], positions[row], read[row], texts[row] = (
+                packed.rows,
+                packed.positions,
+                packed.places,
+                packed.texts,
+            )
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
+        labels[(texts > 1) & (read <= self.rules.min_context)] = IGNORED  # the first of a text follows from nothing
         if self._without_context:
             labels[self.store.is_context(rows)] = IGNORED
-        positions, drawn = plans.position_ids(), rng.uniform(_PROMPT)
+        drawn = rng.uniform(_PROMPT)
         passkeys, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
         written = ~prompted & (drawn < self.passkey + self.retrieval + self.written_share)
         text_follows, label_weights = np.ones(labels.shape, dtype=bool), np.ones(labels.shape, dtype=np.float32)
+        replaced = prompted | written
+        read[replaced], texts[replaced] = np.arange(labels.shape[1]), 1
         for row in np.flatnonzero(written):
             self._take_written(int(indices[int(row)]), input_ids[row], labels[row], positions[row])
         for row in np.flatnonzero(prompted):
-            index, origin = int(indices[int(row)]), int(origins[row])
+            index = int(indices[int(row)])
+            origin = min(int(origins[row]), len(self.store.tokens) - labels.shape[1])  # a packed one may lie at the end
             if passkeys[row]:
                 text_follows[row] = self._write_passkey(index, origin, input_ids[row], labels[row])
             else:
                 prompt = self._write_retrieval(index, origin, input_ids[row], labels[row], positions[row])
                 text_follows[row] = prompt.text_follows
                 label_weights[row, prompt.asked :] = self.answer_weight
-        examples = examples_of(input_ids, positions, labels)
+        examples = examples_of(input_ids, positions, labels, texts)
         if self.answer_weight != 1 and self.retrieval:
             for example, weights in zip(examples, label_weights, strict=True):
                 example["label_weights"] = weights
         if self.teacher_weight or self.written_weight:
-            taught = (positions == np.arange(labels.shape[1])) & text_follows
-            read = np.tile(np.arange(labels.shape[1]), (len(labels), 1))
+            taught = (positions == read) & text_follows
+            taught[:, :-1] &= texts[:, 1:] == texts[:, :-1]  # behind a text follows another one
             if self.written is not None:
                 read[written] %= self.written.shape[1]
-                taught[written] = read[written] < self.written.shape[1] - 1  # behind a text follows another one
+                taught[written] = read[written] < self.written.shape[1] - 1
             weights = np.where(written[:, None], self.written_weight, self.teacher_weight)
             for example, shares, places in zip(examples, (weights * taught).astype(np.float32), read, strict=True):
                 example |= {"teacher_weights": shares, "teacher_positions": places}
@@ -252,15 +276,26 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     def plans(self, indices: np.ndarray) -> Plans:
         """Return the position plans of the examples ``indices`` [examples], without their text."""
-        return self._drawn(indices)[0]
+        return self._drawn(indices)[1]
 
-    def _drawn(self, indices: np.ndarray) -> tuple[Plans, np.ndarray, Rng]:
-        """Draw the plans of examples, and where their spans start in the store, int64 [examples]."""
+    def _drawn(self, indices: np.ndarray) -> tuple[np.ndarray, Plans, np.ndarray, Rng]:
+        """Draw which of ``documents`` examples begin in, their plans, and where their spans start in the store, int64 [examples].
+
+        The plan of a packed example is that of a document of ``train_length``, and is not used.
+        """
         rng = Rng.of(self.seed, int(self._epoch), indices)
         place = rng.integers(_DOCUMENT, 0, int(self._ends[-1]) - 1)
         chosen = np.searchsorted(self._ends, place, side="right")
         spans, origins = self.rules.cut(rng, self._lengths[chosen])
-        return self.rules.plan(rng, spans), self.store.offsets[self.documents[chosen]] + origins, rng
+        plans = self.rules.plan(rng, np.where(self._short[chosen], self.rules.train_length, spans))
+        return chosen, plans, self.store.offsets[self.documents[chosen]] + origins, rng
+
+    def _pack(self, index: int, chosen: int) -> Packed:
+        """Return the packed example ``index``, which begins with a short document."""
+        rules, short = self.rules, self.documents[self._short]
+        rng = np.random.default_rng([self.seed, int(self._epoch), index, _PACKED])
+        first = int(self.documents[chosen])
+        return pack(self.store, short, first, rules.train_length, rules.target_length, rules.positions, rng)
 
     def _take_written(self, index: int, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray) -> None:
         """Replace one example by texts of ``written`` that are joined, in place; no position skips."""
@@ -324,6 +359,15 @@ def _check_shares(shares: dict[str, float]) -> None:
         raise DataError(f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one")
 
 
+def _check_packing(rules: ExampleRules, short: np.ndarray) -> None:
+    """Refuse to pack under a scheme that has no chunks of text."""
+    if short.any() and (scheme := rules.positions.scheme) not in ("pose", "short"):
+        raise DataError(
+            f"{counted(int(short.sum()), 'conversation')} of fewer than {rules.train_length:,} tokens can be packed under pose and "
+            f"short, not under {scheme}; set data.min_tokens={rules.train_length} to leave them out"
+        )
+
+
 def _check_prompts(shares: dict[str, float], tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
     """Refuse prompts without a tokenizer, and a train length that no prompt fits."""
     for name, share in shares.items():
@@ -340,14 +384,21 @@ def shared_epoch(epoch: int = 0) -> torch.Tensor:
     return torch.tensor(epoch, dtype=torch.int64).share_memory_()
 
 
-def examples_of(input_ids: np.ndarray, position_ids: np.ndarray, labels: np.ndarray) -> list[Example]:
-    """Return one example per row of the int64 arrays [examples, tokens], with an attention mask of ones."""
-    return [
-        {"input_ids": i, "position_ids": p, "labels": y, "attention_mask": np.ones_like(i)}
-        for i, p, y in zip(input_ids, position_ids, labels, strict=True)
-    ]
+def examples_of(
+    input_ids: np.ndarray, position_ids: np.ndarray, labels: np.ndarray, texts: np.ndarray | None = None
+) -> list[Example]:
+    """Return one example per row of the int64 arrays [examples, tokens]; ``texts`` are the attention mask, default: ones."""
+    columns = input_ids, position_ids, labels, np.ones_like(input_ids) if texts is None else texts
+    names = "input_ids", "position_ids", "labels", "attention_mask"
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-    """Stack examples of one length into a batch of int64 tensors [examples, tokens]."""
-    return {key: torch.from_numpy(np.stack([example[key] for example in examples])) for key in examples[0]}
+    """Stack examples of one length into a batch of int64 tensors [examples, tokens].
+
+    If an example is of several texts, ``attention_mask`` is that of ``packing.apart``, bool [examples, 1, tokens, tokens].
+    """
+    batch = {key: torch.from_numpy(np.stack([example[key] for example in examples])) for key in examples[0]}
+    if "attention_mask" in batch and (batch["attention_mask"] > 1).any():
+        batch["attention_mask"] = apart(batch["attention_mask"])
+    return batch

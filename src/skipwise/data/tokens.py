@@ -97,6 +97,11 @@ class TokenStore:
         ascending."""
         return np.fromfile(self.path / "context.bin", dtype="<i8").reshape(-1, 2)
 
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether the documents are conversations."""
+        return bool(len(self.context)) and not self.labelled
+
     def is_context(self, places: np.ndarray) -> np.ndarray:
         """Return which places in ``tokens`` lie in a span of ``context``: bool, of the shape of ``places``."""
         if not len(self.context):

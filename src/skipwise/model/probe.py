@@ -86,6 +86,52 @@ def probe_connectivity(
     return probe
 
 
+def require_apart(
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    precision: str = "float32",
+) -> None:
+    """Require that the texts of a packed window do not attend to each other: change the first, and look at the others.
+
+    Args:
+        model: as it is trained.
+        ids: int64 [examples, tokens].
+        positions: int64 [examples, tokens].
+        mask: bool [examples, 1, tokens, tokens], as ``packing.apart`` makes it.
+        precision: bf16 or fp16 autocast, as in training; float32 computes in the dtype of the weights.
+
+    Raises:
+        ModelError: another text's logits change, as where an attention kernel takes no such mask.
+    """
+    several = (~mask[:, 0, -1, 0]).nonzero()[:, 0]
+    if not len(several):
+        return
+    one = several[:1]
+    ids, positions, mask = ids[one], positions[one], mask[one]
+    begin = int(mask[0, 0, :, 0].sum())  # of the second text
+    other = ids.clone()
+    other[:, :begin] = (other[:, :begin] + 1) % model.config.get_text_config().vocab_size
+    was_training = model.training
+    model.train()
+    with torch.no_grad(), torch.random.fork_rng():
+        logits = []
+        for tokens in (ids, other):
+            torch.manual_seed(0)  # the same dropout in both passes
+            with autocast(model.device, precision):
+                out = model(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False)
+            logits.append(out.logits[0, begin:].float())
+    model.train(was_training)
+    if (change := (logits[1] - logits[0]).abs().max()) > 0:
+        raise ModelError(
+            f"packed conversations attend to each other under {model.config._attn_implementation} attention: a change in one "
+            f"changed the logits of another by {change:g}. Choose attn_implementation sdpa, or leave short conversations out "
+            "with data.min_tokens"
+        )
+
+
 def _require_causal_connection(probe: Probe) -> None:
     if not probe.forward > 0:
         raise ModelError(

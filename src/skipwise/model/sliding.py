@@ -61,10 +61,14 @@ def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         not decoder.training
         or kwargs.get("past_key_values") is not None
         or not isinstance(mask, torch.Tensor)
-        or mask.ndim != 2
+        or mask.ndim not in (2, 4)
         or positions is None
         or "flash" in str(config._attn_implementation)  # its kernels take no such mask
     ):
         return None
-    masks = attention_masks(config, mask, positions.expand_as(mask), decoder.dtype)
+    if mask.ndim == 4:  # of several texts in a window, bool [batch, 1, tokens, tokens]
+        near = positions[:, None, :, None] - positions[:, None, None, :] < config.sliding_window
+        masks: dict[str, Any] = {"full_attention": mask, "sliding_attention": mask & near}
+    else:
+        masks = attention_masks(config, mask, positions.expand_as(mask), decoder.dtype)
     return args, kwargs | {"attention_mask": masks}

@@ -126,7 +126,8 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     check_vocabulary(store, config.vocab_size)
     train, held_out = split_by_name(store, recipe.data.held_out)
     needed = extension.reach if recipe.positions.scheme == "full" else train_length
-    shortest = max(recipe.data.min_tokens or 0, needed)
+    packs = store.holds_conversations and recipe.positions.scheme != "full"
+    shortest = recipe.data.min_tokens or 2 if packs else max(recipe.data.min_tokens or 0, needed)
     long = np.intersect1d(train, keep_long(store, shortest))
     if len(long) == 0:
         setting = "target" if needed == extension.reach else "train_length" if shortest == needed else "data.min_tokens"
@@ -222,6 +223,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.held_out):,} held out by name",
         dropped_message(len(run.train) + run.dropped, len(run.train), run.shortest, setting),
+        _packed(run),
         _special_tokens(run.tokenizer),
         f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
         f"{run.precision} on {run.device.type}",
@@ -238,6 +240,17 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         )
     for line in filter(None, lines):
         console.print(line)
+
+
+def _packed(run: PreparedRun) -> str | None:
+    """Return a sentence on how many conversations are packed, if some are."""
+    short = int((run.store.lengths[run.train] < run.train_length).sum())
+    return (
+        f"{counted(short, 'conversation')} of fewer than {run.train_length:,} tokens are packed, several in a window; none attends "
+        "to another"
+        if short
+        else None
+    )
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -5,7 +5,7 @@ A Trainer drops the columns that it does not know, and some collators keep only 
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import TrainerCallback
@@ -79,19 +79,27 @@ class RequirePositions(TrainerCallback):
                 "the model got no position_ids, so it counts 0, 1, 2, ... and no position skips: the Trainer or its "
                 f"collator dropped them; {_KEEP}"
             )
-        steps = positions.diff(dim=-1)
-        if (steps <= 0).any():
+        steps, mask = positions.diff(dim=-1), given.get("attention_mask")
+        within = torch.ones_like(steps, dtype=torch.bool)  # whether a step stays in one text
+        if mask is not None and mask.ndim == 4:
+            if (kernel := cast(Any, model.config)._attn_implementation) != "sdpa":
+                raise RecipeError(
+                    f"the batch has several texts in a window, which {kernel} attention may not keep apart; load the model with "
+                    "attn_implementation='sdpa'"
+                )
+            within = mask[:, 0].diagonal(offset=-1, dim1=1, dim2=2)
+        if ((steps <= 0) & within).any():
             raise RecipeError(
                 "position_ids begin again inside an example: the Trainer packs several documents into one, which cuts "
                 f"attention between them; turn packing and padding_free off, and {_KEEP}"
             )
-        if given.get("attention_mask") is None:
+        if mask is None:
             raise RecipeError(
                 "the model got no attention_mask, so transformers reads a skip as the border of a packed document and cuts "
                 f"attention there; {_KEEP}"
             )
         self._examples += len(positions)
-        if (steps != 1).any():
+        if ((steps != 1) & within).any():
             self._release()
         elif self._examples >= _EXAMPLES:
             raise RecipeError(

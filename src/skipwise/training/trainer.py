@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import RecipeError, RunError, counted
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
+from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Training
@@ -59,7 +60,8 @@ def train(
     no training. With ``resume`` training goes on from the newest complete one, or starts if there is none.
 
     Args:
-        collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length].
+        collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length]; the mask of packed texts is
+            [examples, 1, train_length, train_length].
         seed: of dropout and everything else that the model draws.
         run: what the checkpoints belong to (``RunFolder.identity``); those of another run are refused.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
@@ -120,6 +122,7 @@ class _Trainer(Trainer):
         self.guard, self.keep, self.run, self.teacher = guard, keep, run, teacher
         self.micro_batch: tuple[int, ...] = (0, 0)  # examples, tokens
         self._sliced: bool | None = None
+        self._apart = False
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         with settings_errors():
@@ -156,6 +159,9 @@ class _Trainer(Trainer):
                     "other; give both, or neither"
                 )
             self._sliced = self._needs_slices(ids.numel())
+        if not self._apart and inputs["attention_mask"].ndim == 4:  # the first batch with packed texts
+            self._require_apart(inputs)
+            self._apart = True
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
         with self._loss(ids, weights, positions, label_weights):
@@ -192,6 +198,14 @@ class _Trainer(Trainer):
                 f"a batch has the fields {', '.join(batch)}: collate dropped the position_ids of the examples, without "
                 "which no position skips; give skipwise.collate, or a function that keeps every field"
             )
+
+    def _require_apart(self, batch: dict[str, Any]) -> None:
+        """Refuse a model whose attention reads across packed texts; of a sharded one no process can be asked alone."""
+        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+            precision = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
+            mask = batch["attention_mask"]
+            model = cast(PreTrainedModel, self.model)
+            require_apart(model, batch["input_ids"], batch["position_ids"], mask, precision=precision)
 
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: all logits take too much memory, and nothing else needs them.

@@ -38,7 +38,7 @@ def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
 def test_every_token_is_the_documents_token_at_its_place(store: TokenStore, content: str) -> None:
     data = dataset(store, positions=Positions(content=content, chunks=3))
     indices = np.arange(100)
-    plans, origins, _ = data._drawn(indices)
+    _, plans, origins, _ = data._drawn(indices)
     for i, example in enumerate(data.__getitems__(list(indices))):
         document = np.searchsorted(store.offsets, origins[i], side="right") - 1
         text = store.document(document)
@@ -64,7 +64,7 @@ def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: Toke
 @pytest.mark.parametrize("train_jumps", [False, True])
 def test_labels_with_little_of_their_text_before_them_are_left_out(store: TokenStore, train_jumps: bool) -> None:
     data = dataset(store, min_context=5, train_jumps=train_jumps)
-    plans, origins, _ = data._drawn(np.arange(60))
+    _, plans, origins, _ = data._drawn(np.arange(60))
     rows = origins[:, None] + plans.content_indices()
     for row, example in zip(rows, data.__getitems__(range(60)), strict=True):
         for place in range(64):
@@ -250,7 +250,7 @@ def test_workers_see_the_epoch_and_give_the_same_examples(store: TokenStore) -> 
 
 def test_long_documents_are_sources_of_many_spans(store: TokenStore) -> None:
     data = dataset(store, target_length=128, examples=2000)
-    _, origins, _ = data._drawn(np.arange(2000))
+    _, _, origins, _ = data._drawn(np.arange(2000))
     document = len(store) - 1
     inside = origins[(origins >= store.offsets[document]) & (origins < store.offsets[document + 1])]
     assert len(set(inside.tolist())) > 20

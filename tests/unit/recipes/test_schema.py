@@ -23,7 +23,14 @@ PAPER_RUNS = {
         for name in ("linear", "ntk", "yarn")
     },
 }
-ADAPTED = {"smollm2-16k-quick", "smollm2-32k", "qwen3-8b-128k-lora", "llama-3.1-8b-512k-lora", "qwen3-8b-24gb", "llama-3.1-8b-24gb"}
+ADAPTED = {
+    "smollm2-16k-quick",
+    "smollm2-32k",
+    "qwen3-8b-128k-lora",
+    "llama-3.1-8b-512k-lora",
+    "qwen3-8b-24gb",
+    "llama-3.1-8b-24gb",
+}
 
 
 def message(source: Path | str | None = None, changes: dict[str, Any] | None = None) -> str:

@@ -1,0 +1,83 @@
+"""Conversations shorter than a window -> one window of several: none attends to another, and positions skip between turns alone.
+
+A window begins with one conversation and goes on with others, each drawn with a chance in proportion to its tokens; the last one is cut
+off. Positions begin at 0 in each, and skip where the assistant has ended a turn, as PoSE's chunks do:
+
+    u_1 ~ U{0..L_t - n}, u_i ~ U{u_i-1..L_t - n}, for n tokens of a conversation (Zhu et al., "PoSE", section 3.2)
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from skipwise.data.tokens import TokenStore
+from skipwise.recipes.schema import Positions
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One window; all arrays are int64 [tokens]."""
+
+    rows: np.ndarray  # places in the store's tokens
+    positions: np.ndarray
+    places: np.ndarray  # in the own conversation
+    texts: np.ndarray  # the number of the conversation in the window, from 1
+
+
+def pack(
+    store: TokenStore,
+    documents: np.ndarray,
+    first: int,
+    train_length: int,
+    target_length: int,
+    rules: Positions,
+    rng: np.random.Generator,
+) -> Packed:
+    """Fill a window with the conversation ``first`` and others of ``documents``, both indices into the store."""
+    ends = np.cumsum(store.lengths[documents])
+    parts: list[tuple[int, int, np.ndarray]] = []
+    chosen, left = first, train_length
+    while left:
+        tokens = min(int(store.lengths[chosen]), left)
+        begin = int(store.offsets[chosen])
+        parts.append((begin, tokens, _positions(_turns(store, begin, tokens), tokens, target_length, rules, rng)))
+        left -= tokens
+        chosen = int(documents[np.searchsorted(ends, rng.integers(ends[-1]), side="right")])
+    return Packed(
+        rows=np.concatenate([np.arange(begin, begin + tokens) for begin, tokens, _ in parts]),
+        positions=np.concatenate([positions for _, _, positions in parts]),
+        places=np.concatenate([np.arange(tokens) for _, tokens, _ in parts]),
+        texts=np.repeat(np.arange(1, len(parts) + 1), [tokens for _, tokens, _ in parts]),
+    )
+
+
+def _turns(store: TokenStore, begin: int, tokens: int) -> np.ndarray:
+    """Where inside the next tokens something begins that the assistant only reads: int64 [turns], from ``begin``."""
+    spans = store.context[:, 0]
+    low, high = np.searchsorted(spans, [begin + 1, begin + tokens])
+    return spans[low:high] - begin
+
+
+def _positions(
+    turns: np.ndarray, tokens: int, target_length: int, rules: Positions, rng: np.random.Generator
+) -> np.ndarray:
+    positions = np.arange(tokens)
+    if rules.scheme != "pose" or not len(turns) or rng.random() < rules.contiguous:
+        return positions
+    skips = min(rules.chunks - 1, len(turns))
+    low = 0
+    for turn in np.sort(rng.choice(turns, skips, replace=False)):
+        skip = int(rng.integers(low, target_length - tokens + 1))
+        positions[turn:] += skip - low
+        low = skip
+    return positions
+
+
+def apart(texts: torch.Tensor) -> torch.Tensor:
+    """Return the mask of causal attention inside each text of a window, bool [examples, 1, tokens, tokens].
+
+    ``texts`` int64 [examples, tokens] are the numbers of the texts. Stock models take such a mask as it is.
+    """
+    same = texts[:, None, :, None] == texts[:, None, None, :]
+    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=texts.device).tril()

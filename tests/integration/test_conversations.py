@@ -1,0 +1,62 @@
+"""Short conversations, by the real command: packed, trained, measured on other text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skipwise.data.tokenising import build_token_store
+from skipwise.model.loading import load_tokenizer
+from skipwise.recipes.schema import Data
+from skipwise.results.records import ReadingRecord, TrainingRecord, read_records
+from tests.command_line import refused, run
+from tests.integration.test_extend import command
+from tests.tiny import checkpoint, corpus
+
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Path:
+    with open(tmp_path / "chat.jsonl", "w") as file:
+        for number in range(40):
+            turns = [("user", f"What is {number} and {number}?"), ("assistant", f"It is {2 * number}.")] * (
+                1 + number % 4
+            )
+            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+    return tmp_path / "chat.jsonl"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    folder = checkpoint(tmp_path / "base", window=400)
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_short_conversations_are_packed_and_trained(
+    tmp_path: Path, base: Path, chat: Path, monkeypatch, capsys
+) -> None:
+    text, out = corpus(tmp_path / "text", documents=24, words=200), tmp_path / "out"
+    store = build_token_store(Data(source=str(chat), cache=str(tmp_path / "cache")), load_tokenizer(str(base)))
+    assert store.lengths.max() < 400
+    changes = {"evaluation.source": f"[{text}]", "data.assistant_only": True, "data.passkey": 0.0}
+    run(monkeypatch, *command(base, chat, out, **changes))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "conversations of fewer than 400 tokens are packed, several in a window; none attends to another" in printed
+    records = list(read_records(out / "results.jsonl"))
+    assert [record.step for record in records if isinstance(record, TrainingRecord)] == [1, 2, 3, 4]
+    assert any(isinstance(record, ReadingRecord) for record in records)
+
+
+def test_a_scheme_that_cannot_pack_says_what_to_set(
+    tmp_path: Path, base: Path, chat: Path, monkeypatch, capsys
+) -> None:
+    message = refused(
+        monkeypatch,
+        capsys,
+        *command(base, chat, tmp_path / "out", **{"positions.scheme": "cream", "evaluation.arms": "[trained]"}),
+    )
+    assert "can be packed under pose and short, not under cream; set data.min_tokens=400 to leave them out" in message

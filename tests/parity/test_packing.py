@@ -1,0 +1,180 @@
+"""Packed conversations have the losses of each alone, under every kind of layer, and a kernel that mixes them is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from skipwise.data.examples import IGNORED, PoseDataset, collate
+from skipwise.data.packing import apart
+from skipwise.data.tokenising import build_token_store
+from skipwise.data.tokens import TokenStore
+from skipwise.errors import DataError, ModelError, RecipeError
+from skipwise.model.probe import require_apart
+from skipwise.model.sliding import mask_by_position
+from skipwise.recipes.schema import Data, Positions, Training
+from skipwise.training.require_positions import RequirePositions
+from skipwise.training.trainer import train
+from tests import families
+from tests.tiny import byte_tokenizer, llama
+
+TRAIN, TARGET = 160, 512
+CHATML = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '</s>' }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    """Conversations of 50 to 200 tokens, of two to six turns."""
+    folder = tmp_path_factory.mktemp("chat")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML
+    with open(folder / "chat.jsonl", "w") as file:
+        for number in range(12):
+            turns = []
+            for turn in range(1 + number % 3):
+                turns.append({"role": "user", "content": f"{number} asks {turn} " + "word " * (number % 4)})
+                turns.append({"role": "assistant", "content": f"says {number} {turn} " + "more " * (number % 5)})
+            file.write(json.dumps({"messages": turns}) + "\n")
+    return build_token_store(Data(source=str(folder / "chat.jsonl"), cache=str(folder / "cache")), tokenizer)
+
+
+def data_of(store: TokenStore, **options: Any) -> PoseDataset:
+    lengths = {"train_length": TRAIN, "target_length": TARGET, "examples": 40}
+    return PoseDataset(store, np.arange(len(store)), **lengths | options)
+
+
+def packed_examples(data: PoseDataset) -> list[dict[str, np.ndarray]]:
+    found = [data[index] for index in range(len(data))]
+    return [example for example in found if example["attention_mask"].max() > 1]
+
+
+def texts_of(example: dict[str, np.ndarray]) -> list[slice]:
+    numbers = example["attention_mask"]
+    return [slice(*np.flatnonzero(numbers == n)[[0, -1]] + [0, 1]) for n in range(1, numbers.max() + 1)]
+
+
+def test_a_packed_window_holds_whole_beginnings_of_conversations(store: TokenStore) -> None:
+    examples = packed_examples(data_of(store))
+    assert len(examples) > 10
+    whole = {bytes(store.document(i).astype(np.uint8)) for i in range(len(store))}
+    for example in examples:
+        assert len(example["input_ids"]) == TRAIN
+        for part in texts_of(example):
+            ids, positions = bytes(example["input_ids"][part].astype(np.uint8)), example["position_ids"][part]
+            assert any(one.startswith(ids) for one in whole)
+            assert part.stop == TRAIN or ids in whole
+            assert positions[0] == 0
+            assert positions[-1] < TARGET
+            assert (np.diff(positions) > 0).all()
+            skips = np.flatnonzero(np.diff(positions) != 1) + 1
+            assert len(skips) <= 1
+            read = [byte_tokenizer().decode(example["input_ids"][part][skip:]) for skip in skips]
+            assert all(text.startswith("</s><user>"[: len(text)]) for text in read)
+            assert part.start == 0 or example["labels"][part.start] == IGNORED
+
+
+def test_skips_reach_the_target_and_fall_on_several_turns(store: TokenStore) -> None:
+    examples = packed_examples(data_of(store, examples=400))
+    last = [example["position_ids"][part][-1] for example in examples for part in texts_of(example)]
+    assert max(last) > 0.9 * TARGET
+    three = packed_examples(data_of(store, examples=400, positions=Positions(chunks=3)))
+    skips = [
+        int((np.diff(example["position_ids"][part]) != 1).sum()) for example in three for part in texts_of(example)
+    ]
+    assert max(skips) == 2
+    none = packed_examples(data_of(store, positions=Positions(scheme="short")))
+    assert all((np.diff(e["position_ids"][part]) == 1).all() for e in none for part in texts_of(e))
+
+
+def test_the_same_key_packs_the_same_window(store: TokenStore) -> None:
+    one, other = data_of(store), data_of(store)
+    for index in range(10):
+        assert all((one[index][name] == value).all() for name, value in other[index].items())
+    other.set_epoch(1)
+    assert any((one[index]["input_ids"] != other[index]["input_ids"]).any() for index in range(10))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+def test_packed_losses_are_those_of_each_conversation_alone(store: TokenStore, family: str) -> None:
+    model: PreTrainedModel = families.model(family, "sdpa", vocab_size=300).train()
+    mask_by_position(model)
+    for example in packed_examples(data_of(store))[:6]:
+        batch = collate([example])
+        with torch.no_grad():
+            together = model(
+                input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=batch["attention_mask"]
+            )
+            for part in texts_of(example):
+                one = {name: batch[name][:, part] for name in ("input_ids", "position_ids")}
+                alone = model(**one, attention_mask=torch.ones_like(one["input_ids"]))
+                torch.testing.assert_close(together.logits[:, part], alone.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_mask_is_causal_inside_each_text() -> None:
+    texts = torch.tensor([[1, 1, 2, 2, 2], [1, 1, 1, 1, 1]])
+    mask = apart(texts)
+    assert mask.shape == (2, 1, 5, 5)
+    for example, query in np.ndindex(2, 5):
+        for key in range(5):
+            seen = key <= query and texts[example, query] == texts[example, key]
+            assert mask[example, 0, query, key] == seen
+
+
+def batch_of(store: TokenStore) -> dict[str, torch.Tensor]:
+    return collate(packed_examples(data_of(store))[:2])
+
+
+def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_path: Path) -> None:
+    batch = batch_of(store)
+    one = batch["input_ids"], batch["position_ids"], batch["attention_mask"]
+    require_apart(llama(TARGET, vocab_size=300), *one)
+    mixed = llama(TARGET, vocab_size=300)
+    mixed.set_attn_implementation("eager")  # adds a bool mask to its scores
+    with pytest.raises(ModelError, match="packed conversations attend to each other under eager attention"):
+        require_apart(mixed, *one)
+    settings = Training(max_steps=2, batch_size=2, per_device_train_batch_size=2, precision="float32", use_cpu=True)
+    for model, message in ((llama(TARGET, vocab_size=300), ""), (mixed, "attend to each other")):
+        data = torch.utils.data.Subset(data_of(store), range(4))
+        options = {"folder": tmp_path / str(len(message)), "seed": 0, "resume": False, "progress": False}
+        if message:
+            with pytest.raises(ModelError, match=message):
+                train(model, data, collate, settings, **options)
+        else:
+            train(model, data, collate, settings, **options)
+
+
+def test_a_guarded_model_takes_packed_batches_under_sdpa_alone(store: TokenStore) -> None:
+    model, batch = llama(TARGET, vocab_size=300).train(), batch_of(store)
+    RequirePositions(TARGET).watch(model)
+    model(**batch)
+    model.set_attn_implementation("eager")
+    RequirePositions(TARGET).watch(model)
+    with pytest.raises(RecipeError, match="which eager attention may not keep apart"):
+        model(**batch)
+    model.set_attn_implementation("sdpa")
+    RequirePositions(TARGET).watch(model)
+    with pytest.raises(RecipeError, match="begin again inside an example"):
+        model(**batch | {"attention_mask": torch.ones_like(batch["input_ids"])})
+
+
+def test_other_schemes_do_not_pack(store: TokenStore) -> None:
+    with pytest.raises(
+        DataError, match=r"conversations of fewer than 160 tokens can be packed under pose and short, not under cream"
+    ):
+        data_of(store, positions=Positions(scheme="cream"))
+
+
+def test_a_teacher_reads_each_conversation_from_its_beginning_to_its_skip(store: TokenStore) -> None:
+    data = data_of(store, teacher_weight=1.0)
+    for example in packed_examples(data):
+        for part in texts_of(example):
+            taught, places = example["teacher_weights"][part], example["teacher_positions"][part]
+            assert (places == np.arange(part.stop - part.start)).all()
+            wanted = (example["position_ids"][part] == places).astype(float)
+            if part.stop < TRAIN:
+                wanted[-1] = 0  # behind it follows another conversation
+            assert (taught == wanted).all()
