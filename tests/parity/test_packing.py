@@ -74,6 +74,7 @@ def test_a_packed_window_holds_whole_beginnings_of_conversations(store: TokenSto
             assert len(skips) <= 1
             read = [byte_tokenizer().decode(example["input_ids"][part][skip:]) for skip in skips]
             assert all(text.startswith("</s><user>"[: len(text)]) for text in read)
+            assert part.stop == TRAIN or all(len(text) > len("</s>") for text in read)  # the end of a text is no turn
             assert part.start == 0 or example["labels"][part.start] == IGNORED
 
 

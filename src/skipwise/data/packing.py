@@ -41,7 +41,7 @@ def pack(
     while left:
         tokens = min(int(store.lengths[chosen]), left)
         begin = int(store.offsets[chosen])
-        parts.append((begin, tokens, _positions(_turns(store, begin, tokens), tokens, target_length, rules, rng)))
+        parts.append((begin, tokens, _positions(_turns(store, chosen, tokens), tokens, target_length, rules, rng)))
         left -= tokens
         chosen = int(documents[np.searchsorted(ends, rng.integers(ends[-1]), side="right")])
     return Packed(
@@ -52,11 +52,12 @@ def pack(
     )
 
 
-def _turns(store: TokenStore, begin: int, tokens: int) -> np.ndarray:
-    """Where inside the next tokens something begins that the assistant only reads: int64 [turns], from ``begin``."""
-    spans = store.context[:, 0]
-    low, high = np.searchsorted(spans, [begin + 1, begin + tokens])
-    return spans[low:high] - begin
+def _turns(store: TokenStore, document: int, tokens: int) -> np.ndarray:
+    """Where in the first tokens of a conversation the assistant has ended a turn and another one follows: int64 [turns]."""
+    begin, end = store.offsets[document], store.offsets[document + 1]
+    low, high = np.searchsorted(store.context[:, 0], [begin + 1, begin + tokens])
+    spans = store.context[low:high]
+    return spans[spans[:, 1] < end, 0] - begin  # what ends the conversation is no turn
 
 
 def _positions(

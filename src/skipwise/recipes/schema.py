@@ -149,7 +149,9 @@ class Data(Section):
     max_tokens: Tokens | None = Field(None, description="stop after the document that reaches it; default: all")
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
     assistant_only: bool = Field(False, description="of conversations, train only what the assistant says")
-    min_tokens: Length | None = Field(None, description="shortest document used; default: the train length, and all conversations")
+    min_tokens: Length | None = Field(
+        None, description="shortest document used; default: the train length, and all conversations"
+    )
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
     retrieval: Real = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
