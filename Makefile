@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo reproduce test test-versions test-distributed test-engines test-faults lint clean
+.PHONY: help demo reproduce test test-versions test-distributed test-engines test-faults lint site clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
@@ -38,8 +38,11 @@ lint: $(VENV)/.installed-dev  ## style, types, and which module may import which
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+site: .venv-site/.installed  ## build the documents' site into site/; a broken link stops it
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --clean
+
 clean:  ## remove the environment and every cache; runs/ stays
-	rm -rf $(VENV) .venv-engines .venv-oldest .venv-newest build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-engines .venv-oldest .venv-newest .venv-site site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: an install is repeated only when what it depends on is newer. The constraints pin torch to a release
@@ -61,4 +64,9 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-distributed: $(VENV)/.installed-dev
 	$(PIP) install -c constraints.txt -e '.[dev,trl,deepspeed]'
+	@touch $@
+
+.venv-site/.installed: docs/requirements.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip --disable-pip-version-check --quiet install -r docs/requirements.txt
 	@touch $@

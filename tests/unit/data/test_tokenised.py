@@ -44,7 +44,7 @@ def write(folder: Path, form: str, records: list[dict[str, Any]]) -> Data:
     else:
         saved = datasets.Dataset.from_list(records)
         if form == "saved int32":
-            saved = saved.cast_column("input_ids", datasets.List(datasets.Value("int32")))
+            saved = saved.cast_column("input_ids", datasets.Sequence(datasets.Value("int32")))
         saved.save_to_disk(str(path))
     return Data(source=str(path), cache=str(folder / "cache"))
 
