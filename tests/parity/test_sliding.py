@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 
+from skipwise.model.cache_argument import CACHE
 from skipwise.model.loading import load_config, load_model
 from skipwise.model.lora import adapt
 from skipwise.model.rope import plan_extension
@@ -238,7 +239,7 @@ def test_a_cache_in_training_mode_is_left_alone(base: str) -> None:
                 input_ids=ids[:, 20:],
                 position_ids=positions[:, 20:],
                 attention_mask=torch.ones_like(ids),
-                past_key_values=first.past_key_values,
+                **{CACHE: first[CACHE]},
             ).logits
     assert torch.equal(ours.last, stock.last)
 

@@ -18,6 +18,7 @@ from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, one_of
 from skipwise.evaluation.perplexity import inference, require_vocabulary
 from skipwise.method.lengths import parse_length
+from skipwise.model.cache_argument import CACHE
 
 # Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask
 # also compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less
@@ -175,9 +176,9 @@ class _CachedModel:
                 input_ids=row,
                 attention_mask=torch.ones(1, len(self._ids), dtype=torch.long, device=row.device),
                 position_ids=torch.arange(behind, len(self._ids), device=row.device)[None],
-                past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=min(wanted, len(some)),
+                **{CACHE: self._cache},
             ).logits
             likeliest += logits[0].argmax(-1).tolist()
         return likeliest[-wanted:]

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 from skipwise.model import lora
+from skipwise.model.cache_argument import CACHE
 from skipwise.model.rope import sliding_layers
 
 
@@ -40,7 +41,7 @@ def attention_masks(
         "config": config,
         "inputs_embeds": torch.empty(*position_ids.shape, 0, dtype=dtype, device=position_ids.device),
         "attention_mask": attention_mask,
-        "past_key_values": None,
+        CACHE: None,
         "position_ids": position_ids,
     }
 
@@ -59,7 +60,7 @@ def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     config = decoder.config.get_text_config()
     if (
         not decoder.training
-        or kwargs.get("past_key_values") is not None
+        or any(kwargs.get(name) is not None for name in (CACHE, "past_key_values"))
         or not isinstance(mask, torch.Tensor)
         or mask.ndim not in (2, 4)
         or positions is None

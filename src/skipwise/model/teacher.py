@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from skipwise.model.cache_argument import CACHE
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.lora import stock_model
 from skipwise.model.memory import token_bytes
@@ -141,7 +142,7 @@ class Teacher:
                     cache = DynamicCache(config=model.config)
                     for end in range(begun, length):
                         unread = rows[:, :end] if end == begun else rows[:, end - 1 : end]
-                        logits = model(input_ids=unread, past_key_values=cache, use_cache=True).logits[:, -1]
+                        logits = model(input_ids=unread, use_cache=True, **{CACHE: cache}).logits[:, -1]
                         chances = logits.float().softmax(-1).cumsum(-1)  # multinomial takes ten times as long on a CPU
                         drawn = chances[:, -1:] * torch.rand(len(rows), 1, device=rows.device, generator=draws)
                         token = torch.searchsorted(chances, drawn, right=True)[:, 0]

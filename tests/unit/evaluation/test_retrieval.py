@@ -14,6 +14,7 @@ from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import retrieval
 from skipwise.evaluation.retrieval import _CachedModel, draw_prompt, is_hit, retrieval_accuracy, retrieve, tenth_of
+from skipwise.model.cache_argument import CACHE
 
 LENGTH = 420
 
@@ -45,8 +46,8 @@ class Scripted:
     def get_input_embeddings(self):
         return torch.nn.Embedding(len(self.tokenizer), 1)
 
-    def __call__(self, input_ids, position_ids, logits_to_keep, past_key_values, **_):
-        past_key_values.update(*torch.zeros(2, 1, 1, input_ids.shape[1], 1), 0)  # older ones cannot go back when empty
+    def __call__(self, input_ids, position_ids, logits_to_keep, **rest):
+        rest[CACHE].update(*torch.zeros(2, 1, 1, input_ids.shape[1], 1), 0)  # older ones cannot go back when empty
         self.fed.append(input_ids.shape[1])
         self.ids[position_ids[0, 0] :] = input_ids[0].tolist()
         logits = torch.zeros(1, logits_to_keep, len(self.tokenizer))

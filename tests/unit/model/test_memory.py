@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache, MistralConfig, PretrainedConfig
 
 from skipwise.model import memory
+from skipwise.model.cache_argument import CACHE
 from skipwise.model.memory import machine_memory, parameters_of, token_bytes
 from skipwise.model.step_cost import _HeldBytes
 from tests import families, tiny
@@ -15,7 +16,7 @@ def test_keys_and_values_are_those_of_the_stock_cache(family: str) -> None:
     model = families.model(family).eval()
     cache = DynamicCache(config=model.config)
     with torch.inference_mode():
-        model(input_ids=torch.ones(1, 12, dtype=torch.long), past_key_values=cache, use_cache=True)
+        model(input_ids=torch.ones(1, 12, dtype=torch.long), use_cache=True, **{CACHE: cache})
     layers = [layer for layer in cache.layers if not layer.is_sliding]
     held = sum(one.nbytes for layer in layers for one in (layer.keys, layer.values))
     config = model.config
