@@ -174,7 +174,7 @@ JOBS = {
 
 def jobs() -> tuple[str, ...]:
     """The names of the jobs that can be done here; the GGUF converter comes with an extra."""
-    return tuple(name for name in JOBS if name != "export" or find_spec("conversion"))
+    return tuple(name for name in JOBS if name != "export" or (find_spec("conversion") and find_spec("xllamacpp")))
 
 
 # --- one command ---
