@@ -26,7 +26,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict]]:
         timeout=290,
         check=False,
     )
-    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 1), done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
     found: dict[str, list[dict]] = {name: [] for name in GROUPS}
     for line in out.read_text().splitlines():
         found[json.loads(line)["name"]].append(json.loads(line))
