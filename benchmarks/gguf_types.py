@@ -54,7 +54,7 @@ def read(engine: ModuleType, request: Request, vocabulary: int) -> Read:
 
 
 def change(ours: Sequence[Read], theirs: Sequence[Read]) -> Interval:
-    """Their perplexity over ours, with the 95% interval of resampled documents."""
+    """Their perplexity over ours, with the 95% interval over documents."""
     apart = [float((mine - other).sum()) for (_, mine), (_, other) in zip(ours, theirs, strict=True)]
     names = [str(number) for number in range(len(ours))]
     return mean_interval(apart, [len(mine) for _, mine in ours], names).exp()

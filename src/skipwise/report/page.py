@@ -165,7 +165,7 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             read = f"{' and '.join(sorted({r.document for r in readings}))} of {texts}"
         parts.append(
             f"Perplexity: {read}. Every token but the first is scored once, and windows advance by "
-            f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, by resampling documents."
+            f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, Student's t over documents."
         )
     if trials:
         asked = Counter(
@@ -183,7 +183,7 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
     if prices := [price for folder in folders for price in prices_of(folder)]:
         parts.append(
             f"Other text: documents that ship with skipwise, {_span([p.segments for p in prices])} segments of each, "
-            f"{_span([p.tokens for p in prices])} tokens long. Intervals: 95%, by resampling segments, if there are "
+            f"{_span([p.tokens for p in prices])} tokens long. Intervals: 95%, Student's t over segments, if there are "
             f"{FEWEST_SEGMENTS}."
         )
     if precisions := sorted(({r.precision for r in readings} | {r.precision for r in trials}) - {""}):

@@ -1,7 +1,7 @@
 """Records -> means, shares and differences, each with its 95% interval.
 
-Losses are in nats a token. Means over documents are weighted by tokens, and their intervals come from resampling
-documents, because the tokens of one document are alike.
+Losses are in nats a token. Means over documents are weighted by tokens, and their intervals come from the differences
+between documents, because the tokens of one document are alike.
 """
 
 import math
@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from scipy.special import stdtrit
 
 from skipwise.results.records import ReadingRecord, TrialRecord
 
 Sums = Literal["nll", "hits"]
 
-_RESAMPLES = 4000
 _Z = 1.959964  # of the normal distribution, 97.5%
 
 
@@ -72,8 +72,7 @@ def difference(
 ) -> Interval | None:
     """Our loss (or share of hits) less theirs on the same tokens, paired by document; None where they share none.
 
-    The interval comes from resampling documents, or with ``by_segment`` segments: then it is about more text of the same
-    documents.
+    The interval is over documents, or with ``by_segment`` over segments: then it is about more text of the same documents.
     """
     other = {(r.document, r.begin): r for r in theirs}
     pairs = [(r, other[r.document, r.begin]) for r in ours if (r.document, r.begin) in other]
@@ -101,21 +100,42 @@ def _within(reading: ReadingRecord, begin: int, end: int | None, sums: Sums) -> 
 
 
 def mean_interval(totals: Sequence[float], counts: Sequence[float], clusters: Sequence[str]) -> Interval:
-    """The mean ``sum(totals) / sum(counts)`` and its 95% interval, by resampling clusters with replacement.
+    """The mean ``sum(totals) / sum(counts)`` and its 95% interval, by Student's t over clusters.
 
-    The percentile bootstrap over clusters (documents), not over what is inside them: tokens of one document are alike
-    (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8). With one cluster the interval
-    is infinite: nothing is known of other documents. ``clusters`` names the document of each total and count.
+    Clusters are documents, and not what is inside them: tokens of one document are alike. The variance is the
+    cluster-robust one, corrected for few clusters, and so are the degrees of freedom where clusters differ in size (CR2;
+    Bell and McCaffrey, "Bias reduction in standard errors for linear regression with multi-stage samples", 2002). With
+    clusters of one size this is the t interval of their means. With one cluster the interval is infinite: nothing is
+    known of other documents. ``clusters`` names the document of each total and count.
     """
-    names, member = np.unique(clusters, return_inverse=True)
+    _, member = np.unique(clusters, return_inverse=True)
     sums = np.bincount(member, np.asarray(totals, dtype=float))
     sizes = np.bincount(member, np.asarray(counts, dtype=float))
     mean = float(sums.sum() / sizes.sum())
-    if len(names) < 2:
+    sums, share = sums[sizes > 0], sizes[sizes > 0] / sizes.sum()
+    if len(share) < 2:
         return Interval(mean, -math.inf, math.inf)
-    drawn = np.random.default_rng(0).integers(0, len(names), (_RESAMPLES, len(names)))
-    low, high = np.quantile(sums[drawn].sum(1) / sizes[drawn].sum(1), [0.025, 0.975])
-    return Interval(mean, float(low), float(high))
+    apart = sums / (share * sizes.sum()) - mean
+    weight = share**2 / (1 - share)
+    half = float(stdtrit(_freedom(weight, share), 0.975) * np.sqrt(weight @ apart**2))
+    return Interval(mean, mean - half, mean + half)
+
+
+def _freedom(weight: np.ndarray, share: np.ndarray) -> float:
+    """Degrees of freedom of the variance ``sum(weight * (y - share @ y) ** 2)``: 2 E^2 / Var for independent y of one variance.
+
+    With M = I - 1 share' it is the quadratic form of B = M' diag(weight) M, so E = tr B and Var = 2 tr B^2.
+    """
+    total, both, squares = weight.sum(), weight @ share, share @ share
+    trace = total - 2 * both + total * squares
+    of_square = (
+        weight @ weight
+        + 2 * (total * (weight @ share**2) - 2 * (weight**2 @ share))
+        + 2 * (both**2 + (weight @ weight) * squares)
+        - 4 * total * both * squares
+        + (total * squares) ** 2
+    )
+    return float(trace**2 / of_square)
 
 
 def wilson_interval(hits: int, trials: int) -> tuple[float, float]:

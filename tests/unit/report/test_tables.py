@@ -40,7 +40,13 @@ def test_a_run_has_a_table_of_perplexity_and_one_of_each_task() -> None:
     lines = trials("pose", 256, 7, 10, task="lines")
     perplexity, passkeys, others = tables_of([run(*ORIGINAL, *POSE, *lines)])
     assert perplexity.head == ["window", "256", "512", "1k", "2k"]
-    assert perplexity.rows[1] == ["PoSE", *(f"{p} [{p}, {p}]" for p in ("15.3", "15.0", "15.2", "15.4"))]
+    assert perplexity.rows[1] == [
+        "PoSE",
+        "15.3 [15.2, 15.4]",
+        "15.0 [14.9, 15.1]",
+        "15.2 [15.1, 15.3]",
+        "15.4 [15.3, 15.5]",
+    ]
     assert passkeys.title == "Passkey found, by prompt length (higher is better)"
     assert passkeys.rows[0] == ["original", "100% [96, 100]", "0% [0, 4]", "0% [0, 4]", "0% [0, 4]"]
     assert others.rows == [["PoSE", "70% [40, 89]"]]
@@ -52,7 +58,7 @@ def test_an_evaluation_has_intervals_positions_and_benchmarks(tmp_path) -> None:
     own = [r for w in (256, 2048) for r in (*readings("m", w, 15.0), *trials("m", w, 90))]
     records = [*own, *readings("base", 256, 15.0), BENCHMARK, replace(BENCHMARK, arm="base", value=0.5)]
     perplexity, passkeys, benchmarks, positions = tables_of([read_folder(evaluation_folder(tmp_path / "e", records))])
-    assert perplexity.rows == [["m", *["15.0 [15.0, 15.0]"] * 2], ["base", "15.0 [15.0, 15.0]", "–"]]
+    assert perplexity.rows == [["m", *["15.0 [14.9, 15.1]"] * 2], ["base", "15.0 [14.9, 15.1]", "–"]]
     assert passkeys.rows == [["m", "90% [83, 94]", "90% [83, 94]"]]
     assert benchmarks.head == ["task", "m", "base"]
     assert benchmarks.rows == [["arc, 25-shot, acc_norm", "0.5123 (0.0146)", "0.5000 (0.0146)"]]

@@ -8,6 +8,7 @@ import pytest
 from skipwise.results.records import ReadingRecord, TrialRecord
 from skipwise.results.statistics import (
     Interval,
+    _freedom,
     difference,
     found,
     loss,
@@ -30,11 +31,31 @@ def test_the_mean_is_weighted_and_the_interval_is_of_clusters():
     names = [f"d{i // 25}" for i in range(1000)]
     interval = mean_interval(effects * 3, [3] * 1000, names)
     assert interval.mean == pytest.approx(effects.mean())
-    expected = 1.96 * effects[::25].std(ddof=1) / math.sqrt(40)
-    assert interval.high - interval.mean == pytest.approx(expected, rel=0.15)
-    assert interval.mean - interval.low == pytest.approx(expected, rel=0.15)
+    expected = 2.0227 * effects[::25].std(ddof=1) / math.sqrt(40)  # Student's t of 39 degrees of freedom
+    assert interval.high - interval.mean == pytest.approx(expected, rel=1e-4)
+    assert interval.mean - interval.low == pytest.approx(expected, rel=1e-4)
     alone = mean_interval(effects * 3, [3] * 1000, [str(i) for i in range(1000)])
     assert alone.high - alone.low < 0.4 * (interval.high - interval.low)
+
+
+@pytest.mark.parametrize("sigma", [0, 0.5])
+@pytest.mark.parametrize("documents", [2, 4, 8, 16])
+def test_intervals_of_few_documents_hold_what_they_say(documents: int, sigma: float):
+    rng, names = np.random.default_rng(0), [str(i) for i in range(documents)]
+    sizes = np.exp(rng.normal(0, sigma, (1500, documents)))
+    losses = rng.normal(0, 1, sizes.shape)
+    drawn = [mean_interval(loss * size, size, names) for loss, size in zip(losses, sizes, strict=True)]
+    assert 0.93 <= np.mean([one.low <= 0 <= one.high for one in drawn]) <= 0.98
+
+
+def test_degrees_of_freedom_are_those_of_the_whole_matrix():
+    share = np.array([0.5, 0.2, 0.2, 0.1])
+    weight = share**2 / (1 - share)
+    apart = np.eye(4) - share  # y - share @ y
+    form = apart.T @ np.diag(weight) @ apart
+    assert _freedom(weight, share) == pytest.approx(np.trace(form) ** 2 / np.trace(form @ form))
+    even = np.full(5, 0.2)
+    assert _freedom(even**2 / 0.8, even) == pytest.approx(4)
 
 
 def test_weights_count():
