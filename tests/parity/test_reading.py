@@ -10,6 +10,8 @@ from skipwise.evaluation.logits import logits_at
 from tests import families
 from tests.tiny import cut_attention
 
+_WRITTEN = 7  # tokens
+
 
 @torch.no_grad()
 def whole_logits(model, ids):
@@ -65,22 +67,42 @@ def test_decoding_behind_what_was_read_before(name, at_once, monkeypatch) -> Non
     read = retrieval._CachedModel(model)
     for number, prompt in enumerate(prompts):
         ids = torch.tensor([prompt])
-        for _ in range(4):
+        for _ in range(_WRITTEN):
             ids = torch.cat([ids, whole_logits(model, ids)[:, -1:].argmax(-1)], 1)
         written = ids[0, len(prompt) :].tolist()
         for agreed in range(4):  # what is expected agrees so far, and no further
             expected = [id if i < agreed else (id + 1) % 97 for i, id in enumerate(written[:3])]
             with torch.inference_mode():
-                assert read.decode(prompt, expected, None) == written, (number, agreed)
+                assert read.decode(prompt, expected, _WRITTEN, None) == written, (number, agreed)
 
 
 def test_an_end_stops_decoding() -> None:
     model = families.model("llama").eval()
     prompt = list(range(1, 30))
     with torch.inference_mode():
-        written = retrieval._CachedModel(model).decode(prompt, [1, 2, 3], None)
+        written = retrieval._CachedModel(model).decode(prompt, [1, 2, 3], 4, None)
         for place, end in enumerate(written):
             if end in written[:place]:
                 continue
             for expected in ([1, 2, 3], written[:3]):
-                assert retrieval._CachedModel(model).decode(prompt, expected, end) == written[:place]
+                assert retrieval._CachedModel(model).decode(prompt, expected, 4, end) == written[:place]
+
+
+def test_decoding_stops_when_it_is_enough() -> None:
+    model = families.model("llama").eval()
+    read, prompt = retrieval._CachedModel(model), list(range(1, 30))
+    with torch.inference_mode():
+        written = read.decode(prompt, [], 12, None)
+        assert len(written) == 12
+        assert read.decode(prompt, [], 12, None, lambda ids: len(ids) == 5) == written[:5]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_long_answer_reads_each_token_once(name: str) -> None:
+    """A cache that cannot go back is begun anew where the draft was wrong, and not at each token after it."""
+    model = families.model(name).eval()
+    fed = []
+    model.register_forward_pre_hook(lambda _m, _a, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True)
+    with torch.inference_mode():
+        retrieval._CachedModel(model).decode(list(range(1, 30)), [1, 2, 3], 12, None)
+    assert fed[2:] == [1] * 10

@@ -1,4 +1,4 @@
-"""Retrieval: does a model find a number, wherever in the prompt it is hidden?
+"""Retrieval: does a model find what is hidden in a prompt, wherever it stands?
 
 Prompts are answered one at a time by greedy decoding with a key-value cache. They are sorted by their token ids, so
 that neighbours share the longest beginning, and what a prompt shares with the one before it is not read again. For
@@ -6,7 +6,7 @@ passkeys at depths spread over the prompt that saves the filler before each key 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,13 +27,29 @@ _AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
+class Question:
+    """A prompt, and what is known of its answer."""
+
+    ids: list[int]  # of the prompt
+    draft: list[int]  # the right answer, as the model would begin it
+    most: int  # tokens that the model may write
+    score: Callable[[str], float]  # of what it wrote, from 0 to 1
+    settled: bool = False  # whether no more text can lower the score, so that a full one ends the answer
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a model wrote after one prompt."""
 
     number: int  # of the prompt
     text: str  # without surrounding space
-    hit: bool  # whether it is the number asked for, and ends there
+    score: float
     seconds: float
+
+    @property
+    def hit(self) -> bool:
+        """Whether it is all that was asked for."""
+        return self.score == 1
 
 
 def retrieval_accuracy(
@@ -91,20 +107,43 @@ def tenth_of(trial: int) -> int:
 def retrieve(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, precision: str = "float32"
 ) -> Iterator[Answer]:
-    """Answer each prompt greedily, in the order of their token ids.
+    """Answer each prompt by the number that it hides, as ``answers`` does."""
+    yield from answers(model, tokenizer, [_asking(prompt, tokenizer) for prompt in prompts], precision=precision)
+
+
+def _asking(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
+    """Ask for the number alone: one token more than it has shows whether it ends there."""
+    expected = answer_ids(tokenizer, prompt.answer)
+    return Question(prompt.ids, expected, len(expected) + 1, lambda text: float(is_hit(text, prompt.answer)))
+
+
+def answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[Question],
+    *,
+    precision: str = "float32",
+) -> Iterator[Answer]:
+    """Answer each question greedily, in the order of their token ids.
 
     Nothing is shared between prompts if a layer keeps only the last tokens (sliding attention), because its cache
     cannot go back, or if frequencies may switch with the length (longrope).
     """
-    require_vocabulary(model, [prompt.ids for prompt in prompts])
+    require_vocabulary(model, [question.ids for question in questions])
     cached = _CachedModel(model)
-    for number in sorted(range(len(prompts)), key=lambda i: prompts[i].ids):
-        began, prompt = time.perf_counter(), prompts[number]
-        expected = answer_ids(tokenizer, prompt.answer)
+    for number in sorted(range(len(questions)), key=lambda i: questions[i].ids):
+        began, question = time.perf_counter(), questions[number]
+
+        def said(ids: list[int]) -> str:
+            return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
+
+        def enough(ids: list[int], question: Question = question) -> bool:
+            return question.settled and question.score(said(ids)) == 1
+
         with inference(model, precision):
-            ids = cached.decode(prompt.ids, expected, tokenizer.eos_token_id)
-        text = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
-        yield Answer(number, text, is_hit(text, prompt.answer), time.perf_counter() - began)
+            ids = cached.decode(question.ids, question.draft, question.most, tokenizer.eos_token_id, enough)
+        text = said(ids)
+        yield Answer(number, text, question.score(text), time.perf_counter() - began)
 
 
 def is_hit(continuation: str, answer: str) -> bool:
@@ -123,27 +162,28 @@ class _CachedModel:
         self._switches = rope.get("rope_type") == "longrope"  # other frequencies for short texts than for long ones
         self._cache = DynamicCache(config=model.config)
 
-    def decode(self, prompt: list[int], expected: list[int], end: int | None) -> list[int]:
-        """Decode greedily after ``prompt``: one id more than expected, or up to ``end``.
+    def decode(
+        self,
+        prompt: list[int],
+        draft: list[int],
+        most: int,
+        end: int | None,
+        enough: Callable[[list[int]], bool] = lambda written: False,
+    ) -> list[int]:
+        """Decode greedily after ``prompt``: ``most`` ids, or up to ``end``, or until they are ``enough``.
 
-        The expected ids are read together with the prompt, as a draft is verified in speculative decoding (Leviathan et
-        al., 2023). As far as they are what the model would have written, that one pass gives them all; only from there
-        on is one id decoded at a time. One id more than expected shows whether the number ends there.
+        The draft is read together with the prompt, as in speculative decoding (Leviathan et al., 2023). As far as it is
+        what the model would have written, that one pass gives it all; only from there on is one id decoded at a time.
         """
         common = self._common(prompt)
         self._go_back(common if 2 * common >= len(prompt) else 0)
-        likeliest = self._read((prompt + expected)[len(self._ids) :], len(expected) + 1)
-        agreed = next((i for i, id in enumerate(expected) if likeliest[i] != id), len(expected))
+        likeliest = self._read((prompt + draft)[len(self._ids) :], len(draft) + 1)
+        agreed = next((i for i, id in enumerate(draft) if likeliest[i] != id), len(draft))
         written = likeliest[: agreed + 1]
-        if end in written:
-            return written[: written.index(end)]
-        while len(written) <= len(expected):
+        while end not in written and len(written) < most and not enough(written):
             self._go_back(len(prompt) + len(written) - 1)
-            [following] = self._read((prompt + written)[len(self._ids) :], 1)
-            if following == end:
-                break
-            written.append(following)
-        return written
+            written += self._read((prompt + written)[len(self._ids) :], 1)
+        return written[: written.index(end)] if end in written else written[:most]
 
     def _common(self, prompt: list[int]) -> int:
         """How many ids from its beginning on need not be read again; at least one is read."""
@@ -154,6 +194,8 @@ class _CachedModel:
 
     def _go_back(self, tokens: int) -> None:
         """Forget all but the first ``tokens``; all, where the cache cannot go back."""
+        if tokens == len(self._ids):
+            return
         if any(self._cache.is_sliding) or self._switches:
             tokens = 0
         if not tokens:
