@@ -40,24 +40,26 @@ def exhibit_figures(
     return drawn
 
 
-def _curves(exhibit: Exhibit, rows: Mapping[str, Scores]) -> list[tuple[str, str, str, Curves]]:
-    """Kind, title, axis and curves of each figure; of several texts the first."""
+def _curves(exhibit: Exhibit, rows: Mapping[str, Scores]) -> list[tuple[str, str, tuple[str, str], Curves]]:
+    """Kind, title, names of both axes and curves of each figure; of several texts the first."""
     text = next((text for row in rows.values() for text, _ in row.nll), None)
-    found: list[tuple[str, str, str, Curves]] = []
+    found: list[tuple[str, str, tuple[str, str], Curves]] = []
     if "perplexity" in exhibit.show and text:
         curves: Curves = {
             label: {window: score[0] for window, score in row.by_window(text).items()} for label, row in rows.items()
         }
-        found.append(("perplexity", f"Perplexity by window, {text}", "window (tokens)", curves))
+        found.append(("perplexity", f"Perplexity by window, {text}", ("window (tokens)", "perplexity"), curves))
     if "curves" in exhibit.show and text:
         curves = {label: row.curves().get(f"{text}, first tokens", {}) for label, row in rows.items()}
-        found.append(("curves", f"Perplexity of the first tokens, {text}", "tokens read", curves))
+        found.append(("curves", f"Perplexity of the first tokens, {text}", ("tokens read", "perplexity"), curves))
     if "passkey" in exhibit.show:
         curves = {label: {n: 100 * row.share_found(n) for n in row.passkeys} for label, row in rows.items()}
-        found.append(("passkey", "Passkeys found (%)", "prompt (tokens)", curves))
+        found.append(("passkey", "Passkeys found (%)", ("prompt (tokens)", "found (% of prompts)"), curves))
     if "steps" in exhibit.show:
         curves = {label: {n: fmean(v) for n, v in row.steps.items()} for label, row in rows.items()}
-        found.append(("steps", "Loss at the target (nats) by step", "training steps", curves))
+        found.append(
+            ("steps", "Loss at the target (nats) by step", ("training steps", "loss (nats per token)"), curves)
+        )
     return found
 
 
@@ -66,12 +68,14 @@ def cost_figures(records: Sequence[CostRecord], folder: Path) -> list[str]:
     arms = list(dict.fromkeys(record.arm for record in records))
     time = {a: {r.target: step_time(r) for r in records if r.arm == a} for a in arms}
     memory = {a: {r.target: r.peak_bytes / 2**20 for r in records if r.arm == a} for a in arms}
-    _draw(folder, "efficiency-time", "Seconds a training step", "target (tokens)", time)
-    _draw(folder, "efficiency-memory", "Peak memory (MiB)", "target (tokens)", memory)
+    _draw(folder, "efficiency-time", "Seconds a training step", ("target (tokens)", "time (seconds)"), time)
+    _draw(folder, "efficiency-memory", "Peak memory (MiB)", ("target (tokens)", "peak memory (MiB)"), memory)
     return ["efficiency-time", "efficiency-memory"]
 
 
-def _draw(folder: Path, name: str, title: str, axis: str, curves: Curves, original: int | None = None) -> None:
+def _draw(
+    folder: Path, name: str, title: str, axis: tuple[str, str], curves: Curves, original: int | None = None
+) -> None:
     """Draw curves as SVG and CSV; the pages need no PNG."""
     values = {
         label: {x: Interval(value, -math.inf, math.inf) for x, value in curve.items()}

@@ -6,6 +6,7 @@ on light and dark; the same records give the same bytes.
 
 import io
 import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ from skipwise.results.files import replacing, write_csv, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 _PNG_INK, _PNG_FAINT = "#2b3138", "#e2e5e9"
+# On a phone the figure is about 340 pixels wide, so the smallest text, of 9 points, is at least 10 pixels high.
+_WIDTH, _HEIGHT = 4.2, 3.1  # inches
 _STYLE: dict[str, Any] = {
     "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.spines.left": False,
@@ -37,10 +39,14 @@ _STYLE: dict[str, Any] = {
     "lines.markersize": 5.5,
     "legend.frameon": False,
     "legend.fontsize": 9.5,
+    "xtick.labelsize": 9.5,
+    "ytick.labelsize": 9.5,
+    "axes.labelsize": 9.5,
     "legend.handlelength": 1.8,
     "legend.columnspacing": 1.4,
     "text.parse_math": False,
     "svg.fonttype": "none",
+    "hatch.linewidth": 0.8,
 }
 
 
@@ -95,13 +101,29 @@ def require_figure_ending(path: Path) -> None:
 
 
 def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
-    """A logarithmic x axis of lengths in tokens, with nine ticks at the most."""
+    """A logarithmic x axis of lengths in tokens or of steps: ticks at powers of two, nine at the most."""
     axes.set_xscale("log", base=2)
-    powers = [n for n in lengths if n & (n - 1) == 0] if len(lengths) > 9 else []
-    shown = powers or lengths[:: math.ceil(len(lengths) / 9)]
-    axes.set_xticks(shown, [format_length(n) for n in shown])
+    ticks = powers_of_two(lengths[0], lengths[-1])
+    ticks = ticks[:: math.ceil(len(ticks) / 9)]
+    axes.set_xticks(ticks, [format_length(n) for n in ticks])
     axes.minorticks_off()
     axes.set_xlabel(title)
+
+
+def powers_of_two(low: int, high: int) -> list[int]:
+    """The powers of two from ``low`` to ``high``, and if these are no powers, the next ones outside."""
+    return [2**k for k in range(max(low, 1).bit_length() - 1, (high - 1).bit_length() + 1)]
+
+
+def percent_axis(axis: "Axis", title: str, step: int = 25) -> None:
+    """Ticks from 0 to 100; the title says of what they are per cent."""
+    axis.set_ticks(range(0, 101, step))
+    axis.set_label_text(title)
+
+
+def base_line(axes: "Axes", value: float, colour: str, label: str = "") -> None:
+    """A level dashed line over the whole width: what a base scored, or the zero of differences."""
+    axes.axhline(value, color=colour, lw=1.4, ls=(0, (4, 3)), zorder=1.5, label=label or None)
 
 
 def log_axis(axes: "Axes", low: float, high: float) -> None:
@@ -123,12 +145,13 @@ def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
     axes.axvline(length, color=ink, lw=0.9, ls=(0, (3, 3)), alpha=0.6, zorder=1)
     axes.annotate(
         f"original length {format_length(length)}", (length, 1), (5, -2), xycoords=("data", "axes fraction"),
-        textcoords="offset points", va="top", fontsize=8.5, alpha=0.75,
+        textcoords="offset points", va="top", fontsize=9, alpha=0.8,
     )  # fmt: skip
 
 
 def named(label: str) -> str:
-    """The label as Matplotlib shows it: it hides what begins with an underscore."""
+    """The label as a legend shows it: a long one without its middle. Matplotlib hides what begins with an underscore."""
+    label = label if len(label) <= 44 else f"{label[:22]}…{label[-21:]}"
     return f"\u200b{label}" if label.startswith("_") else label
 
 
@@ -145,20 +168,23 @@ def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> by
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
-    inked = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
+    inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style: Any = {**_STYLE, **dict.fromkeys(inked, ink), "grid.color": faint, "svg.hashsalt": plot.name}
     # Matplotlib reads a matplotlibrc of the working folder, which may have LaTeX run on our texts: begin without it.
     with styles.context(style, after_reset=True):
-        figure = Canvas(figsize=(4.8, 3.35), layout="constrained")
+        figure = Canvas(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         plot.draw(axes, ink)
-        axes.set_title(plot.title, loc="left", pad=12)
+        title = textwrap.wrap(plot.title, 42)
+        figure.suptitle("\n".join(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
         handles, labels = axes.get_legend_handles_labels()
+        rows = 0
         if len(handles) > 1:
-            columns = 4 if max(map(len, labels)) <= 12 else 2 if max(map(len, labels)) <= 28 else 1
-            figure.set_figheight(3.35 + 0.2 * (math.ceil(len(labels) / columns) - 1))
+            columns = max(1, min(4, 44 // (max(map(len, labels)) + 6)))
+            rows = math.ceil(len(labels) / columns)
             figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+        figure.set_figheight(_HEIGHT + 0.2 * max(0, rows - 1) + 0.18 * (len(title) - 1))
         buffer = io.BytesIO()
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         figure.savefig(buffer, format=kind, dpi=200, transparent=kind == "svg", metadata=metadata)

@@ -12,8 +12,9 @@ from markupsafe import Markup
 
 from skipwise.errors import RunError, counted
 from skipwise.report.canvas import Figure
-from skipwise.report.figures import ARM_COLOURS, OTHER_COLOUR, draw_figures
+from skipwise.report.figures import draw_figures
 from skipwise.report.price import FEWEST_SEGMENTS, price_warning, prices_of
+from skipwise.report.shown import Shown
 from skipwise.report.summary import (
     Folder,
     Judgement,
@@ -32,6 +33,12 @@ from skipwise.results.statistics import Interval, wilson_interval
 
 # A page that holds one of these is ours, and may be written anew.
 _MARKS = (b'<meta name="generator" content="skipwise">', b"<title>Skipwise: ")
+# What the numbers of a section mean.
+_MEANING = {
+    "probe": "Before training, the text of one chunk was changed: forward is the smallest change that this made to the logits "
+    "of a later chunk, above 0 because chunks attend to each other, and backward is the largest change of an earlier "
+    "chunk's logits, 0 because no token attends to a later one."
+}
 _SECTIONS = ("model", "training", "data", "probe", "machine", "versions")
 
 
@@ -72,7 +79,6 @@ def _html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    colours = {row.label: ARM_COLOURS.get(row.arm, OTHER_COLOUR) for row in rows if row.base or row.arm in ARM_COLOURS}
     return environment.get_template("report.html.j2").render(
         folders=folders,
         title=_title(folders, judged),
@@ -81,10 +87,11 @@ def _html(
         warnings=[f"{_prefix(folder, folders)}{text}" for folder in folders if (text := price_warning(folder))],
         rules=list(dict.fromkeys(one.effective.rule for one in judged)),
         tables=tables_of(folders),
-        colours=colours if not folders[0].models else {},
+        colours={label: look.colour for label, look in Shown(folders).looks.items()},
         conditions=_conditions(folders),
         figures=[(figure, Markup(figure.svg)) for figure in figures],
         facts=_facts(folders),
+        meaning=_MEANING,
         commands=[(folder.name, _command(folder.info["command"])) for folder in folders if folder.info.get("command")],
     )
 

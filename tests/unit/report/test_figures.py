@@ -11,7 +11,9 @@ import pytest
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.coverage import coverage
 from skipwise.report import figures
-from skipwise.report.figures import Shown, coverage_figure, draw_figures, hits_by_depth
+from skipwise.report.figures import coverage_figure, draw_figures
+from skipwise.report.retrieval_figures import hits_by_depth
+from skipwise.report.shown import ARM_LOOKS, Shown, looks_of
 from skipwise.report.summary import Folder, read_folder
 from skipwise.results.records import CoverageRecord, TrainingRecord
 from tests.measured import INFO, evaluation_folder, readings, trials
@@ -113,16 +115,13 @@ def test_arms_have_their_colours_baselines_grey_and_orange(drawn):
     svg = drawn[1][0].svg
     assert "#848c96" in svg  # original
     assert "#2f7de1" in svg  # PoSE
-    colours = {arm: figures.ARM_COLOURS[arm] for arm in ("original", "pi-only", "pose")}
-    assert colours == {"original": "#848c96", "pi-only": "#d9760f", "pose": "#2f7de1"}
-    assert [style["color"] for style in figures._styles_of(["original", "pi-only", "pose"])] == list(colours.values())
+    assert [look.colour for look in looks_of(["original", "pi-only", "pose"])] == ["#848c96", "#d9760f", "#2f7de1"]
 
 
 def test_the_base_of_an_evaluation_is_grey_and_its_model_blue(tmp_path):
     records = [*readings("base", 256, 15.0), *readings("m", 256, 15.0), *readings("m", 512, 15.0)]
     shown = Shown([read_folder(evaluation_folder(tmp_path / "e", records))])
-    styles = dict(zip([row.label for row in shown.rows], figures._styles_of(figures._arms(shown.rows)), strict=True))
-    assert (styles["base"]["color"], styles["m"]["color"]) == ("#848c96", "#2f7de1")
+    assert (shown.looks["base"].colour, shown.looks["m"].colour) == ("#848c96", "#2f7de1")
     [plot] = figures.perplexity_plots(shown)
     assert "base has 15.0 at 256 tokens, its only window" in plot.caption
 
@@ -212,7 +211,7 @@ def test_an_evaluation_has_figures_by_position(tmp_path):
     assert gain[2048] == pytest.approx([np.log(2)] * 3, abs=1e-6)  # all documents gain the same
     excess = {row[1]: row[2] for row in found["excess"].data}
     assert excess[2048] == pytest.approx(np.log(4 / 9))
-    first = {row[1]: row[2] for row in found["first-tokens"].data}
+    first = {row[1]: row[2] for row in found["first-tokens"].data if row[0] == "m"}
     assert first[64] == pytest.approx(9)
     assert list(first) == [64, 128, 256, 512, 1024, 2048]
     assert "level curve beyond the original length" in found["perplexity"].caption
@@ -246,8 +245,21 @@ def test_coverage_figure_is_written_by_its_ending(tmp_path):
 
 def test_no_two_lines_of_a_figure_look_alike():
     labels = ["full", "short", "pose", "pose, twice", "pose, 4 times", "short, twice", "linear", "yarn"]
-    looks = figures._looks(labels)
-    assert len(set(looks.values())) == len(labels)
-    assert looks["short"][0] == figures.ARM_COLOURS["short"]
-    assert figures._looks(["linear"])["linear"][0] == figures.ARM_COLOURS["pose"]
-    assert len(figures._looks([str(i) for i in range(20)])) == 20
+    looks = looks_of(labels)
+    assert len({(look.colour, look.marker) for look in looks}) == len(labels)
+    assert looks[1].colour == ARM_LOOKS["short"].colour
+    assert looks_of(["linear"])[0].colour == ARM_LOOKS["pose"].colour
+    assert len(looks_of([str(i) for i in range(20)])) == 20
+    assert len({str(look.dash) for look in looks_of(["pose"] * 4)}) == 4
+
+
+# Pairs that a simulation of deuteranopia, protanopia and tritanopia (Machado, 2009) puts close to each other.
+ALIKE = ["pose randpos", "pose cream", "original cream", "full short", "full skipwise", "full cream", "short skipwise"]
+ALIKE += ["pi-only short", "pi-only skipwise", "pi-only full"]
+
+
+@pytest.mark.parametrize("pair", ALIKE)
+def test_arms_whose_colours_look_alike_to_the_colour_blind_differ_in_hatch_and_marker(pair):
+    one, other = (ARM_LOOKS[arm] for arm in pair.split())
+    assert one.hatch != other.hatch
+    assert one.marker != other.marker
