@@ -9,7 +9,7 @@ import pytest
 from skipwise.errors import RunError
 from skipwise.report.page import write_page
 from skipwise.results.records import BenchmarkRecord, CoverageRecord
-from tests.measured import ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
+from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
 
 
 class Tags(HTMLParser):
@@ -78,9 +78,73 @@ def test_page_leads_with_how_far_the_model_reads_and_states_the_rule(page):
 
 def test_intervals_stand_under_their_values(page):
     text = page.read_text()
-    assert "<td>15.7<small>15.6 to 15.8</small></td>" in text
-    assert "<td>100%<small>96 to 100</small></td>" in text
-    assert "[" not in re.sub(r"<[^>]*>", "", text[text.index("<table>") : text.index("</table>")])
+    assert '<td data-head="256">15.7<small>15.6 to 15.8</small></td>' in text
+    assert '<td data-head="256">100%<small>96 to 100</small></td>' in text
+    assert "[" not in re.sub(r"<[^>]*>", "", text[text.index("<table") : text.index("</table>")])
+
+
+def rules(text, query):
+    """The CSS of a media query, the text after its selector by selector."""
+    block = text[text.index(f"@media {query} {{") :]
+    block = block[: block.index("\n}\n")]
+    return dict(re.findall(r"^  ([^{]+) \{([^}]*)\}", block, re.MULTILINE))
+
+
+def test_on_a_phone_rows_are_stacked_and_every_cell_names_its_column(page):
+    text = page.read_text()
+    phone = rules(text, "(max-width: 40rem)")
+    assert "display: none" in phone[".stacks thead"]
+    assert "display: grid" in phone[".stacks tr"]
+    assert "minmax(0, 1fr)" in phone[".stacks tr"]  # columns never grow wider than the page
+    assert "white-space: normal" in phone[".stacks tr > *"]
+    assert "content: attr(data-head)" in phone[".stacks td::before"]
+    tables = re.findall(r"<table class=\"([^\"]*)\"[^>]*>(.*?)</table>", text, re.DOTALL)
+    assert len(tables) == 3
+    for kind, table in tables:
+        heads = re.findall(r'<th scope="col">([^<]*)</th>', table)
+        assert ("stacks" in kind) == bool(heads)
+        for row in re.findall(r"<tr[^>]*>(<th scope=.row.>.*?)</tr>", table, re.DOTALL) if heads else ():
+            assert re.findall(r'<td data-head="([^"]*)"', row) == heads[1:]
+
+
+def test_facts_of_several_runs_are_stacked_too(tmp_path, undrawn):
+    runs = [run_folder(tmp_path / name, [*ORIGINAL, *POSE]) for name in ("a", "b")]
+    text = write_page(runs, tmp_path / "both").read_text()
+    assert '<table class="facts stacks"' in text
+    assert '<td data-head="a">nano</td><td data-head="b">nano</td>' in text
+
+
+def test_nothing_but_a_wide_table_on_a_wide_page_scrolls_sideways(page):
+    css = page.read_text().split("<style>")[1].split("</style>")[0]
+    assert re.findall(r"([^{}]*)\{[^}]*overflow-x: (?:auto|scroll)", css) == ["\n.scroll "]
+    assert "white-space: pre-wrap" in re.search(r"\npre \{[^}]*\}", css)[0]
+
+
+def test_paper_gets_light_colours_and_whole_figures(page):
+    text = page.read_text()
+    assert "@media screen and (prefers-color-scheme: dark)" in text
+    printed = rules(text, "print")
+    assert "color-scheme: light" in printed[":root"]
+    assert any("figure" in selector and "break-inside: avoid" in rule for selector, rule in printed.items())
+
+
+def test_the_page_says_what_the_probe_measured(tmp_path, undrawn):
+    probe = {"attention": "sdpa", "precision": "bf16", "forward": 0.25, "backward": 0.0}
+    text = write_page([run_folder(tmp_path / "run", POSE[:6], {**INFO, "probe": probe})]).read_text()
+    said = text[text.index("<h3>Probe</h3>") :]
+    assert "forward is the smallest change that this made to the logits of a later chunk, above 0" in said
+    assert "backward is the largest change of an earlier chunk" in said
+    assert text.count("Before training, the text of one chunk was changed") == 1
+
+
+def test_an_evaluation_whose_base_fails_the_rule_says_so_and_shows_the_base(tmp_path):
+    own = [r for w in WINDOWS for r in (*readings("m", w, 15.0), *trials("m", w, 80))]
+    base = [*readings("base", 256, 15.0), *trials("base", 256, 80)]
+    text = write_page([evaluation_folder(tmp_path / "e", [*own, *base])]).read_text().replace("\u00a0", " ")
+    assert re.search(r"<h1>[^<]*the base itself finds 80% of the passkeys in 256 tokens", text)
+    assert "at least 72% of the passkeys (90% of the share that the base finds at 256 tokens) are found" in text
+    assert re.search(r'<th scope="row"><span class="dot"[^>]*></span>base</th><td data-head="256">80%', text)
+    assert "The dashed line is base at 256 tokens." in text
 
 
 def test_numbers_csv_has_every_number_of_the_page(page):
@@ -143,7 +207,10 @@ def test_an_evaluation_has_a_page_of_the_same_make(tmp_path, undrawn):
     assert "that of the base (base) in windows" in text
     assert "boolq, 0-shot, acc" in text
     assert "256 to 2,048 tokens, base base, weights 000000000000" in text
-    for cell in ('<th scope="col">gain by far text</th>', "<td>+0.000<small>+0.000 to +0.000</small></td>"):
+    for cell in (
+        '<th scope="col">gain by far text (nats)</th>',
+        '<td data-head="over the base (nats)">+0.000<small>+0.000 to +0.000</small></td>',
+    ):
         assert cell in text
     assert (folder / "numbers.csv").exists()
 
@@ -171,7 +238,7 @@ def test_a_run_of_the_first_release_still_has_a_page(tmp_path):
     ]
     (run / "results.jsonl").write_text("".join(old))
     text = write_page([run]).read_text()
-    assert "<td>11.1</td>" in text  # exp(39363.7 / 16380)
+    assert '<td data-head="256">11.1</td>' in text  # exp(39363.7 / 16380)
     assert "4 documents of modules" in text
     assert "16,381 tokens of each" not in text
 

@@ -136,7 +136,7 @@ def test_terminal_page_and_numbers_show_the_price(tmp_path) -> None:
     folder = read_folder(page.parent)
     text, warning = page.read_text(), price_warning(folder)
     assert f'<p class="warning">{warning}</p>' in text
-    assert "<td>+0.050<small>+0.050 to +0.050</small></td>" in text
+    assert '<td data-head="difference">+0.050<small>+0.050 to +0.050</small></td>' in text
     assert "8 segments of each, 256 tokens long." in text
     said = shown(summary_table(folder))
     assert max(map(len, said.splitlines())) <= 80
