@@ -93,7 +93,7 @@ def _position_table(judgement: Judgement) -> Table:
         [f"{b.begin:,} .. {b.end - 1:,}", f"{b.loss.mean:.3f}", str(b.gain or "–"), str(b.excess or "–")]
         for b in judgement.buckets
     ]
-    head = ["position", "loss (nats)", "gain by far text", "over the base"]
+    head = ["position", "loss (nats)", "gain by far text (nats)", "over the base (nats)"]
     known = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
     cells = [[row[i] for i in known] for row in rows]
     return Table(f"Loss by position: {judgement.row.label}", "loss by position", [head[i] for i in known], cells)
@@ -122,7 +122,7 @@ def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequenc
         for begin, end in pairwise([1, *ends])
     ]
     title = f"loss by position; gain over windows of {windows[0]:,}"
-    return Table(title, "loss", ["position", "loss (nats)", "gain by far text"], rows)
+    return Table(title, "loss", ["position", "loss (nats)", "gain by far text (nats)"], rows)
 
 
 def trials_table(task: str, trials: Sequence[TrialRecord]) -> Table:

@@ -69,7 +69,7 @@ def test_an_evaluation_has_intervals_positions_and_benchmarks(tmp_path) -> None:
 def test_a_column_that_would_be_empty_is_left_out(tmp_path) -> None:
     alone = [r for w in (256, 2048) for r in readings("m", w, 15.0)]
     [_, positions] = tables_of([read_folder(evaluation_folder(tmp_path / "e", alone, base=""))])
-    assert positions.head == ["position", "loss (nats)", "gain by far text"]
+    assert positions.head == ["position", "loss (nats)", "gain by far text (nats)"]
     assert {len(row) for row in positions.rows} == {3}
 
 
