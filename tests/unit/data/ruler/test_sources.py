@@ -1,0 +1,104 @@
+"""RULER's texts: which files are read, what stands in for them, what is said where they are missing."""
+
+import json
+
+import pytest
+
+from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt
+from skipwise.data.ruler.sources import sentences
+from skipwise.errors import DataError
+from tests.questions import HOTPOT, SQUAD, write_questions
+from tests.tiny import byte_tokenizer
+
+
+def test_essays_are_read_from_rulers_file_or_from_text_files(tmp_path) -> None:
+    folder = tmp_path / "PaulGrahamEssays"
+    folder.mkdir()
+    (folder / "b.txt").write_text("Three\n\nfour.", encoding="utf-8")
+    (folder / "a.txt").write_text("One.  Two", encoding="utf-8")
+    assert read_ruler_data(tmp_path) == RulerData(["One.", "Two", "Three", "four."], True, tmp_path)
+    (tmp_path / "PaulGrahamEssays.json").write_text(json.dumps({"text": "Of\tRULER."}), encoding="utf-8")
+    assert read_ruler_data(tmp_path) == RulerData(["Of", "RULER."], True, tmp_path)
+    assert ruler_prompt(byte_tokenizer(), "niah_single_2", 900, 0, 0, read_ruler_data(tmp_path)).real_data
+
+
+def test_without_essays_a_text_stands_in(tmp_path) -> None:
+    assert read_ruler_data(tmp_path, "A text.") == RulerData(["A", "text."], False, tmp_path)
+    shipped = read_ruler_data()
+    assert len(shipped.words) > 10_000
+    assert not shipped.real_essays
+
+
+def test_essays_are_repeated_where_they_end() -> None:
+    data = RulerData(["One.", "Two", "three."], True)
+    assert data.essays(7) == "One. Two three. One. Two three. One."
+    assert data.essays(3) == "One. Two three."
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("It is. Is it? Yes!", ["It is.", "Is it?", "Yes!"]),
+        ('He said "no." She (too!) went.', ['He said "no."', "She (too!)", "went."]),
+        ("Version 2.0 of it", ["Version 2.0 of it"]),
+    ],
+)
+def test_sentences_end_at_marks_before_a_space(text, cut) -> None:
+    assert sentences(text) == cut
+    assert " ".join(sentences(text)) == text
+
+
+def test_questions_keep_their_order_and_documents_are_sorted(tmp_path) -> None:
+    data = read_ruler_data(write_questions(tmp_path))
+    assert data.squad.documents == sorted(data.squad.documents)
+    assert [question.text for question in data.squad.questions[:3]] == [
+        f"What does paragraph {i} of article {n} say?" for n, i in ((0, 0), (0, 2), (1, 0))
+    ]
+    first = data.squad.questions[0]
+    assert first.answers == ("answer 0-0",)
+    assert [data.squad.documents[i][:22] for i in (*first.needed, *first.related)] == [
+        f"Article 0, paragraph {i}" for i in range(3)
+    ]
+    assert [question.text for question in data.hotpotqa.questions] == [asked["question"] for asked in HOTPOT]
+    assert all(len(question.needed) == 10 for question in data.hotpotqa.questions)
+
+
+@pytest.mark.parametrize(("task", "file"), [("qa_squad", "squad.json"), ("qa_hotpot", "hotpotqa.json")])
+def test_missing_questions_are_named(tmp_path, task, file) -> None:
+    with pytest.raises(
+        DataError, match=f"no folder with RULER's data is given, but the questions come from {file}: put"
+    ):
+        ruler_prompt(byte_tokenizer(), task, 4096, 0, 0, read_ruler_data())
+    with pytest.raises(
+        DataError, match=f"{tmp_path} has no {file}, but .* there under this name, or leave this task out"
+    ):
+        ruler_prompt(byte_tokenizer(), task, 4096, 0, 0, read_ruler_data(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "squad.json is not SQuAD's dev-v2.0.json: Expecting .*; download it again"),
+        ("{}", "the field 'data' is missing"),
+        ("[]", "squad.json is not SQuAD's dev-v2.0.json: list indices"),
+        ('{"data": []}', "squad.json has no question with an answer; put SQuAD's dev-v2.0.json there"),
+        (json.dumps(SQUAD)[:-5], "Expecting"),
+    ],
+)
+def test_damaged_questions_are_refused(tmp_path, text, message) -> None:
+    (tmp_path / "squad.json").write_text(text, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        _ = read_ruler_data(tmp_path).squad
+
+
+def test_unreadable_essays_are_refused(tmp_path) -> None:
+    with pytest.raises(DataError, match=r"is not a folder; give the folder with RULER's data, or none"):
+        read_ruler_data(tmp_path / "none")
+    file = tmp_path / "PaulGrahamEssays.json"
+    file.write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match="is not RULER's essays: the field 'text' is missing"):
+        read_ruler_data(tmp_path)
+    file.write_text('{"text": " "}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"PaulGrahamEssays in .* has no words, but needles are hidden between words"):
+        read_ruler_data(tmp_path)
+    assert len(TASKS) == 13

@@ -1,0 +1,46 @@
+"""RULER's words: the list of 6.2 million keys that is never written."""
+
+import random
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipwise.data.ruler.words import Pairs, common_words, key_words
+from skipwise.errors import RecipeError
+
+TEXTS = st.lists(st.text(alphabet="ab -'z", min_size=1, max_size=4), max_size=6)
+
+
+def written(adjectives, nouns) -> list[str]:
+    return sorted({f"{adjective}-{noun}" for adjective in adjectives for noun in nouns})
+
+
+@given(adjectives=TEXTS, nouns=TEXTS)
+def test_pairs_are_the_sorted_list(adjectives, nouns) -> None:
+    assert list(Pairs(adjectives, nouns)) == written(adjectives, nouns)
+    assert len(Pairs(adjectives, nouns)) == len(written(adjectives, nouns))
+
+
+def test_a_choice_is_that_of_the_list() -> None:
+    pairs = Pairs(["quick", "blue", "blue-eyed"], ["sea", "eyed-sea", "zoo"])
+    listed = written(["quick", "blue", "blue-eyed"], ["sea", "eyed-sea", "zoo"])
+    assert [random.Random(seed).choice(pairs) for seed in range(50)] == [
+        random.Random(seed).choice(listed) for seed in range(50)
+    ]
+    assert pairs[-1] == listed[-1]
+    assert pairs[2:5] == listed[2:5]
+    with pytest.raises(IndexError):
+        pairs[len(listed)]
+
+
+def test_the_words_are_wonderwords() -> None:
+    assert len(common_words()) == len(set(common_words())) == 8166
+    assert len(key_words()) == 6_171_620
+
+
+def test_without_wonderwords_the_package_to_install_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "wonderwords", None)
+    with pytest.raises(RecipeError, match=r"need the package wonderwords.*pip install 'skipwise\[ruler\]'"):
+        key_words.__wrapped__()
