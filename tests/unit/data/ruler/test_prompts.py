@@ -22,7 +22,7 @@ ASKED = re.compile(
     r"What (?:is|are all) the special magic (\w+) for (.+?) mentioned in the provided text\? The special"
 )
 NEEDLES = [task for task in TASKS if task.startswith("niah")]
-KINDS = {"numbers": r"\d{7}", "words": r"[a-z].*-.*[a-z]", "uuids": r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f-]{21}"}
+KINDS = {"numbers": r"\d{7}", "words": r"\w.*-.*\w", "uuids": r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f-]{21}"}
 ENDS = {
     "vt": "they are:",
     "cwe": "The top 10 words that appear most often in the list are:",
