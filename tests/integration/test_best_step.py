@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from skipwise import extend
-from skipwise.evaluation.runner import Readings
+from skipwise.evaluation.batches import Readings
 from skipwise.results.records import ReadingRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint

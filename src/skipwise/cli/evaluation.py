@@ -49,7 +49,15 @@ def evaluate(
     stride: Stride = None,
     documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
     tokens_per_document: Tokens = None,
-    tasks: Annotated[str, typer.Option(help="of passkey,keys,lines; or none")] = "passkey,keys,lines",
+    tasks: Annotated[
+        str, typer.Option(help="of passkey,keys,lines,ruler; ruler:vt,cwe is two of RULER's thirteen; or none")
+    ] = "passkey,keys,lines",
+    ruler_data: Annotated[
+        Path | None,
+        typer.Option(
+            parser=read_path, metavar="FOLDER", help="RULER's essays, SQuAD and HotpotQA, which are not shipped"
+        ),
+    ] = None,
     trials: Annotated[int, typer.Option(max=MOST_TRIALS, help="prompts a task and length")] = 100,
     seed: Seed = 0,
     benchmarks: Annotated[
@@ -69,7 +77,7 @@ def evaluate(
     from skipwise.evaluation.benchmarks import Benchmarks
     from skipwise.evaluation.evaluate import evaluate
     from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.specification import specification_for
+    from skipwise.evaluation.specification import read_tasks, specification_for
     from skipwise.model.precision import choose_precision
     from skipwise.recipes.schema import Data
 
@@ -84,7 +92,8 @@ def evaluate(
         stride=read_length(stride),
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
-        tasks=() if tasks == "none" else tuple(task.strip() for task in tasks.split(",")),
+        tasks=() if tasks == "none" else read_tasks(tasks.split(","), ruler_data),
+        ruler_data=ruler_data,
         trials=trials,
         seed=seed,
         precision=choose_precision(precision),

@@ -9,9 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
+from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import other_text
-from skipwise.evaluation.runner import Batch, Readings, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.runner import plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText, Segment, fair_documents, longest_first, spread_segments
 from skipwise.model.fingerprint import weights_fingerprint

@@ -13,10 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from skipwise.errors import DataError, RunError
+from skipwise.evaluation.batches import Batch
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.runner import Batch, measure, missing, plan_prompts, plan_readings, read_texts
-from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.runner import measure, missing, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
@@ -180,19 +181,23 @@ def _plan(
     texts: Texts,
     console: Console,
 ) -> list[Batch]:
-    """What is measured of one model; of a base only its reading in windows of its own original length, and its passkeys at
-    the longest length inside it."""
+    """What is measured of one model; of a base only its reading in windows of its own original length, its passkeys at the
+    longest length inside it, and RULER at every length inside it."""
     batches: list[Batch] = []
     for text in texts[model.label]:
         own = {model.original} | {other.original for other in models if other.base == model.label}
         own |= set() if model.control else set(text.windows)
         windows = sorted({min(window, text.windows[-1]) for window in own})
         batches += plan_readings(specification, model, [text], windows)
-    prompts = specification
+    asked = [specification]
     if model.control:
-        inside = sorted(length for length in specification.prompt_lengths if length <= model.original)
-        tasks = tuple(task for task in specification.tasks if task == "passkey" and inside)
-        prompts = replace(specification, tasks=tasks, prompt_lengths=tuple(inside[-1:]))
-    if prompts.tasks:
-        batches += plan_prompts(prompts, model, load_tokenizer(model.name), console)
+        inside = tuple(sorted(length for length in specification.prompt_lengths if length <= model.original))
+        passkey = tuple(task for task in specification.tasks if task == "passkey")
+        asked = [
+            replace(specification, tasks=passkey, prompt_lengths=inside[-1:]),
+            replace(specification, tasks=tuple(filter(is_ruler, specification.tasks)), prompt_lengths=inside),
+        ]
+    for prompts in asked:
+        if prompts.tasks and prompts.prompt_lengths:
+            batches += plan_prompts(prompts, model, load_tokenizer(model.name), console)
     return batches

@@ -8,10 +8,10 @@ import torch
 from transformers import PretrainedConfig
 
 from skipwise.evaluation.arms import RunEvaluation
+from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import KINDS, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
-from skipwise.evaluation.runner import Batch, Readings
 from skipwise.evaluation.specification import specification_of
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
 from skipwise.recipes.schema import Recipe

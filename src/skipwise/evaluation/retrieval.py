@@ -1,29 +1,29 @@
 """Retrieval: does a model find what is hidden in a prompt, wherever it stands?
 
-Prompts are answered one at a time by greedy decoding with a key-value cache. They are sorted by their token ids, so
-that neighbours share the longest beginning, and what a prompt shares with the one before it is not read again. For
-passkeys at depths spread over the prompt that saves the filler before each key in the second half.
+Prompts are read one at a time by greedy decoding with a key-value cache. They are sorted by their token ids, so that
+neighbours share the longest beginning, and what a prompt shares with the one before it is not read again. For passkeys at
+depths spread over the prompt that saves the filler before each key in the second half. Long answers are written together.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-import torch
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import Prompt, answer_ids
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, one_of
+from skipwise.evaluation.decoding import Begun, Reader, go_on_together
 from skipwise.evaluation.perplexity import inference, require_vocabulary
 from skipwise.method.lengths import parse_length
-from skipwise.model.cache_argument import CACHE
+from skipwise.model.memory import machine_memory
 
-# Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask
-# also compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less
-# than half of its tokens with the one before is read from its beginning, where no mask is needed.
-_AT_ONCE = 1024
+_SHARE = 16  # of the memory, which may be held for answers that are written together
+_UNKNOWN_MEMORY = 2**34  # bytes, where the machine does not say
+_FEW = 16  # tokens; shorter answers are not worth the copies
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ def retrieve(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, precision: str = "float32"
 ) -> Iterator[Answer]:
     """Answer each prompt by the number that it hides, as ``answers`` does."""
-    yield from answers(model, tokenizer, [_asking(prompt, tokenizer) for prompt in prompts], precision=precision)
+    yield from answers(model, tokenizer, [question_of(prompt, tokenizer) for prompt in prompts], precision=precision)
 
 
-def _asking(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
-    """Ask for the number alone: one token more than it has shows whether it ends there."""
+def question_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
+    """Ask for the number that a prompt hides: one token more than it has shows whether it ends there."""
     expected = answer_ids(tokenizer, prompt.answer)
     return Question(prompt.ids, expected, len(expected) + 1, lambda text: float(is_hit(text, prompt.answer)))
 
@@ -124,103 +124,83 @@ def answers(
     *,
     precision: str = "float32",
 ) -> Iterator[Answer]:
-    """Answer each question greedily, in the order of their token ids.
+    """Answer each question greedily. Prompts are read in the order of their token ids.
 
-    Nothing is shared between prompts if a layer keeps only the last tokens (sliding attention), because its cache
-    cannot go back, or if frequencies may switch with the length (longrope).
+    Answers of which the draft is not all are then written together, as many as their keys and values fit a 16th of the
+    memory.
     """
     require_vocabulary(model, [question.ids for question in questions])
-    cached = _CachedModel(model)
+    reader, waiting = Reader(model), _Waiting((machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE)
     for number in sorted(range(len(questions)), key=lambda i: questions[i].ids):
         began, question = time.perf_counter(), questions[number]
-
-        def said(ids: list[int]) -> str:
-            return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
-
-        def enough(ids: list[int], question: Question = question) -> bool:
-            return question.settled and question.score(said(ids)) == 1
-
+        finished = partial(_finished, question, tokenizer)
         with inference(model, precision):
-            ids = cached.decode(question.ids, question.draft, question.most, tokenizer.eos_token_id, enough)
-        text = said(ids)
-        yield Answer(number, text, question.score(text), time.perf_counter() - began)
+            written = reader.begin(question.ids, question.draft)
+            later = reader.goes_back and not finished(written) and question.most > _FEW
+            if later:
+                waiting.add(number, reader.keep(question.ids, written, question.most, finished), began)
+            else:
+                written = reader.go_on(question.ids, written, finished)
+        if not later:
+            yield _answer(number, question, written, tokenizer, time.perf_counter() - began)
+        elif waiting.full:
+            yield from waiting.written(model, tokenizer, questions, precision)
+    yield from waiting.written(model, tokenizer, questions, precision)
+
+
+class _Waiting:
+    """Begun answers that wait for others, to be written together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most  # bytes
+        self._begun: dict[int, Begun] = {}
+        self._seconds = 0.0
+
+    def add(self, number: int, begun: Begun, began: float) -> None:
+        """Wait with answer ``number``, whose prompt has been read since ``began``."""
+        self._begun[number] = begun
+        self._seconds += time.perf_counter() - began
+
+    @property
+    def full(self) -> bool:
+        """Whether no other that is as long as the longest would fit. Padded, all are that long, and they are copied once."""
+        return 2 * (len(self._begun) + 1) * max(one.bytes for one in self._begun.values()) > self._most
+
+    def written(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], precision: str
+    ) -> Iterator[Answer]:
+        """Write all, and wait for none."""
+        if not self._begun:
+            return
+        began = time.perf_counter()
+        with inference(model, precision):
+            written = go_on_together(model, list(self._begun.values()))
+        seconds = (self._seconds + time.perf_counter() - began) / len(self._begun)
+        numbers, self._begun, self._seconds = list(self._begun), {}, 0.0
+        for number, ids in zip(numbers, written, strict=True):
+            yield _answer(number, questions[number], ids, tokenizer, seconds)
+
+
+def _finished(question: Question, tokenizer: PreTrainedTokenizerBase, written: list[int]) -> bool:
+    """Whether an answer ends: by its end token, by its length, or because no more text could change its score."""
+    if tokenizer.eos_token_id in written or len(written) >= question.most:
+        return True
+    return question.settled and question.score(_said(written, tokenizer)) == 1
+
+
+def _answer(
+    number: int, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase, seconds: float
+) -> Answer:
+    end = tokenizer.eos_token_id
+    text = _said(written[: written.index(end)] if end in written else written[: question.most], tokenizer)
+    return Answer(number, text, question.score(text), seconds)
+
+
+def _said(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
 
 
 def is_hit(continuation: str, answer: str) -> bool:
     """Whether ``continuation`` starts with ``answer``, and the number ends there."""
     said = continuation.strip()
     return said.startswith(answer) and not said[len(answer) :][:1].isdigit()
-
-
-class _CachedModel:
-    """A model with the token ids that it has read last, and their keys and values."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-        self._ids: list[int] = []
-        rope = getattr(model.config, "rope_parameters", None) or {}
-        self._switches = rope.get("rope_type") == "longrope"  # other frequencies for short texts than for long ones
-        self._cache = DynamicCache(config=model.config)
-
-    def decode(
-        self,
-        prompt: list[int],
-        draft: list[int],
-        most: int,
-        end: int | None,
-        enough: Callable[[list[int]], bool] = lambda written: False,
-    ) -> list[int]:
-        """Decode greedily after ``prompt``: ``most`` ids, or up to ``end``, or until they are ``enough``.
-
-        The draft is read together with the prompt, as in speculative decoding (Leviathan et al., 2023). As far as it is
-        what the model would have written, that one pass gives it all; only from there on is one id decoded at a time.
-        """
-        common = self._common(prompt)
-        self._go_back(common if 2 * common >= len(prompt) else 0)
-        likeliest = self._read((prompt + draft)[len(self._ids) :], len(draft) + 1)
-        agreed = next((i for i, id in enumerate(draft) if likeliest[i] != id), len(draft))
-        written = likeliest[: agreed + 1]
-        while end not in written and len(written) < most and not enough(written):
-            self._go_back(len(prompt) + len(written) - 1)
-            written += self._read((prompt + written)[len(self._ids) :], 1)
-        return written[: written.index(end)] if end in written else written[:most]
-
-    def _common(self, prompt: list[int]) -> int:
-        """How many ids from its beginning on need not be read again; at least one is read."""
-        for i, (known, new) in enumerate(zip(self._ids, prompt[:-1], strict=False)):
-            if known != new:
-                return i
-        return min(len(self._ids), len(prompt) - 1)
-
-    def _go_back(self, tokens: int) -> None:
-        """Forget all but the first ``tokens``; all, where the cache cannot go back."""
-        if tokens == len(self._ids):
-            return
-        if any(self._cache.is_sliding) or self._switches:
-            tokens = 0
-        if not tokens:
-            self._cache = DynamicCache(config=self._model.config)
-        elif tokens < len(self._ids):
-            self._cache.crop(tokens - len(self._ids))
-        del self._ids[tokens:]
-
-    def _read(self, ids: list[int], wanted: int) -> list[int]:
-        """Read on; after each of the last ``wanted`` ids the likeliest to follow."""
-        likeliest: list[int] = []
-        while ids:
-            behind = len(self._ids)
-            # What is read from the beginning needs no mask.
-            size = _AT_ONCE if behind else len(ids)
-            some, ids = ids[:size], ids[size:]
-            self._ids += some
-            row = torch.tensor([some], device=self._model.device)
-            logits = self._model(
-                input_ids=row,
-                attention_mask=torch.ones(1, len(self._ids), dtype=torch.long, device=row.device),
-                position_ids=torch.arange(behind, len(self._ids), device=row.device)[None],
-                use_cache=True,
-                logits_to_keep=min(wanted, len(some)),
-                **{CACHE: self._cache},
-            ).logits
-            likeliest += logits[0].argmax(-1).tolist()
-        return likeliest[-wanted:]

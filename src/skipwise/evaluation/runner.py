@@ -6,7 +6,7 @@ A request is a record whose answer is still empty. What is there already is know
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
@@ -16,13 +16,14 @@ import torch
 from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from skipwise.data.ruler import read_ruler_data
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, TooShortError
+from skipwise.evaluation.batches import Batch, Prompts, Readings, Request
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
-from skipwise.evaluation.retrieval import draw_prompt, retrieve
-from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.questions import first_request
+from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import (
     EvaluationText,
     Segment,
@@ -38,99 +39,9 @@ from skipwise.model.memory import machine_memory, token_bytes
 from skipwise.model.origin import Origin
 from skipwise.model.precision import AUTOCAST
 from skipwise.progress import progress
-from skipwise.results.records import Measured, ReadingRecord, Record, TrialRecord, append_record, read_records
+from skipwise.results.records import Measured, ReadingRecord, Record, append_record, read_records
 
-OnProgress = Callable[[int], None]
 _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
-_LONG_ENOUGH = 2**14  # tokens; every task has a prompt that is as short
-
-
-@dataclass(frozen=True)
-class Readings:
-    """Requests to read documents or segments under one window and stride."""
-
-    requests: Sequence[ReadingRecord]
-    documents: Sequence[np.ndarray]  # the tokens for each request, int [tokens]
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens will be fed to the model."""
-        return fed_tokens(self.documents, self.length, self.requests[0].stride)
-
-    @property
-    def length(self) -> int:
-        """Tokens of each window."""
-        return self.requests[0].window
-
-    def only(self, keys: Collection[str]) -> "Readings":
-        """The requests that have one of these keys."""
-        kept = [i for i, request in enumerate(self.requests) if request.key in keys]
-        return Readings([self.requests[i] for i in kept], [self.documents[i] for i in kept])
-
-    def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[ReadingRecord]:
-        """Read each document and yield its record as soon as it is read; a loss that is not a number is refused."""
-        how = self.requests[0]
-        scores = sliding_scores(
-            model,
-            self.documents,
-            window=how.window,
-            stride=how.stride,
-            precision=how.precision,
-            on_progress=on_progress,
-        )
-        for request, score in zip(self.requests, scores, strict=True):
-            nll, hits = score.buckets(request.edges)
-            if np.isnan(nll).any():
-                raise not_finite(how.arm)
-            yield replace(request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3))
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """Requests to answer prompts of one task and length."""
-
-    requests: Sequence[TrialRecord]
-    tokenizer: PreTrainedTokenizerBase
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens the prompts have, about."""
-        return len(self.requests) * self.length
-
-    @property
-    def length(self) -> int:
-        """Tokens of each prompt and its answer."""
-        return self.requests[0].length
-
-    def only(self, keys: Collection[str]) -> "Prompts":
-        """The requests that have one of these keys."""
-        return Prompts([request for request in self.requests if request.key in keys], self.tokenizer)
-
-    def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[TrialRecord]:
-        """Answer each prompt and yield its record; logits that are not numbers are refused."""
-        prompts = [
-            draw_prompt(one.task, self.tokenizer, one.length, one.seed, one.trial, one.depths) for one in self.requests
-        ]
-        label = self.requests[0].arm
-        with _watched_logits(model) as broken:
-            for answer in retrieve(model, self.tokenizer, prompts, precision=self.requests[0].precision):
-                if any(broken):
-                    raise not_finite(label)
-                broken.clear()
-                request, prompt = self.requests[answer.number], prompts[answer.number]
-                yield replace(
-                    request,
-                    depth=prompt.depth,
-                    prompt_tokens=len(prompt.ids),
-                    hit=answer.hit,
-                    answer=answer.text,
-                    seconds=round(answer.seconds, 3),
-                )
-                if on_progress:
-                    on_progress(request.length)
-
-
-Batch = Readings | Prompts
 
 
 def read_texts(
@@ -196,18 +107,17 @@ def plan_prompts(
 
     The console is told which lengths are too short for a task; without it they are an error.
     """
-    seed, depths = specification.seed, specification.depths
+    data = read_ruler_data(specification.ruler_data) if any(map(is_ruler, specification.tasks)) else None
     for task in specification.tasks:
         for length in specification.prompt_lengths:
-            first = TrialRecord(model.label, task, length, seed, 0, depths, specification.precision, model.digest)
             try:
-                draw_prompt(task, tokenizer, min(length, _LONG_ENOUGH), seed, 0, depths)
+                first, ask = first_request(specification, model, tokenizer, task, length, data)
             except TooShortError as error:
                 if console is None:
                     raise
                 console.print(f"{task} at {length:,} tokens is left out for {model.label}: {error}", style="yellow")
                 continue
-            yield Prompts([replace(first, trial=trial) for trial in range(specification.trials)], tokenizer)
+            yield Prompts([replace(first, trial=trial) for trial in range(specification.trials)], ask, tokenizer)
 
 
 def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:
@@ -292,14 +202,6 @@ def answered(
     return [made[request.key] for batch in batches for request in batch.requests]
 
 
-def not_finite(label: str) -> EvaluationError:
-    """The error of a measurement that gave no number."""
-    return EvaluationError(
-        f"logits of {label} are not finite: its weights are damaged, or overflow in this precision; try precision "
-        "float32, or train again"
-    )
-
-
 def _readings(how: ReadingRecord, model: EvaluatedModel, read: Sequence[Segment]) -> Readings:
     """Requests to read documents or segments as ``how`` says."""
     requests = [replace(how, document=one.document, begin=one.begin, digest=_digest(model, one)) for one in read]
@@ -321,7 +223,7 @@ def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int
 
 
 @contextmanager
-def _explained(model: PreTrainedModel, label: str, request: ReadingRecord | TrialRecord) -> Iterator[None]:
+def _explained(model: PreTrainedModel, label: str, request: ReadingRecord | Request) -> Iterator[None]:
     """Turn a want of memory, or a position beyond the model's, into a message with the way out."""
     length = request.window if isinstance(request, ReadingRecord) else request.length
     try:
@@ -343,16 +245,3 @@ def _explained(model: PreTrainedModel, label: str, request: ReadingRecord | Tria
             f"{label} cannot read {length:,} tokens: its positions end at {most:,} "
             "(config max_position_embeddings); lower the length"
         ) from error
-
-
-@contextmanager
-def _watched_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Note for every forward pass whether a logit was not a number: greedy decoding accepts such logits."""
-    broken: list[torch.Tensor] = []
-    head = model.get_output_embeddings()
-    assert isinstance(head, torch.nn.Module)
-    hook = head.register_forward_hook(lambda _module, _inputs, logits: broken.append(logits.isnan().any()))
-    try:
-        yield broken
-    finally:
-        hook.remove()

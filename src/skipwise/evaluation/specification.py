@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
+from skipwise.data import ruler
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, counted, one_of
 from skipwise.evaluation.models import EvaluatedModel
@@ -12,6 +14,7 @@ from skipwise.recipes.schema import Data, Recipe
 from skipwise.results.effective_length import FOUND
 from skipwise.results.statistics import wilson_interval
 
+RULER = "ruler:"  # stands before the name of one of RULER's tasks
 _LONGEST_PROMPT = 2**24  # tokens; a prompt is held in memory and tokenised whole
 
 
@@ -30,11 +33,12 @@ class Specification:
         windows_per_document: times the longest window that is read of each document; None: all of it.
         segment_lengths: of segments that are read in one pass, for loss by position.
         segments: of each length, at the most.
-        tasks: of retrieval.
-        prompt_lengths: of retrieval.
+        tasks: of retrieval, and of RULER, as ``ruler:vt``.
+        prompt_lengths: of their prompts.
         trials: prompts for each task and length.
         seed: of the prompts.
         depths: how the place of the hidden number is drawn: ``random`` as in the paper, or ``spread`` over tenths.
+        ruler_data: folder with RULER's essays and questions; None: a text stands in for the essays.
         precision: bf16, fp16 or float32.
 
     Raises:
@@ -56,6 +60,7 @@ class Specification:
     trials: int = 0
     seed: int = 0
     depths: Literal["random", "spread"] = "spread"
+    ruler_data: Path | None = None
     precision: str = "float32"
 
     def __post_init__(self) -> None:
@@ -69,7 +74,10 @@ class Specification:
         if (longest := max(self.prompt_lengths, default=0)) > _LONGEST_PROMPT:
             raise RecipeError(f"prompt length {longest:,} must be at most {_LONGEST_PROMPT:,} tokens; lower it")
         for task in self.tasks:
-            one_of("task", task, TASKS)
+            if is_ruler(task):
+                ruler.ruler_task(task.removeprefix(RULER))
+            else:
+                one_of("task", task, [*TASKS, RULER.removesuffix(":")])
         for window in self.windows:
             sliding_windows(window, window, self.stride_of(window))
 
@@ -101,7 +109,34 @@ class Specification:
         """The fields for ``run.json``."""
         texts = [{"source": text.source, **text.reading} for text in self.texts]
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()} | {"texts": texts}
+        told = {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()} | {"texts": texts}
+        return told | {"ruler_data": None if self.ruler_data is None else str(self.ruler_data)}
+
+
+def is_ruler(task: str) -> bool:
+    """Whether a task is one of RULER's."""
+    return task.startswith(RULER)
+
+
+def read_tasks(names: Sequence[str], ruler_data: Path | None = None) -> tuple[str, ...]:
+    """Return the tasks of names such as ``passkey``, ``ruler``, ``ruler:vt`` and ``vt``, each once.
+
+    ``ruler`` is all of RULER's tasks that can be made: those with questions need their files in ``ruler_data``. A name
+    of RULER alone counts as RULER's. What follows a comma in ``vt:hops=2,chains=3`` belongs to the name before it.
+    """
+    whole: list[str] = []
+    for name in filter(None, (name.strip() for name in names)):
+        if "=" in name and ":" not in name and whole:
+            whole[-1] += f",{name}"
+        else:
+            whole.append(name)
+    tasks: list[str] = []
+    for name in whole:
+        if name == RULER.removesuffix(":"):
+            tasks += [RULER + task for task in ruler.possible_tasks(ruler.read_ruler_data(ruler_data))]
+        else:
+            tasks.append(RULER + name if name.partition(":")[0] in ruler.TASKS else name)
+    return tuple(dict.fromkeys(tasks))
 
 
 def doubled_windows(original: int, target: int) -> list[int]:
@@ -114,6 +149,7 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
     rule = recipe.evaluation
     windows = tuple(sorted(set(rule.windows or doubled_windows(original, target))))
     sources = dict.fromkeys(rule.source or [recipe.data.source])
+    ruler_data = Path(rule.ruler_data) if rule.ruler_data else None
     return Specification(
         texts=tuple(recipe.data.model_copy(update={"source": source}) for source in sources),
         windows=windows,
@@ -125,7 +161,8 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
         windows_per_document=2,
         segment_lengths=tuple(rule.segment_lengths or ()),
         segments=rule.segments,
-        tasks=tuple(dict.fromkeys(rule.tasks)) if rule.passkey_trials else (),
+        tasks=read_tasks(rule.tasks, ruler_data) if rule.passkey_trials else (),
+        ruler_data=ruler_data,
         prompt_lengths=tuple(rule.passkey_lengths or windows) if rule.passkey_trials else (),
         trials=rule.passkey_trials,
         seed=recipe.seed,

@@ -290,8 +290,9 @@ class Evaluation(Section):
     documents: Whole = Field(8, gt=0, le=_MOST, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
     tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = Field(
-        ["passkey"], description="of retrieval: passkey, keys, lines"
+        ["passkey"], description="of retrieval: passkey, keys, lines; ruler, or some of its tasks, as ruler:vt"
     )
+    ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
     passkey_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
     passkey_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
     segment_lengths: Lengths | None = Field(None, description="for loss by position")

@@ -70,6 +70,7 @@ class Plot:
     data: list[list[Any]]
     draw: Callable[["Axes", str], None]
     caption: str = ""
+    height: float = 0.0  # inches, if more than usual
 
 
 def write(plot: Plot, folder: Path) -> Figure:
@@ -184,7 +185,7 @@ def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> by
             columns = max(1, min(4, 44 // (max(map(len, labels)) + 6)))
             rows = math.ceil(len(labels) / columns)
             figure.legend(handles, labels, loc="outside lower left", ncols=columns)
-        figure.set_figheight(_HEIGHT + 0.2 * max(0, rows - 1) + 0.18 * (len(title) - 1))
+        figure.set_figheight(max(plot.height, _HEIGHT) + 0.2 * max(0, rows - 1) + 0.18 * (len(title) - 1))
         buffer = io.BytesIO()
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         figure.savefig(buffer, format=kind, dpi=200, transparent=kind == "svg", metadata=metadata)

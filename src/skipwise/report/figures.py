@@ -27,6 +27,7 @@ from skipwise.report.canvas import (
     write_one,
 )
 from skipwise.report.retrieval_figures import depth_plots, found_plots
+from skipwise.report.ruler_figures import ruler_plots
 from skipwise.report.shown import ARM_LOOKS, DASHES, OTHER_LOOK, Look, Shown, listed, looks_of
 from skipwise.report.summary import Folder, Row, arm_name
 from skipwise.report.tables import format_number
@@ -221,6 +222,7 @@ FIGURES: list[Callable[[Shown], Iterator[Plot]]] = [
     perplexity_plots,
     found_plots,
     depth_plots,
+    ruler_plots,
     position_plots,
     loss_plots,
     coverage_plots,

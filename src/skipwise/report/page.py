@@ -26,9 +26,9 @@ from skipwise.report.summary import (
     read_folder,
     rows_of,
 )
-from skipwise.report.tables import tables_of
+from skipwise.report.tables import ruler_name, tables_of
 from skipwise.results.files import write_csv, write_text
-from skipwise.results.records import ReadingRecord, TrialRecord
+from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.statistics import Interval, wilson_interval
 
 # A page that holds one of these is ours, and may be written anew.
@@ -187,6 +187,20 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be "
             f"right. Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
         )
+    if ruler := [r for r in records if isinstance(r, RulerRecord)]:
+        each = Counter((r.arm, r.task, r.length) for r in ruler)
+        style = (
+            ""
+            if all(r.real_data for r in ruler)
+            else (
+                " A text that ships with skipwise stands in for RULER's essays in tasks marked (style); their scores do not "
+                "compare with published ones."
+            )
+        )
+        parts.append(
+            f"RULER: {_span(each.values())} prompts of each task and length, answered greedily and scored by RULER's rule; "
+            f"prompt and answer fit the length. Intervals: 95%, Wilson.{style}"
+        )
     if prices := [price for folder in folders for price in prices_of(folder)]:
         parts.append(
             f"Other text: documents that ship with skipwise, {_span([p.segments for p in prices])} segments of each, "
@@ -280,6 +294,9 @@ def _of_row(row: Row) -> Iterator[tuple[str, int | str, Interval]]:
     for task, lengths in row.found.items():
         for n, (hits, asked) in lengths.items():
             yield f"found, {task}, %", n, Interval(hits / asked, *wilson_interval(hits, asked)).times(100)
+    for task, length, _ in row.ruler.means if row.ruler else ():
+        if row.ruler and (score := row.ruler.score(task, length)):
+            yield f"{ruler_name([row.ruler])}, {task}, %", length, score.times(100)
 
 
 def _of_judgement(one: Judgement) -> Iterator[tuple[str, int | str, Interval]]:

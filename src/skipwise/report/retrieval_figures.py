@@ -131,7 +131,7 @@ def _heat_map(name: str, title: str, label: str, colour: str, cells: Mapping[int
         for _, n, top, _, trials, hits in data:
             x, y = lengths.index(n), 100 * top
             if trials:
-                axes.bar(x + 0.5, 92 / parts, 0.94, y + 4 / parts, lw=0, **_shade(colour, hits / trials))
+                axes.bar(x + 0.5, 92 / parts, 0.94, y + 4 / parts, lw=0, **shade(colour, hits / trials))
             text = format_share(hits / trials)[:-1] if trials else "–"
             axes.text(x + 0.5, y + 52 / parts, text, ha="center", va="center", fontsize=9)
         axes.set_xlim(0, len(lengths))
@@ -140,7 +140,7 @@ def _heat_map(name: str, title: str, label: str, colour: str, cells: Mapping[int
         axes.set_xlabel("prompt length (tokens)")
         percent_axis(axes.yaxis, "depth in the prompt (%)", 20)
         axes.grid(visible=False)
-        _draw_scale(axes, colour)
+        draw_scale(axes, colour, _FOUND)
 
     untried = " A dash stands where no prompt was asked." if any(not row[4] for row in data) else ""
     caption = (
@@ -151,21 +151,21 @@ def _heat_map(name: str, title: str, label: str, colour: str, cells: Mapping[int
     return Plot(name, title, columns, data, draw, caption)
 
 
-def _shade(colour: str, share: float) -> dict[str, Any]:
+def shade(colour: str, share: float) -> dict[str, Any]:
     """A colour that is seen through the less, the more is found; so it is right on light and dark pages."""
     return {"color": colour, "alpha": 0.05 + 0.7 * share}
 
 
-def _draw_scale(axes: "Axes", colour: str) -> None:
-    """Beside a heat map, what its colours mean."""
+def draw_scale(axes: "Axes", colour: str, title: str) -> None:
+    """Beside a heat map, what its colours mean: ``title`` says of what they are per cent."""
     scale, steps = axes.inset_axes((1.04, 0, 0.05, 1)), 20
     for step in range(steps):
-        scale.bar(0, 100 / steps, 1, 100 * step / steps, lw=0, **_shade(colour, step / (steps - 1)))
+        scale.bar(0, 100 / steps, 1, 100 * step / steps, lw=0, **shade(colour, step / (steps - 1)))
     scale.set_xlim(-0.5, 0.5)
     scale.set_ylim(0, 100)
     scale.set_xticks([])
     scale.spines["bottom"].set_visible(False)
     scale.yaxis.tick_right()
     scale.yaxis.set_label_position("right")
-    percent_axis(scale.yaxis, _FOUND)
+    percent_axis(scale.yaxis, title)
     scale.grid(visible=False)

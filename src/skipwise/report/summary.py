@@ -23,9 +23,11 @@ from skipwise.results.records import (
     Measured,
     ReadingRecord,
     Record,
+    RulerRecord,
     TrialRecord,
     read_records,
 )
+from skipwise.results.ruler import RulerLength, RulerScores, ruler_length, scores_of
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
 
@@ -72,7 +74,7 @@ class Folder:
     def unfinished(self) -> str:
         """How much of an evaluation is measured, where that is not all; else empty."""
         asked = self.info.get("records")
-        made = len({r.key for r in self.records if isinstance(r, ReadingRecord | TrialRecord)})
+        made = len({r.key for r in self.records if isinstance(r, ReadingRecord | TrialRecord | RulerRecord)})
         if not isinstance(asked, int) or made >= asked:
             return ""
         return (
@@ -96,6 +98,7 @@ class Row:
     target: int | None
     sliding: dict[int, dict[str, ReadingRecord]] = field(default_factory=dict)  # by window and document
     trials: dict[str, dict[int, dict[int, TrialRecord]]] = field(default_factory=dict)  # by task, length and number
+    ruler: RulerScores | None = None
     runs: set[str] = field(default_factory=set)  # names of all folders with the same baseline, for which it stands
 
     def readings(self, window: int) -> list[ReadingRecord]:
@@ -183,11 +186,24 @@ class Judgement:
     cost: Cost | None
     effective: EffectiveLength
     base: str
+    ruler: RulerLength | None = None  # None where RULER was not asked inside the original window
 
     @property
     def headline(self) -> str:
         """How far it reads, in one sentence."""
         return self.effective.headline(self.row.original, self.row.target)
+
+    @property
+    def ruler_sentence(self) -> str:
+        """How far the model reads by RULER's rule, in words; empty where that is not known."""
+        if self.ruler is None or self.row.ruler is None:
+            return ""
+        reads = (
+            f"reads {self.ruler.tokens:,} tokens"
+            if self.ruler.tokens
+            else "fails at the shortest length that was tested"
+        )
+        return f"By RULER it {reads}. {self.ruler.rule}"
 
     @property
     def cost_sentence(self) -> str:
@@ -269,7 +285,9 @@ def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
             return True
         case ReadingRecord(data=data) if data == OTHER_TEXT:
             return bool(asked.get("other", True))
-        case TrialRecord(length=length, trial=trial) if isinstance(lengths, list) and isinstance(trials, int):
+        case TrialRecord(length=length, trial=trial) | RulerRecord(length=length, trial=trial) if isinstance(
+            lengths, list
+        ) and isinstance(trials, int):
             return length in lengths and trial < trials
         case ReadingRecord(mode="sliding", data=data, document=document, digest=digest) if documents and digest:
             own = [mapping(info.get("model")).get("original_length")] if record.arm == "original" else []
@@ -299,6 +317,10 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
             first = next((row for key, row in rows.items() if key[:2] == (folder.name, t.arm)), None)
             row = first or rows.setdefault((folder.name, t.arm, ""), _row(folder, run, t.arm, "", False))
             row.trials.setdefault(t.task, {}).setdefault(t.length, {})[t.trial] = t
+        for scores in scores_of(r for r in folder.records if isinstance(r, RulerRecord)):
+            first = next((row for key, row in rows.items() if key[:2] == (folder.name, scores.arm)), None)
+            row = first or rows.setdefault((folder.name, scores.arm, ""), _row(folder, run, scores.arm, "", False))
+            row.ruler = scores
     for row in rows.values():
         row.trials = {task: dict(sorted(row.trials[task].items())) for task in row.trials}
     order = {folder.name: i for i, folder in enumerate(folders)}
@@ -324,7 +346,8 @@ def _merged_baselines(rows: list[Row]) -> list[Row]:
     for row in rows:
         scores = tuple((w, round(p.mean, 9)) for w, p in row.perplexity.items())
         hits = tuple((task, *lengths.items()) for task, lengths in row.found.items())
-        same = (scores, hits) if row.arm in BASELINES else row.run
+        ruler = row.ruler.means if row.ruler else ()
+        same = (scores, hits, ruler) if row.arm in BASELINES else row.run
         merged.setdefault((row.arm, row.data, same), []).append(row)
     for group in merged.values():
         group[0].runs = {row.run for row in group}
@@ -366,6 +389,7 @@ def judge(row: Row, base: Row | None) -> Judgement:
         _cost(row.readings(window), theirs) if base else None,
         effective_length(row.found.get("passkey", {}), excess, words, _passkeys_of(base, window) if base else None),
         base.label if base else "",
+        ruler_length(row.ruler, base.ruler if base else None, row.original) if row.ruler else None,
     )
 
 

@@ -2,8 +2,9 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
@@ -12,10 +13,12 @@ from rich.text import Text
 
 from skipwise.data.names import printable
 from skipwise.data.retrieval_prompts import TASKS
+from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.report.price import price_warning, prices_of
 from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, rows_of
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
+from skipwise.results.ruler import RulerScores, shared_tasks
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
 
 _SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
@@ -41,6 +44,7 @@ def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
         _found_table(task, [row for row in rows if task in row.found], brief, evaluated)
         for task in dict.fromkeys(task for row in rows for task in row.found)
     ]
+    tables += _ruler_tables([row for row in rows if row.ruler], brief)
     tables += [_other_table(folder, f" ({folder.name})" if len(folders) > 1 else "") for folder in folders]
     tables.append(_benchmark_table(benchmarks_of(folders)))
     if evaluated:
@@ -66,6 +70,48 @@ def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -
     cells = [[row.label, *(_share(row.found[task].get(n), brief) for n in lengths)] for row in rows]
     title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
     return Table(title, task, ["prompt", *map(format_length, lengths)], cells, _strong(rows))
+
+
+def _ruler_tables(rows: Sequence[Row], brief: bool) -> list[Table]:
+    """The average of each model by length, and below it what each scored in every task."""
+    scores = {row.label: row.ruler for row in rows if row.ruler}
+    tasks = shared_tasks(list(scores.values()))
+    lengths = sorted({length for one in scores.values() for length in one.lengths})
+    columns = ["prompt", *map(format_length, lengths)]
+
+    def cells(of: Callable[[int], Interval | None]) -> list[str]:
+        return [_ruler_share(of(length), brief) for length in lengths]
+
+    averages = [[label, *cells(partial(_average, one, tasks))] for label, one in scores.items()]
+    title = (
+        f"{ruler_name(scores.values())}, average of {counted(len(tasks), 'task')}, by prompt length (higher is better)"
+    )
+    tables = [Table(title, "ruler", columns, averages, _strong(rows))] if tasks else []
+    for label, one in scores.items():
+        each = [[task_name(task, one), *cells(partial(one.score, task))] for task in one.prompts]
+        tables.append(Table(f"{ruler_name([one])} by task: {label}", "ruler by task", columns, each))
+    return tables
+
+
+def _average(scores: RulerScores, tasks: Sequence[str], length: int) -> Interval | None:
+    return scores.average(length, tasks) if length in scores.lengths else None
+
+
+def ruler_name(scores: Iterable[RulerScores]) -> str:
+    """RULER, or what to call it where a text stood in for its essays in some task."""
+    return "RULER" if all(real for one in scores for real in one.real.values()) else "RULER-style"
+
+
+def task_name(task: str, scores: RulerScores) -> str:
+    """The name of one of RULER's tasks; marked where a text stood in for its essays."""
+    return task if scores.real.get(task, True) else f"{task} (style)"
+
+
+def _ruler_share(score: Interval | None, brief: bool) -> str:
+    if score is None:
+        return "–"
+    mean = f"{100 * score.mean:.1f}"
+    return mean if brief else f"{mean} [{100 * score.low:.0f}, {100 * score.high:.0f}]"
 
 
 def task_title(task: str) -> str:
@@ -220,7 +266,7 @@ def evaluation_summary(folder: Folder) -> RenderableType:
     judged = judgements(rows_of([folder]))
     for one in judged:
         parts.append(Text(f"{one.row.label}: {one.headline}", style="bold"))
-        parts += [Text(told) for told in (one.effective.next, one.cost_sentence) if told]
+        parts += [Text(told) for told in (one.effective.next, one.ruler_sentence, one.cost_sentence) if told]
         if one.cost and one.cost.warning:
             parts.append(Text(one.cost.warning, style="yellow"))
     parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in judged)]

@@ -157,6 +157,43 @@ class TrialRecord(Measured):
 
 
 @dataclass(frozen=True)
+class RulerRecord(Measured):
+    """One answered prompt of RULER (``skipwise.data.ruler``).
+
+    Attributes:
+        arm: label of the model.
+        task: a name of ``skipwise.data.ruler.TASKS``, perhaps with settings: ``vt:hops=2``.
+        length: tokens of the prompt and the tokens that the model may write, together, at the most.
+        seed: of the prompts.
+        trial: number of the prompt.
+        real_data: False if a text stood in for RULER's essays.
+        precision: of the forward pass.
+        digest: 16 hex digits of the model's weights and RULER's texts.
+        prompt_tokens: length of the prompt in the model's own tokens.
+        depth: share of the haystack before the one needle that was asked for; None if it has not one place.
+        score: share of the answers that were written, or 1 where any of them was enough.
+        answer: what the model wrote, up to where its score was full.
+        seconds: of wall time.
+    """
+
+    kind: ClassVar[str] = "ruler"
+    ANSWER: ClassVar[tuple[str, ...]] = ("prompt_tokens", "depth", "score", "answer", "seconds")
+    arm: str
+    task: str
+    length: Count
+    seed: Natural
+    trial: Natural
+    real_data: Flag
+    precision: str
+    digest: str
+    prompt_tokens: Natural = 0
+    depth: Share | None = None
+    score: Share = 0.0
+    answer: str = ""
+    seconds: Amount = 0.0
+
+
+@dataclass(frozen=True)
 class CoverageRecord:
     """The probability that one example trains each relative distance ``distances[i]``.
 
@@ -250,7 +287,7 @@ class CostRecord:
     key: str = ""
 
 
-Record = TrainingRecord | ReadingRecord | TrialRecord | CoverageRecord | BenchmarkRecord | CostRecord
+Record = TrainingRecord | ReadingRecord | TrialRecord | RulerRecord | CoverageRecord | BenchmarkRecord | CostRecord
 _ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for kind in get_args(Record)}
 _BEGINNING = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
 

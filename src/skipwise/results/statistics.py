@@ -138,7 +138,7 @@ def _freedom(weight: np.ndarray, share: np.ndarray) -> float:
     return float(trace**2 / of_square)
 
 
-def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
+def wilson_interval(hits: float, trials: int) -> tuple[float, float]:
     """The 95% score interval of a share (Wilson 1927); honest at 0% and 100%, where p +- 2 s.e. is empty."""
     p, scale = hits / trials, 1 + _Z * _Z / trials
     middle = (p + _Z * _Z / (2 * trials)) / scale

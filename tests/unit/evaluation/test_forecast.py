@@ -6,8 +6,8 @@ import torch
 from transformers import LlamaConfig
 
 from skipwise.evaluation import forecast
+from skipwise.evaluation.batches import Prompts, Readings
 from skipwise.evaluation.forecast import measuring_seconds, planned_operations, told, training_seconds
-from skipwise.evaluation.runner import Prompts, Readings
 from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.recipes.schema import load_recipe
 from skipwise.results.records import TrialRecord
@@ -21,7 +21,7 @@ SPEED = Speed(linear=10.0, attention=20.0)
 def test_each_part_takes_its_tokens_times_their_operations() -> None:
     trials = [TrialRecord("m", "passkey", 64, 0, trial, "spread", "float32", "0") for trial in range(3)]
     read = readings("m", 256, 10.0, documents=1)
-    batches = [Prompts(trials, byte_tokenizer()), Readings(read, [np.zeros(256, dtype=np.int64)])]
+    batches = [Prompts(trials, print, byte_tokenizer()), Readings(read, [np.zeros(256, dtype=np.int64)])]
     assert measuring_seconds([*batches, batches[0]], COST, SPEED) == {
         "passkey at 64 tokens": pytest.approx(2 * 3 * 64 * (100 / 10 + 2 * 32 / 20)),
         "windows of 256 tokens": pytest.approx(256 * (150 / 10 + 2 * 128 / 20)),

@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import DataError, RecipeError
-from skipwise.evaluation import retrieval
-from skipwise.evaluation.retrieval import _CachedModel, draw_prompt, is_hit, retrieval_accuracy, retrieve, tenth_of
+from skipwise.evaluation import decoding, retrieval
+from skipwise.evaluation.retrieval import (
+    answers,
+    draw_prompt,
+    is_hit,
+    question_of,
+    retrieval_accuracy,
+    retrieve,
+    tenth_of,
+)
 from skipwise.model.cache_argument import CACHE
 
 LENGTH = 420
@@ -177,7 +186,7 @@ def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, m
     tokens = sum(len(prompt.ids) for prompt in prompts)
     shared, shared_tokens = texts(llama, tokenizer, prompts), sum(fed)
     fed.clear()
-    monkeypatch.setattr(_CachedModel, "_common", lambda self, prompt: 0)
+    monkeypatch.setattr(decoding.Reader, "_common", lambda self, prompt: 0)
     assert texts(llama, tokenizer, prompts) == shared
     assert tokens * 0.4 < shared_tokens < tokens * 0.8
     assert sum(fed) >= tokens
@@ -186,7 +195,7 @@ def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, m
 def test_reading_after_the_cache_a_few_tokens_at_a_time_changes_nothing(llama, tokenizer, monkeypatch):
     prompts = prompts_of(tokenizer, 6, seed=1)
     whole = texts(llama, tokenizer, prompts)
-    monkeypatch.setattr(retrieval, "_AT_ONCE", 50)
+    monkeypatch.setattr(decoding, "_AT_ONCE", 50)
     assert texts(llama, tokenizer, prompts) == whole
 
 
@@ -255,3 +264,23 @@ def test_a_tokenizer_larger_than_the_model_is_explained(tokenizer):
     model.get_input_embeddings = lambda: torch.nn.Embedding(50, 1)
     with pytest.raises(DataError, match=r"token \d+ >= vocabulary 50; another model's tokenizer"):
         retrieval_accuracy(model, tokenizer, length=LENGTH, trials=2)
+
+
+@pytest.mark.parametrize("memory", [None, 1, 2**20])
+def test_long_answers_are_the_same_alone_and_together(llama, tokenizer, monkeypatch, memory):
+    """Memory for none of the others, for some, or for all."""
+    prompts = prompts_of(tokenizer, 7, seed=1)
+    questions = [replace(question_of(prompt, tokenizer), most=20 + n) for n, prompt in enumerate(prompts)]
+    alone = {n: "".join(a.text for a in answers(llama, tokenizer, [q])) for n, q in enumerate(questions)}
+    monkeypatch.setattr(retrieval, "machine_memory", lambda device: memory)
+    assert {answer.number: answer.text for answer in answers(llama, tokenizer, questions)} == alone
+
+
+def test_a_full_score_ends_the_answer(llama, tokenizer):
+    [prompt] = prompts_of(tokenizer, 1)
+    question = replace(question_of(prompt, tokenizer), most=40, score=lambda text: float(len(text) >= 5))
+    [whole] = answers(llama, tokenizer, [question])
+    [ended] = answers(llama, tokenizer, [replace(question, settled=True)])
+    assert len(ended.text) < len(whole.text)
+    assert whole.text.startswith(ended.text)
+    assert ended.score == whole.score == 1

@@ -12,10 +12,11 @@ from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import EvaluationError, TooShortError
+from skipwise.evaluation.batches import Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.retrieval import tenth_of
-from skipwise.evaluation.runner import Readings, answered, bucket_edges, measure, missing, plan_prompts, plan_readings
+from skipwise.evaluation.runner import answered, bucket_edges, measure, missing, plan_prompts, plan_readings
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.recipes.schema import Data
@@ -220,7 +221,7 @@ def test_a_lack_of_memory_is_explained(error: Exception) -> None:
 def test_prompts_that_no_memory_holds_are_refused_before_they_are_drawn(monkeypatch) -> None:
     long = replace(ASKED, prompt_lengths=(420, 2**24))
     batches = list(plan_prompts(long, MODEL, byte_tokenizer()))
-    monkeypatch.setattr("skipwise.evaluation.runner.draw_prompt", None)
+    monkeypatch.setattr("skipwise.evaluation.questions.draw_prompt", None)
     monkeypatch.setattr("skipwise.evaluation.runner.machine_memory", lambda device: 2**31)
     with pytest.raises(
         EvaluationError,
@@ -242,7 +243,7 @@ def test_windows_that_no_memory_holds_are_refused(monkeypatch) -> None:
 
 def test_planning_long_prompts_draws_short_ones(monkeypatch) -> None:
     drawn = []
-    monkeypatch.setattr("skipwise.evaluation.runner.draw_prompt", lambda *how: drawn.append(how[2]))
+    monkeypatch.setattr("skipwise.evaluation.questions.draw_prompt", lambda *how: drawn.append(how[2]))
     assert len(list(plan_prompts(replace(ASKED, prompt_lengths=(420, 2**24)), MODEL, byte_tokenizer()))) == 2
     assert drawn == [420, 2**14]
 

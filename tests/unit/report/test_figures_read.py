@@ -10,11 +10,11 @@ from skipwise.report.canvas import named, powers_of_two, write
 from skipwise.report.figures import FIGURES, curve_plot
 from skipwise.report.shown import ARM_LOOKS, Shown
 from skipwise.report.summary import Folder, read_folder
-from skipwise.results.records import CoverageRecord, TrainingRecord
+from skipwise.results.records import CoverageRecord, RulerRecord, TrainingRecord
 from skipwise.results.statistics import Interval
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, evaluation_folder, readings, trials
 
-WITHOUT_UNIT = {"perplexity", "probability", "tokens read", "tokens trained on", "optimizer step"}
+WITHOUT_UNIT = {"perplexity", "probability", "tokens read", "tokens trained on", "optimizer step", "task"}
 LOG = [TrainingRecord("pose", s, 3 - s / 100, 1e-4, 1.0, s * 512, 1e4) for s in range(1, 40)]
 RUN = Folder("run", [*ORIGINAL, *PI_ONLY, *POSE, *LOG, CoverageRecord.of(coverage(256, 2560), "2 chunks")], INFO)
 
@@ -24,6 +24,7 @@ def evaluation(tmp_path_factory):
     """A model beside its base, which was measured inside its own window only and finds 80% of the passkeys there."""
     levels = [9, 8, 7, 6, 5, 4.0]
     own = [r for w in WINDOWS for r in (*readings("m", w, levels), *trials("m", w, 78))]
+    own += [RulerRecord("m", "vt", w, 0, 0, True, "float32", "d", score=0.5) for w in WINDOWS]
     base = [*readings("base", 256, 8.5), *trials("base", 256, 80)]
     return read_folder(evaluation_folder(tmp_path_factory.mktemp("e") / "e", [*own, *base]))
 

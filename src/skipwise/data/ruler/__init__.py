@@ -35,7 +35,16 @@ from skipwise.method.rng import Rng
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TASKS", "RulerData", "RulerPrompt", "RulerTask", "read_ruler_data", "ruler_prompt", "ruler_task"]
+__all__ = [
+    "TASKS",
+    "RulerData",
+    "RulerPrompt",
+    "RulerTask",
+    "possible_tasks",
+    "read_ruler_data",
+    "ruler_prompt",
+    "ruler_task",
+]
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,12 @@ TASKS: dict[str, RulerTask] = {
     "qa_squad": RulerTask("questions on one document", 32, "any", partial(questions.forms, "squad")),
     "qa_hotpot": RulerTask("questions on two documents", 32, "any", partial(questions.forms, "hotpotqa")),
 }
+
+
+def possible_tasks(data: RulerData) -> list[str]:
+    """Return the names of the tasks that ``data`` has the texts for: those with questions need their files."""
+    needed = {"qa_squad": "squad", "qa_hotpot": "hotpotqa"}
+    return [name for name in TASKS if needed.get(name) in (None, *data.question_files)]
 
 
 def ruler_task(name: str) -> tuple[RulerTask, dict[str, int]]:

@@ -4,6 +4,7 @@ The files have the names that RULER's repository and the package nvidia-long-con
 ``data/synthetic/json``.
 """
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass, field
@@ -62,6 +63,20 @@ class RulerData:
     def hotpotqa(self) -> Library:
         """The questions of HotpotQA, with ten documents each."""
         return _parsed(_hotpotqa, *self._file("hotpotqa"))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of the words and of the files with questions."""
+        digest = hashlib.sha256(" ".join(self.words).encode())
+        for file in self.question_files.values():
+            digest.update(file.read_bytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def question_files(self) -> dict[str, Path]:
+        """The files with questions that are there, by data set."""
+        files = {} if self.folder is None else {name: self.folder / file for name, (file, _) in QUESTIONS.items()}
+        return {name: file for name, file in files.items() if file.is_file()}
 
     def _file(self, name: str) -> tuple[Path, str]:
         file, origin = QUESTIONS[name]

@@ -1,0 +1,83 @@
+"""RULER answered by Skipwise and by lm-evaluation-harness's generation: the same prompts, side by side in one process.
+
+    python benchmarks/ruler_speed.py MODEL [--length 2k] [--trials 20] [--data FOLDER]
+
+For each task all prompts are answered by one side, then by the other. The scores must be equal, and each answer of ours must
+be the beginning of the harness's: Skipwise stops where the score is full. The harness gets one prompt at a time, as with
+batch_size=1, since prompts of one length differ by some tokens and it pads on the left. Prompts are made before the clock starts.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import torch
+from lm_eval.models.huggingface import HFLM
+from rich.console import Console
+
+from skipwise.evaluation.models import find_models
+from skipwise.evaluation.retrieval import Question, answers
+from skipwise.evaluation.runner import plan_prompts
+from skipwise.evaluation.specification import RULER, Specification, read_tasks
+from skipwise.method.lengths import parse_length
+from skipwise.model.loading import load_tokenizer
+
+
+def generated(harness: HFLM, question: Question) -> str:
+    """What the harness's greedy generation writes."""
+    row = torch.tensor([question.ids], device=harness.device)
+    with torch.inference_mode():
+        ids = harness._model_generate(
+            context=row,
+            max_length=row.shape[1] + question.most,
+            stop=[harness.tokenizer.eos_token],
+            attention_mask=torch.ones_like(row),
+            do_sample=False,
+        )
+    return str(harness.tokenizer.decode(ids[0, row.shape[1] :], skip_special_tokens=True)).strip()
+
+
+def main() -> None:
+    """Measure, and print a Markdown table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--length", default="2k")
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--data", type=Path)
+    asked = parser.parse_args()
+    [found] = find_models([asked.model], base="", length=parse_length(asked.length))
+    specification = Specification(
+        documents=0,
+        tasks=read_tasks(["ruler"], asked.data),
+        prompt_lengths=(parse_length(asked.length),),
+        trials=asked.trials,
+        ruler_data=asked.data,
+    )
+    model, tokenizer = found.load("float32").eval(), load_tokenizer(found.name)
+    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
+    ours_all = theirs_all = 0.0
+    differing = answered = 0
+    print(
+        f"| task, {asked.trials} prompts of {asked.length} | score | harness | skipwise | times |\n|---|---|---|---|---|"
+    )
+    for prompts in plan_prompts(specification, found, tokenizer, Console()):
+        questions = [prompts.ask(request).question for request in prompts.requests]
+        began = time.perf_counter()
+        ours = {answer.number: answer for answer in answers(model, tokenizer, questions)}
+        fast = time.perf_counter() - began
+        began = time.perf_counter()
+        theirs = [generated(harness, question) for question in questions]
+        slow = time.perf_counter() - began
+        for number, text in enumerate(theirs):
+            same = text.startswith(ours[number].text) and questions[number].score(text) == ours[number].score
+            differing, answered = differing + (not same), answered + 1
+        score = sum(answer.score for answer in ours.values()) / len(ours)
+        task = prompts.requests[0].task.removeprefix(RULER)
+        print(f"| {task} | {score:.0%} | {slow:.1f} s | {fast:.1f} s | {slow / fast:.1f} |", flush=True)
+        ours_all, theirs_all = ours_all + fast, theirs_all + slow
+    print(f"| all | | {theirs_all:.1f} s | {ours_all:.1f} s | {theirs_all / ours_all:.1f} |")
+    print(f"{differing} of {answered} answers differ.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Requests that are answered together: documents to read under one window, and prompts of one task and length.
+
+A request is a record whose answer is still empty. A batch answers its requests by a model, and yields the records.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from skipwise.errors import EvaluationError
+from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
+from skipwise.evaluation.questions import Asked
+from skipwise.evaluation.retrieval import answers
+from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
+
+OnProgress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Requests to read documents or segments under one window and stride."""
+
+    requests: Sequence[ReadingRecord]
+    documents: Sequence[np.ndarray]  # the tokens for each request, int [tokens]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens will be fed to the model."""
+        return fed_tokens(self.documents, self.length, self.requests[0].stride)
+
+    @property
+    def length(self) -> int:
+        """Tokens of each window."""
+        return self.requests[0].window
+
+    def only(self, keys: Collection[str]) -> "Readings":
+        """The requests that have one of these keys."""
+        kept = [i for i, request in enumerate(self.requests) if request.key in keys]
+        return Readings([self.requests[i] for i in kept], [self.documents[i] for i in kept])
+
+    def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[ReadingRecord]:
+        """Read each document and yield its record as soon as it is read; a loss that is not a number is refused."""
+        how = self.requests[0]
+        scores = sliding_scores(
+            model,
+            self.documents,
+            window=how.window,
+            stride=how.stride,
+            precision=how.precision,
+            on_progress=on_progress,
+        )
+        for request, score in zip(self.requests, scores, strict=True):
+            nll, hits = score.buckets(request.edges)
+            if np.isnan(nll).any():
+                raise not_finite(how.arm)
+            yield replace(request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3))
+
+
+Request = TrialRecord | RulerRecord
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Requests to answer prompts of one task and length."""
+
+    requests: Sequence[Request]
+    ask: Callable[[Request], Asked]
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the prompts have, about."""
+        return len(self.requests) * self.length
+
+    @property
+    def length(self) -> int:
+        """Tokens of each prompt and its answer."""
+        return self.requests[0].length
+
+    def only(self, keys: Collection[str]) -> "Prompts":
+        """The requests that have one of these keys."""
+        return replace(self, requests=[request for request in self.requests if request.key in keys])
+
+    def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[Request]:
+        """Answer each prompt and yield its record; logits that are not numbers are refused."""
+        asked, how = [self.ask(one) for one in self.requests], self.requests[0]
+        with _watched_logits(model) as broken:
+            for answer in answers(model, self.tokenizer, [one.question for one in asked], precision=how.precision):
+                if any(broken):
+                    raise not_finite(how.arm)
+                broken.clear()
+                request, told = self.requests[answer.number], asked[answer.number].told
+                score = {"hit": answer.hit} if isinstance(request, TrialRecord) else {"score": answer.score}
+                yield replace(request, **told, **score, answer=answer.text, seconds=round(answer.seconds, 3))
+                if on_progress:
+                    on_progress(request.length)
+
+
+Batch = Readings | Prompts
+
+
+def not_finite(label: str) -> EvaluationError:
+    """The error of a measurement that gave no number."""
+    return EvaluationError(
+        f"logits of {label} are not finite: its weights are damaged, or overflow in this precision; try precision "
+        "float32, or train again"
+    )
+
+
+@contextmanager
+def _watched_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
+    """Note for every forward pass whether a logit was not a number: greedy decoding accepts such logits."""
+    broken: list[torch.Tensor] = []
+    head = model.get_output_embeddings()
+    assert isinstance(head, torch.nn.Module)
+    hook = head.register_forward_hook(lambda _module, _inputs, logits: broken.append(logits.isnan().any()))
+    try:
+        yield broken
+    finally:
+        hook.remove()

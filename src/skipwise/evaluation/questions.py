@@ -1,0 +1,80 @@
+"""A task and a length -> requests for its prompts, and the question that each request stands for.
+
+Retrieval tasks (``skipwise.data.retrieval_prompts``) have one answer, which must be written whole. RULER's tasks
+(``skipwise.data.ruler``) are named ``ruler:vt``; they may have several answers, which must stand somewhere in what the
+model writes.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from skipwise.data.ruler import RulerData, ruler_prompt, ruler_task
+from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.retrieval import Question, draw_prompt, question_of
+from skipwise.evaluation.specification import RULER, Specification, is_ruler
+from skipwise.results.records import RulerRecord, TrialRecord
+
+_LONG_ENOUGH = 2**14  # tokens; every task has a prompt that is as short
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question, and what its record says of the prompt."""
+
+    question: Question
+    told: dict[str, Any]
+
+
+def first_request(
+    specification: Specification,
+    model: EvaluatedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: str,
+    length: int,
+    data: RulerData | None,
+) -> tuple[TrialRecord | RulerRecord, Callable[..., Asked]]:
+    """Return the request for the first prompt of a task, and the function that asks one; ``data`` is of RULER.
+
+    Raises:
+        TooShortError: the task has no prompt of so few tokens.
+    """
+    how = specification
+    request: TrialRecord | RulerRecord
+    if not is_ruler(task):
+        draw_prompt(task, tokenizer, min(length, _LONG_ENOUGH), how.seed, 0, how.depths)
+        request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, how.precision, model.digest)
+        return request, partial(_ask_number, tokenizer)
+    assert data is not None
+    prompt = ruler_prompt(tokenizer, task.removeprefix(RULER), min(length, _LONG_ENOUGH), how.seed, 0, data)
+    digest = hashlib.sha256(f"{model.digest} {data.fingerprint}".encode()).hexdigest()[:16]
+    request = RulerRecord(
+        model.label, task.removeprefix(RULER), length, how.seed, 0, prompt.real_data, how.precision, digest
+    )
+    return request, partial(_ask_ruler, tokenizer, data)
+
+
+def _ask_number(tokenizer: PreTrainedTokenizerBase, request: TrialRecord) -> Asked:
+    prompt = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
+    return Asked(question_of(prompt, tokenizer), {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)})
+
+
+def _ask_ruler(tokenizer: PreTrainedTokenizerBase, data: RulerData, request: RulerRecord) -> Asked:
+    """Ask for a continuation of RULER's length, and score it by RULER's rule.
+
+    More text can only hold more of the answers, so a model that has written all of them is not asked for more.
+    """
+    task, _ = ruler_task(request.task)
+    prompt = ruler_prompt(tokenizer, request.task, request.length, request.seed, request.trial, data)
+
+    def score(text: str) -> float:
+        found = [answer.lower() in text.lower() for answer in prompt.answers]
+        return sum(found) / len(found) if task.scored == "all" else float(any(found))
+
+    draft = tokenizer(f" {prompt.answers[0]}", add_special_tokens=False)["input_ids"][: task.answer_tokens - 1]
+    question = Question(prompt.ids, draft, task.answer_tokens, score, settled=True)
+    return Asked(question, {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)})

@@ -1,0 +1,138 @@
+"""RULER's records -> scores by task and length, averages, and how far a model reads by RULER's rule.
+
+Scores are shares from 0 to 1. The average of a length is over tasks, as RULER's is, and over the tasks that were asked at
+every length, so that averages of several lengths compare.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from skipwise.results.records import RulerRecord
+from skipwise.results.statistics import Interval, mean_interval, wilson_interval
+
+THRESHOLD = 0.856  # what Llama-2-7B scores at its own 4,096 tokens: RULER's limit (Hsieh et al., 2024, section 4)
+
+
+@dataclass(frozen=True)
+class RulerScores:
+    """What one model scored: for each task and length the score of each prompt, by its number."""
+
+    arm: str
+    prompts: Mapping[str, Mapping[int, Mapping[int, float]]]
+    real: Mapping[str, bool] = field(default_factory=dict)  # by task: False where a text stood in for RULER's own
+
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths that were asked."""
+        return sorted({length for lengths in self.prompts.values() for length in lengths})
+
+    @property
+    def means(self) -> tuple[tuple[str, int, float], ...]:
+        """The mean score of every task and length."""
+        return tuple(
+            (task, length, sum(scores.values()) / len(scores))
+            for task, lengths in self.prompts.items()
+            for length, scores in sorted(lengths.items())
+        )
+
+    def score(self, task: str, length: int) -> Interval | None:
+        """The mean score of a task; None where it was not asked at this length.
+
+        The interval is Wilson's, for which a share of the answers is a share of a hit. That is at least as wide as it
+        has to be, because scores between 0 and 1 vary less than hits and misses of the same mean.
+        """
+        asked = self.prompts.get(task, {}).get(length)
+        return _wilson(list(asked.values())) if asked else None
+
+    def tasks_at(self, lengths: Iterable[int]) -> list[str]:
+        """The tasks that were asked at each of some lengths."""
+        wanted = set(lengths)
+        return [task for task, known in self.prompts.items() if wanted <= set(known)]
+
+    def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
+        """The mean over tasks of their mean scores; None without tasks. All tasks have the same number of prompts."""
+        means = [interval.mean for task in tasks if (interval := self.score(task, length))]
+        if not means:
+            return None
+        mean = sum(means) / len(means)
+        asked = sum(len(self.prompts[task][length]) for task in tasks)
+        return Interval(mean, *wilson_interval(mean * asked, asked))
+
+
+@dataclass(frozen=True)
+class RulerLength:
+    """How far a model reads by RULER's rule."""
+
+    tokens: int  # the longest length at which this and every shorter one reaches ``needed``; 0 where none does
+    needed: float
+    rule: str  # in words, with its numbers
+
+
+def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
+    """Arrange records by model, in their order; a prompt that was answered again replaces the older answer."""
+    prompts: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
+    real: dict[str, dict[str, bool]] = {}
+    for record in records:
+        of_task = prompts.setdefault(record.arm, {}).setdefault(record.task, {})
+        of_task.setdefault(record.length, {})[record.trial] = record.score
+        real.setdefault(record.arm, {})[record.task] = record.real_data
+    return [RulerScores(arm, tasks, real[arm]) for arm, tasks in prompts.items()]
+
+
+def shared_tasks(scores: Sequence[RulerScores]) -> list[str]:
+    """The tasks that every model was asked at every length at which it was asked any."""
+    shared = [set(one.tasks_at(one.lengths)) for one in scores]
+    return [task for task in scores[0].prompts if all(task in tasks for tasks in shared)] if scores else []
+
+
+def ruler_length(own: RulerScores, base: RulerScores | None, original: int | None) -> RulerLength | None:
+    """How far ``own`` reads, by averages over the tasks that it and its base share; None if they share none.
+
+    RULER's limit counts if the base (without one, the model itself) reaches it inside its own window. If not, the limit is
+    what the base scores there.
+    """
+    control = base or own
+    tasks = shared_tasks([own, control])
+    inside = [length for length in control.lengths if original and length <= original]
+    if not tasks or not inside:
+        return None
+    at_home = control.average(inside[-1], tasks)
+    assert at_home is not None
+    whose = "the base" if base else "the model itself"
+    if at_home.mean >= THRESHOLD:
+        needed, why = (
+            THRESHOLD,
+            f"RULER's limit, what Llama-2-7B scores at 4,096 tokens; {whose} reaches it at {inside[-1]:,}",
+        )
+    else:
+        needed, why = (
+            at_home.mean,
+            f"what {whose} scores at {inside[-1]:,} tokens, which is below RULER's limit of {THRESHOLD:.1%}",
+        )
+    reached = 0
+    for length in own.lengths:
+        found = own.average(length, tasks)
+        if found is None or found.mean < needed:
+            break
+        reached = length
+    return RulerLength(
+        reached,
+        needed,
+        f"The average of {len(tasks)} tasks must be at least {needed:.1%} ({why}), at a length and at every shorter one.",
+    )
+
+
+def paired(own: RulerScores, base: RulerScores, length: int) -> Interval | None:
+    """The mean of own score less base's on the same prompts of a length, over tasks; Student's t over prompts."""
+    apart = {
+        f"{task} {trial}": score - theirs
+        for task, lengths in own.prompts.items()
+        for trial, score in lengths.get(length, {}).items()
+        if (theirs := base.prompts.get(task, {}).get(length, {}).get(trial)) is not None
+    }
+    return mean_interval(list(apart.values()), [1] * len(apart), list(apart)) if apart else None
+
+
+def _wilson(scores: Sequence[float]) -> Interval:
+    total = sum(scores)
+    return Interval(total / len(scores), *wilson_interval(total, len(scores)))

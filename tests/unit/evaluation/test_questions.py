@@ -1,0 +1,82 @@
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from skipwise.data.ruler import TASKS, read_ruler_data, ruler_prompt
+from skipwise.errors import RecipeError
+from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.runner import plan_prompts
+from skipwise.evaluation.specification import Specification, read_tasks
+from skipwise.results.records import RulerRecord
+from tests.tiny import byte_tokenizer
+
+MODEL = EvaluatedModel("m", "", 2048, 4096)
+ASKED = Specification(documents=0, tasks=("ruler:vt",), prompt_lengths=(2048,), trials=3, seed=5)
+DATA = read_ruler_data()
+
+
+def test_names_of_tasks_are_read_as_people_write_them() -> None:
+    assert read_tasks(["passkey", "ruler:vt", "niah_multikey_1"]) == ("passkey", "ruler:vt", "ruler:niah_multikey_1")
+    assert read_tasks(["ruler:vt:hops=2", "chains=3", "cwe"]) == ("ruler:vt:hops=2,chains=3", "ruler:cwe")
+    assert read_tasks(["vt", " ruler:vt"]) == ("ruler:vt",)
+    without_questions = tuple(f"ruler:{task}" for task in TASKS if not task.startswith("qa_"))
+    assert read_tasks(["ruler"]) == without_questions
+    assert len(without_questions) == 11
+
+
+@pytest.mark.parametrize(("name", "said"), [("ruler:vtt", "vt"), ("ruler:vt:hop=2", "hops"), ("passkeys", "passkey")])
+def test_a_mistyped_task_is_refused_with_the_nearest(name: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        replace(ASKED, tasks=read_tasks([name]))
+
+
+def test_requests_name_the_prompt_and_the_texts_it_is_made_from(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    [prompts] = plan_prompts(ASKED, MODEL, tokenizer)
+    assert [(r.task, r.length, r.seed, r.trial) for r in prompts.requests] == [("vt", 2048, 5, n) for n in range(3)]
+    (tmp_path / "PaulGrahamEssays.json").write_text('{"text": "One day. Another day."}')
+    [others] = plan_prompts(replace(ASKED, ruler_data=tmp_path), MODEL, tokenizer)
+    assert {r.key for r in others.requests}.isdisjoint(r.key for r in prompts.requests)
+
+
+@pytest.mark.parametrize(
+    ("written", "score"),
+    [("nothing", 0.0), ("it is {0}", 0.2), ("{4} {3} {2} {1} {0}", 1.0), ("{4}{3}{2}{1}{0}, all LOWER", 1.0)],
+)
+def test_variables_are_scored_by_the_share_that_is_written(written: str, score: float) -> None:
+    [prompts] = plan_prompts(ASKED, MODEL, byte_tokenizer())
+    question = prompts.ask(prompts.requests[1]).question
+    drawn = ruler_prompt(byte_tokenizer(), "vt", 2048, 5, 1, DATA)
+    assert question.ids == drawn.ids
+    said = written.format(*drawn.answers)
+    assert question.score(said.lower() if "LOWER" in written else said) == pytest.approx(score)
+    assert (question.most, question.settled) == (30, True)
+    assert byte_tokenizer().decode(question.draft).strip() == drawn.answers[0]
+
+
+def test_a_length_that_is_too_short_is_told(tmp_path: Path) -> None:
+    said = Console(file=StringIO(), width=400)
+    assert list(plan_prompts(replace(ASKED, prompt_lengths=(128,)), MODEL, byte_tokenizer(), said)) == []
+    assert "ruler:vt at 128 tokens is left out for m: length 128 is too short" in said.file.getvalue()
+
+
+def test_answers_become_records(monkeypatch) -> None:
+    from skipwise.evaluation import batches
+    from skipwise.evaluation.retrieval import Answer
+    from tests.tiny import llama
+
+    def answers(model, tokenizer, questions, precision):
+        for number, _question in enumerate(questions):
+            yield Answer(number, "text", number / 2, 0.25)
+
+    monkeypatch.setattr(batches, "answers", answers)
+    [prompts] = plan_prompts(ASKED, MODEL, byte_tokenizer())
+    records = list(prompts.answers(llama()))
+    assert [(type(r), r.score, r.answer, r.seconds) for r in records] == [
+        (RulerRecord, n / 2, "text", 0.25) for n in range(3)
+    ]
+    assert all(1900 < r.prompt_tokens <= 2048 - 30 for r in records)
+    assert [r.key for r in records] == [r.key for r in prompts.requests]

@@ -1,0 +1,102 @@
+import csv
+import re
+
+import pytest
+
+from skipwise.report import figures
+from skipwise.report.page import write_page
+from skipwise.report.shown import Shown
+from skipwise.report.summary import Folder, judgements, read_folder, rows_of
+from skipwise.report.tables import tables_of
+from skipwise.results.records import RulerRecord
+from tests.measured import evaluation_folder, readings
+
+LENGTHS = (256, 512, 2048)
+
+
+def answered(arm: str, task: str, length: int, score: float, *, real: bool = True) -> list[RulerRecord]:
+    """Twenty prompts, all with one score."""
+    return [RulerRecord(arm, task, length, 0, trial, real, "float32", "d", score=score) for trial in range(20)]
+
+
+def evaluated(*, real: bool = True, at_home: float = 0.875) -> list:
+    records = [*readings("m", 256, 15.0), *readings("m", 2048, 15.0), *readings("base", 256, 15.0)]
+    for length, score in zip(LENGTHS, (0.875, 0.875, 0.75), strict=True):
+        records += answered("m", "vt", length, score) + answered("m", "niah_single_2", length, score, real=real)
+    records += answered("base", "vt", 256, at_home) + answered("base", "niah_single_2", 256, at_home, real=real)
+    return records + answered("m", "cwe", 2048, 0.5)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    return read_folder(evaluation_folder(tmp_path / "e", evaluated()))
+
+
+def test_a_table_has_the_averages_and_one_for_each_model_its_tasks(folder) -> None:
+    average, ours, base = (table for table in tables_of([folder]) if table.group.startswith("ruler"))
+    assert average.title == "RULER, average of 2 tasks, by prompt length (higher is better)"
+    assert average.head == ["prompt", "256", "512", "2k"]
+    assert average.rows == [
+        ["m", "87.5 [74, 95]", "87.5 [74, 95]", "75.0 [60, 86]"],
+        ["base", "87.5 [74, 95]", "–", "–"],
+    ]
+    assert [row[0] for row in ours.rows] == ["vt", "niah_single_2", "cwe"]
+    assert ours.rows[2][1:] == ["–", "–", "50.0 [30, 70]"]
+    assert base.title == "RULER by task: base"
+    [brief, *_] = (table for table in tables_of([folder], brief=True) if table.group == "ruler")
+    assert brief.rows[0] == ["m", "87.5", "87.5", "75.0"]
+
+
+@pytest.mark.parametrize(
+    ("at_home", "said"),
+    [
+        (0.875, "By RULER it reads 512 tokens. The average of 2 tasks must be at least 85.6% (RULER's limit"),
+        (
+            0.5,
+            "By RULER it reads 2,048 tokens. The average of 2 tasks must be at least 50.0% (what the base scores at 256",
+        ),
+        (0.95, "By RULER it reads 512 tokens"),
+    ],
+)
+def test_how_far_it_reads_is_said_by_rulers_rule(tmp_path, at_home: float, said: str) -> None:
+    [judged] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", evaluated(at_home=at_home)))]))
+    assert judged.ruler_sentence.startswith(said)
+
+
+def test_scores_on_a_text_that_stands_in_are_not_called_rulers(tmp_path) -> None:
+    path = evaluation_folder(tmp_path / "e", evaluated(real=False))
+    titles = [table.title for table in tables_of([read_folder(path)]) if table.group.startswith("ruler")]
+    assert all(title.startswith("RULER-style") for title in titles)
+    text = write_page([path]).read_text()
+    assert "niah_single_2 (style)" in text
+    assert "their scores do not compare with published ones" in text
+    rows = list(csv.reader((path / "numbers.csv").open()))
+    assert ["m", "RULER-style, niah_single_2, %", "2048", "75.0"] in [[r[0], r[2], r[3], r[4]] for r in rows]
+
+
+def test_the_page_shows_all_of_it(folder, tmp_path) -> None:
+    text = write_page([tmp_path / "e"]).read_text()
+    assert "By RULER it reads 512" in text.replace("\u00a0", " ")
+    assert "RULER: 20 prompts of each task and length" in text
+    assert "stands in" not in text
+    for name in ("ruler", "ruler-tasks-1", "ruler-tasks-2"):
+        assert (tmp_path / "e" / "figures" / f"{name}.svg").exists()
+    assert re.search(r"RULER, average by prompt length", text)
+
+
+def test_figures_have_the_limit_and_every_cell(folder) -> None:
+    plots = {plot.name: plot for plot in figures.ruler_plots(Shown([folder]))}
+    assert [[*row[:2], row[3]] for row in plots["ruler"].data if row[0] == "m"] == [
+        ["m", 256, 0.875], ["m", 512, 0.875], ["m", 2048, 0.75]
+    ]  # fmt: skip
+    assert "85.6%" in plots["ruler"].caption
+    cells = {(row[1], row[2]): row[4] for row in plots["ruler-tasks-1"].data}
+    assert cells[("cwe", 2048)] == pytest.approx(0.5)
+    assert len(cells) == 7
+
+
+def test_unfinished_evaluations_count_rulers_prompts(folder) -> None:
+    measured = len(folder.records)
+    some = Folder("e", folder.records, {**folder.info, "records": measured + 1})
+    assert f"{measured:,} of {measured + 1:,}" in some.unfinished
+    assert Folder("e", folder.records, {**folder.info, "records": measured}).unfinished == ""
