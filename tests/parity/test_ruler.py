@@ -179,7 +179,7 @@ def test_common_words(harness, monkeypatch, seed, length, size) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_frequent_words(harness, seed) -> None:
     for different in (10, 81, 655):
-        for units in (53, 54, 700, 5461, 40_000):
+        for units in (53, 54, 700, 5461, 40_000, 300_000):
             start(seed)
             text, answers, _ = harness.fwe_utils.generate_input_output(
                 sys.maxsize, no_tokens, num_words=units, vocab_size=different

@@ -7,20 +7,19 @@ The files have the names that RULER's repository and the package nvidia-long-con
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from skipwise.errors import DataError, reason
 
 ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
-QUESTIONS = {
-    "squad": ("squad.json", "SQuAD's dev-v2.0.json"),
-    "hotpotqa": ("hotpotqa.json", "HotpotQA's hotpot_dev_distractor_v1.json"),
-}
 _END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,12 @@ class RulerData:
     @cached_property
     def squad(self) -> Library:
         """The questions of SQuAD 2.0 that have an answer."""
-        return _parsed(_squad, *self._file("squad"))
+        return self._library(_squad, "squad.json", "SQuAD's dev-v2.0.json")
 
     @cached_property
     def hotpotqa(self) -> Library:
         """The questions of HotpotQA, with ten documents each."""
-        return _parsed(_hotpotqa, *self._file("hotpotqa"))
+        return self._library(_hotpotqa, "hotpotqa.json", "HotpotQA's hotpot_dev_distractor_v1.json")
 
     @cached_property
     def fingerprint(self) -> str:
@@ -74,18 +73,20 @@ class RulerData:
 
     @property
     def question_files(self) -> dict[str, Path]:
-        """The files with questions that are there, by data set."""
-        files = {} if self.folder is None else {name: self.folder / file for name, (file, _) in QUESTIONS.items()}
-        return {name: file for name, file in files.items() if file.is_file()}
+        """The files with questions that are there, by the name of the data set."""
+        files = [] if self.folder is None else [self.folder / f"{name}.json" for name in ("squad", "hotpotqa")]
+        return {file.stem: file for file in files if file.is_file()}
 
-    def _file(self, name: str) -> tuple[Path, str]:
-        file, origin = QUESTIONS[name]
+    def _library(self, read: Callable[[Any], Library], file: str, origin: str) -> Library:
         if self.folder is None or not (self.folder / file).is_file():
             where = "no folder with RULER's data is given" if self.folder is None else f"{self.folder} has no {file}"
             raise DataError(
                 f"{where}, but the questions come from {file}: put {origin} there under this name, or leave this task out"
             )
-        return self.folder / file, origin
+        library = _parsed(read, self.folder / file, origin)
+        if not library.questions:
+            raise DataError(f"{self.folder / file} has no question with an answer; put {origin} there")
+        return library
 
 
 def read_ruler_data(folder: Path | None = None, text: str | None = None) -> RulerData:
@@ -120,10 +121,12 @@ def sentences(text: str) -> list[str]:
 def _essays(folder: Path) -> str | None:
     file = folder / f"{ESSAYS}.json"
     if file.is_file():
-        text = _parsed(lambda loaded: loaded["text"], file, "RULER's essays")
-        return str(text)
+        return _parsed(_essays_text, file, "RULER's essays")
     files = sorted((folder / ESSAYS).glob("*.txt"))
-    return "\n".join(path.read_text(encoding="utf-8") for path in files) if files else None
+    try:
+        return "\n".join(path.read_text(encoding="utf-8") for path in files) if files else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"an essay in {folder / ESSAYS} cannot be read: {reason(error)}; save it as UTF-8") from error
 
 
 def _words(text: str, what: str) -> list[str]:
@@ -138,16 +141,19 @@ def _shipped_prose() -> str:
     return resources.files("skipwise").joinpath("assets", "other", "prose.txt").read_text(encoding="utf-8")
 
 
-def _parsed(read: Any, file: Path, origin: str) -> Any:
+def _parsed(read: Callable[[Any], Found], file: Path, origin: str) -> Found:
     """Read a JSON file, and find in it what ``read`` looks for."""
     try:
-        found = read(json.loads(file.read_text(encoding="utf-8")))
+        return read(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"the field {error} is missing" if isinstance(error, KeyError) else reason(error)
         raise DataError(f"{file} is not {origin}: {what}; download it again") from error
-    if isinstance(found, Library) and not found.questions:
-        raise DataError(f"{file} has no question with an answer; put {origin} there")
-    return found
+
+
+def _essays_text(loaded: Any) -> str:
+    if not isinstance(loaded["text"], str):
+        raise TypeError("the field 'text' is not a string")
+    return loaded["text"]
 
 
 def _squad(loaded: Any) -> Library:

@@ -11,6 +11,10 @@ from hypothesis import strategies as st
 from skipwise.data import ruler
 from skipwise.data.passkey import encode, longest_prompt
 from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt, ruler_task
+from skipwise.data.ruler.counting import draw_common, draw_frequent, frequent_forms
+from skipwise.data.ruler.prompts import Request
+from skipwise.data.ruler.sources import Library, Question
+from skipwise.data.ruler.words import common_words
 from skipwise.errors import RecipeError, TooShortError
 from skipwise.model.loading import load_tokenizer
 from tests.questions import write_questions
@@ -197,9 +201,6 @@ def test_cwe_takes_the_largest_size_that_fits(data) -> None:
 
 
 def test_more_words_than_there_are_come_again(data) -> None:
-    from skipwise.data.ruler.counting import draw_common
-    from skipwise.data.ruler.words import common_words
-
     most = len(common_words())
     for units, repeats in ((most, 30), (most + 1, 60)):
         text = draw_common(0, units, example=None, common=30, other=3).text
@@ -208,9 +209,21 @@ def test_more_words_than_there_are_come_again(data) -> None:
         assert {count for _, count in counts[10:]} == {repeats // 10}
 
 
-def test_a_question_that_does_not_fit_gives_way_to_a_spare(data) -> None:
-    from skipwise.data.ruler.sources import Library, Question
+def test_fwe_has_the_fewest_units_whose_answer_is_one_from_there_on() -> None:
+    """The third and the fourth coded word, of n / (k^2 * 1.645) rounded down, are not equally frequent."""
+    fewest = frequent_forms(Request(BYTES, 512, 0, 0, read_ruler_data()))[0].units[0]
+    for units in range(fewest - 1, 3000):
+        coded = draw_frequent(0, units, different=60).text.split("coded words. ")[1].split("\n")[0].split()
+        counts = [count for word, count in Counter(coded).most_common() if word != "..."]
+        assert (counts[2] > counts[3]) is (units >= fewest)
 
+
+def test_tasks_of_one_seed_draw_different_words(data) -> None:
+    answers = [ruler_prompt(NANO, task, 900, 0, 0, data).answers[0] for task in NEEDLES]
+    assert len(set(answers)) == len(NEEDLES) == 8
+
+
+def test_a_question_that_does_not_fit_gives_way_to_a_spare(data) -> None:
     long, short = "long " * 800, "short"
     asked = [Question(f"What is {i}?", ("long",), [0], []) for i in range(500)]
     library = Library([*asked, Question("What is short?", ("short",), [1], [])], [long, short])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt
+from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
 from skipwise.data.ruler.sources import sentences
 from skipwise.errors import DataError
 from tests.questions import HOTPOT, SQUAD, write_questions
@@ -101,4 +101,11 @@ def test_unreadable_essays_are_refused(tmp_path) -> None:
     file.write_text('{"text": " "}', encoding="utf-8")
     with pytest.raises(DataError, match=r"PaulGrahamEssays in .* has no words, but needles are hidden between words"):
         read_ruler_data(tmp_path)
-    assert len(TASKS) == 13
+    file.write_text('{"text": ["a"]}', encoding="utf-8")
+    with pytest.raises(DataError, match="is not RULER's essays: the field 'text' is not a string; download it again"):
+        read_ruler_data(tmp_path)
+    file.unlink()
+    (tmp_path / "PaulGrahamEssays").mkdir()
+    (tmp_path / "PaulGrahamEssays" / "a.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"an essay in .*PaulGrahamEssays cannot be read: .*; save it as UTF-8"):
+        read_ruler_data(tmp_path)
