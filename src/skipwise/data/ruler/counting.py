@@ -8,8 +8,8 @@ A unit of ``cwe`` is a different word. The sizes are tried in this order, and th
     |           0 | 20, 3 and 1 times                                    | 6 times               | once            |
     |           0 | no example                                           | 3 times               | once            |
 
-The first two are RULER's. There are 8,166 words. If they do not suffice, at about 128k tokens, the words of the list
-stand in it twice as often, then three times, and so on.
+The first two are RULER's. There are 8,166 words. If they do not suffice for a length, the words of the list stand
+in it twice as often, then three times, and so on.
 
 A unit of ``fwe`` is a word of the coded text before rounding: of n, the k-th word has n / (k^2 * zeta(2)), rounded
 down. The first are dots. With fewer than 53, the third and the fourth word may be equally frequent, so there are at
