@@ -94,7 +94,7 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
     assert one.headline == "Too little was measured to say how far it reads"
     assert "Inside the original window the loss changed by" in printed
     assert "against base (base)" in printed
-    assert "passkey at 64 tokens is left out for mine: length 64 is too short" in printed
+    assert "64 tokens are too few for prompts of passkey (from " in printed
     readings = [r for r in records(folder) if isinstance(r, ReadingRecord)]
     assert {(r.arm, r.window) for r in readings} == {("mine", 64), ("mine", 400), ("base (base)", 64)}
     assert len({r.document for r in readings}) == 4
@@ -198,7 +198,7 @@ def test_the_length_is_where_attention_ends_though_perplexity_stays(monkeypatch,
     monkeypatch.chdir(tmp_path)
     text = tmp_path / "text"
     text.mkdir()
-    for module in ("textwrap", "bisect", "shlex"):
+    for module in ("textwrap", "bisect", "shlex", "fnmatch", "calendar", "heapq", "getopt"):  # fewer tell too little
         shutil.copy(__import__(module).__file__, text / f"{module}.txt")
     asked = ["nano", "--original", "128", "--lengths", "128,256", "--tasks", "passkey", "--trials", "36"]
     asked += ["--data", text, "--precision", "float32"]

@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.ruler import RulerData, ruler_prompt, ruler_task
+from skipwise.errors import TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.retrieval import Question, draw_prompt, question_of
 from skipwise.evaluation.specification import RULER, Specification, is_ruler
@@ -50,7 +51,13 @@ def first_request(
         request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, how.precision, model.digest)
         return request, partial(_ask_number, tokenizer)
     assert data is not None
-    prompt = ruler_prompt(tokenizer, task.removeprefix(RULER), min(length, _LONG_ENOUGH), how.seed, 0, data)
+    drawn = partial(ruler_prompt, tokenizer, task.removeprefix(RULER), seed=how.seed, data=data)
+    prompt = drawn(length=min(length, _LONG_ENOUGH), trial=0)
+    try:
+        drawn(length=min(length, _LONG_ENOUGH) * 7 // 8, trial=0)
+    except TooShortError:  # other trials have other words, which may need some tokens more
+        for trial in range(1, how.trials):
+            drawn(length=length, trial=trial)
     digest = hashlib.sha256(f"{model.digest} {data.fingerprint}".encode()).hexdigest()[:16]
     request = RulerRecord(
         model.label, task.removeprefix(RULER), length, how.seed, 0, prompt.real_data, how.precision, digest

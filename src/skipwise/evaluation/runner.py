@@ -108,16 +108,21 @@ def plan_prompts(
     The console is told which lengths are too short for a task; without it they are an error.
     """
     data = read_ruler_data(specification.ruler_data) if any(map(is_ruler, specification.tasks)) else None
+    planned, short = [], dict[int, list[str]]()
     for task in specification.tasks:
         for length in specification.prompt_lengths:
             try:
-                first, ask = first_request(specification, model, tokenizer, task, length, data)
+                planned.append(first_request(specification, model, tokenizer, task, length, data))
             except TooShortError as error:
                 if console is None:
                     raise
-                console.print(f"{task} at {length:,} tokens is left out for {model.label}: {error}", style="yellow")
-                continue
-            yield Prompts([replace(first, trial=trial) for trial in range(specification.trials)], ask, tokenizer)
+                short.setdefault(length, []).append(f"{task} (from {error.shortest:,} tokens)")
+    for length, tasks in sorted(short.items()):
+        told = f"{length:,} tokens are too few for prompts of {', '.join(tasks)}: left out at this length for {model.label}"
+        assert console is not None
+        console.print(told, style="yellow", soft_wrap=True)
+    for first, ask in planned:
+        yield Prompts([replace(first, trial=trial) for trial in range(specification.trials)], ask, tokenizer)
 
 
 def missing(batches: Iterable[Batch], known: Collection[str], shard: tuple[int, int] = (1, 1)) -> list[Batch]:

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from skipwise.data.ruler import TASKS, read_ruler_data, ruler_prompt
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import plan_prompts
 from skipwise.evaluation.specification import Specification, read_tasks
@@ -60,7 +60,26 @@ def test_variables_are_scored_by_the_share_that_is_written(written: str, score: 
 def test_a_length_that_is_too_short_is_told(tmp_path: Path) -> None:
     said = Console(file=StringIO(), width=400)
     assert list(plan_prompts(replace(ASKED, prompt_lengths=(128,)), MODEL, byte_tokenizer(), said)) == []
-    assert "ruler:vt at 128 tokens is left out for m: length 128 is too short" in said.file.getvalue()
+    assert "128 tokens are too few for prompts of ruler:vt (from " in said.file.getvalue()
+    assert "left out at this length for m" in said.file.getvalue()
+
+
+def test_a_length_that_only_some_trials_fit_is_left_out() -> None:
+    """The words of each trial differ, so near the shortest length the first trial may fit and another not."""
+    tokenizer = byte_tokenizer()
+
+    def fits(length: int, trial: int) -> bool:
+        try:
+            ruler_prompt(tokenizer, "niah_single_2", length, 5, trial, DATA)
+        except TooShortError:
+            return False
+        return True
+
+    asked = replace(ASKED, tasks=("ruler:niah_single_2",), trials=12)
+    edge = next(length for length in range(300, 600) if fits(length, 0) and not all(fits(length, n) for n in range(12)))
+    said = Console(file=StringIO(), width=400)
+    assert list(plan_prompts(replace(asked, prompt_lengths=(edge,)), MODEL, tokenizer, said)) == []
+    assert f"{edge} tokens are too few" in said.file.getvalue()
 
 
 def test_answers_become_records(monkeypatch) -> None:

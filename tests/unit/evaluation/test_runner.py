@@ -118,7 +118,7 @@ def test_a_length_too_short_for_a_prompt_is_refused_or_left_out_with_a_word() ->
         list(plan_prompts(short, MODEL, byte_tokenizer()))
     console = Console(file=io.StringIO(), width=200)
     assert {r.length for r in requests(plan_prompts(short, MODEL, byte_tokenizer(), console))} == {420}
-    assert "passkey at 64 tokens is left out for m" in console.file.getvalue()
+    assert "64 tokens are too few for prompts of passkey (from " in console.file.getvalue()
 
 
 def test_bucket_edges_hold_positions_windows_and_even_parts() -> None:
