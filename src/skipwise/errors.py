@@ -7,6 +7,7 @@ A bug in Skipwise itself is an ``AssertionError``, with a traceback.
 import difflib
 import re
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, requires
 
 _REASON = 300  # characters of another library's message that one of ours repeats
 UNSAFE = ("trust_remote_code", "weights_only")  # advised by other libraries, never by us
@@ -86,6 +87,26 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
     if value not in valid:
         raise RecipeError(f"{what} {value!r} is unknown{nearest(value, valid)}; choose one of {', '.join(valid)}")
     return value
+
+
+def pip_install(*extras: str) -> str:
+    """Return the command that installs the packages of ``extras``, by their own names: no index has Skipwise's.
+
+    They are read from the metadata of the installed package.
+    """
+    from packaging.requirements import Requirement
+
+    try:
+        needs = [Requirement(need) for need in requires("skipwise") or ()]
+    except PackageNotFoundError:  # its source is on the path, and no more
+        return f"pip install -e '.[{','.join(extras)}]'"
+    wanted = [
+        f"'{need.name}{need.specifier}'"
+        for extra in extras
+        for need in needs
+        if need.marker and need.marker.evaluate({"extra": extra}) and not need.marker.evaluate({"extra": ""})
+    ]
+    return f"pip install {' '.join(dict.fromkeys(wanted))}"
 
 
 def reason(error: BaseException) -> str:

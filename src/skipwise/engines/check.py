@@ -12,7 +12,7 @@ from rich.table import Table
 from skipwise.engines.compare import GGUF_TOLERANCES, TOLERANCE, Comparison, compare, plan_request
 from skipwise.engines.gguf import write_gguf
 from skipwise.engines.request import Engine, find_engines
-from skipwise.errors import EngineError, ModelError, RecipeError
+from skipwise.errors import EngineError, ModelError, RecipeError, pip_install
 from skipwise.model.legacy_config import contradictions
 from skipwise.model.loading import load_config, load_tokenizer, resolve
 from skipwise.model.lora import base_of
@@ -67,8 +67,8 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
     ours, *_ = find_engines(["transformers"], [])
     if set(engines) <= {ours}:
         raise EngineError(
-            "no engine is installed to compare with: pip install 'skipwise[gguf]' for llama.cpp, or give --python PATH of "
-            "an environment with vLLM or another transformers (docs/engines.md)"
+            f"no engine is installed to compare with: {pip_install('gguf')} for llama.cpp, or give --python PATH of an "
+            "environment with vLLM or another transformers (docs/engines.md)"
         )
     original, target = lengths_of(model, length)
     request = plan_request(model, load_tokenizer(model), original, target)

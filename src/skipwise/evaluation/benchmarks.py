@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, pip_install
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import default_device
@@ -59,7 +59,7 @@ class Benchmark:
 def require_installed() -> None:
     """Refuse to go on without the harness."""
     if find_spec("lm_eval") is None:
-        raise RecipeError("benchmark needs the lm-eval package: pip install 'skipwise[benchmarks]'")
+        raise RecipeError(f"benchmark needs the lm-eval package: {pip_install('benchmarks')}")
 
 
 def parse_tasks(text: str) -> list[Asked]:

@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from skipwise.errors import EngineError, ModelError, SkipwiseError, reason
+from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
 from skipwise.model.gguf_tokenizer import read_tokenizer
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.rope import rope_of, rotated_dims
@@ -53,7 +53,7 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         if find_spec("gguf") is None:
-            raise EngineError("what reads GGUF files is not installed: pip install 'skipwise[gguf]'")
+            raise EngineError(f"what reads GGUF files is not installed: {pip_install('gguf')}")
         from gguf import GGUFReader
 
         if not path.is_file():

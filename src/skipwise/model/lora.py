@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from skipwise.errors import ModelError, RecipeError, reason
+from skipwise.errors import ModelError, RecipeError, pip_install, reason
 from skipwise.model import packaged
 from skipwise.recipes.names import expanded
 from skipwise.recipes.schema import Lora
@@ -34,10 +34,10 @@ _CONFIG = "adapter_config.json"
 def require_installed(rules: Lora) -> None:
     """Require peft, and bitsandbytes for a base in 4 bits."""
     if find_spec("peft") is None:
-        raise RecipeError("lora needs the peft package: pip install 'skipwise[lora]', or leave lora out")
+        raise RecipeError(f"lora needs the peft package: {pip_install('lora')}, or leave lora out")
     if rules.base == "4bit" and find_spec("bitsandbytes") is None:
         raise RecipeError(
-            "lora.base = '4bit' needs the bitsandbytes package: pip install 'skipwise[qlora]', or set lora.base=auto"
+            f"lora.base = '4bit' needs the bitsandbytes package: {pip_install('qlora')}, or set lora.base=auto"
         )
 
 

