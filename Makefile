@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo reproduce test test-versions test-distributed test-engines test-faults lint site clean
+.PHONY: help demo reproduce test test-wheel test-versions test-distributed test-engines test-faults lint site clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 8
@@ -18,6 +18,9 @@ reproduce: $(VENV)/.installed  ## run the paper's tables; without ARGS, list the
 # A process for each core, each with one thread: threads of several processes would wait for each other.
 test: $(VENV)/.installed-dev  ## run the tests, without a network; ARGS="-k passkey" passes options on
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --ignore tests/distributed --ignore tests/engines $(ARGS)
+
+test-wheel:  ## build dist/, install the wheel from its file in an environment of its own, and run it there
+	PYTHON=$(PYTHON) .ci/wheel
 
 test-versions:  ## the oldest packages that are allowed, and the newest Python of this machine; in environments of their own
 	.ci/matrix
@@ -42,7 +45,7 @@ site: .venv-site/.installed  ## build the documents' site into site/; a broken l
 	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --clean
 
 clean:  ## remove the environment and every cache; runs/ stays
-	rm -rf $(VENV) .venv-engines .venv-oldest .venv-newest .venv-site site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-engines .venv-oldest .venv-newest .venv-wheel .venv-site site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps: an install is repeated only when what it depends on is newer. The constraints pin torch to a release

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from skipwise import __version__
 from skipwise.recipes.schema import Data, Evaluation, Lora, Positions, Recipe, Teacher, Training, shipped_recipes
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +48,17 @@ def test_no_package_index_is_configured() -> None:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "://" not in text
         assert "index-url" not in text
+
+
+def test_the_release_has_one_version_and_one_date() -> None:
+    """The changelog's newest release is the package's version, of the citation's date; each heading stands once."""
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert changes.count("\n## [Unreleased]\n") == 1
+    version, date = re.findall(r"^## \[(\d\S*)\] - (\d{4}-\d\d-\d\d)$", changes, flags=re.MULTILINE)[0]
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert version == __version__
+    assert f"\nversion: {version}\ndate-released: {date}\n" in citation
+    assert f"skipwise-{version}-py3-none-any.whl" in (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    for release in changes.split("\n## [")[1:]:
+        headings = re.findall(r"^### (\w+)$", release, flags=re.MULTILINE)
+        assert headings == [name for name in ("Added", "Changed", "Removed", "Fixed") if name in headings]

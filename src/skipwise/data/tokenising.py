@@ -172,7 +172,7 @@ def _build(
             about |= {"schema": SCHEMA, "fingerprint": fingerprint, "source": corpus.source, "seal": seal(draft, FILES)}
             write_json(draft / "store.json", about)
             keep_private(draft / "store.json")
-            shutil.rmtree(folder, ignore_errors=True)  # damaged, or of version 0.2.0
+            shutil.rmtree(folder, ignore_errors=True)  # damaged, or of an early build of 0.2
             draft.rename(folder)
             sync_folder(stores)
         except StreamError:
@@ -253,7 +253,7 @@ def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Pla
 def _open(folder: Path) -> tuple[TokenStore | None, str]:
     """Return the store in ``folder``, or None and what is wrong with it; nothing is wrong with one that is not there.
 
-    A store of version 0.2.0 has no seal, so nobody can say whether it is what was written. It is built again without a
+    A store of an early build of 0.2 has no seal, so nobody can say whether it is what was written. It is built again without a
     word: this takes minutes, and a changed token would be trained on.
     """
     if not folder.is_dir():

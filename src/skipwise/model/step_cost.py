@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -67,7 +67,7 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
     tokens = settings.micro_batch * settings.window
     sliced = settings.sliced_loss and worth_chunking(tokens, config.get_text_config().vocab_size)
     with mode, in_slices(model) if sliced else nullcontext():
-        held = _HeldBytes()
+        held = _Counted()
         for parameter in model.parameters():
             held.hold(parameter)
             if parameter.requires_grad:  # gradients exist from the second micro-batch on
@@ -76,16 +76,11 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
         constant = held.now
         ids = torch.zeros(settings.micro_batch, settings.window, dtype=torch.long)
 
-        def step() -> None:
+        with held:
             with autocast("cpu", settings.precision):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-
-        with held:
-            step()
-        with FlopCounterMode(display=False, custom_mapping=_ATTENTION_OPERATIONS) as counter:
-            step()
-        return _cost(model, settings, held.most - constant, float(counter.get_total_flops()))
+        return _cost(model, settings, held.most - constant, held.operations)
 
 
 def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, operations: float) -> StepCost:
@@ -106,12 +101,16 @@ def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, oper
     )
 
 
-class _HeldBytes(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, until they are freed."""
+class _Counted(TorchDispatchMode):
+    """Counts the bytes of the storages that operations make, until they are freed; and multiplications and additions.
+
+    torch's ``FlopCounterMode`` in the same pass would keep what checkpointing frees.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = self.most = 0
+        self.operations = 0.0
         self._known: set[int] = set()
 
     def hold(self, tensor: torch.Tensor) -> None:
@@ -132,6 +131,8 @@ class _HeldBytes(TorchDispatchMode):
         for tensor in tree_leaves(made):
             if isinstance(tensor, torch.Tensor):
                 self.hold(tensor)
+        if count := _OPERATIONS.get(getattr(function, "overloadpacket", None)):
+            self.operations += count(*args, **(kwargs or {}), out_val=made)
         return made
 
 
@@ -157,18 +158,18 @@ def _fused_attention(*args: Any, softcap: float | None = None, **kwargs: Any) ->
     return sdpa_attention_forward(*args, **kwargs)
 
 
-def _attention(query: Any, key: Any, *_: Any, **__: Any) -> float:
+def _attention(query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> float:
     """Count a causal kernel: queries by keys and weights by values, over half of all pairs."""
-    examples, heads, tokens, size = query
-    return 4 * examples * heads * tokens * key[-2] * size / 2
+    examples, heads, tokens, size = query.shape
+    return 4 * examples * heads * tokens * key.shape[-2] * size / 2
 
 
-def _attention_backward(gradient: Any, query: Any, key: Any, *_: Any, **__: Any) -> float:
+def _attention_backward(gradient: Any, query: torch.Tensor, key: torch.Tensor, *_: Any, **__: Any) -> float:
     """Count five products, where forward has two: the scores are computed again."""
     return 2.5 * _attention(query, key)
 
 
-_ATTENTION_OPERATIONS = {
+_OPERATIONS: dict[Any, Callable[..., float]] = flop_registry | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

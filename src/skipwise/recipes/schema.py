@@ -405,7 +405,7 @@ def load_recipe(
     Args:
         source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults above.
         changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
-        of_run: the file says all settings of a run; up to version 0.2 there was no method.
+        of_run: the file says all settings of a run; up to early builds of 0.2 there was no method.
 
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.

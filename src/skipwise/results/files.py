@@ -80,7 +80,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read what ``write_json`` wrote; of a file without a hash, as version 0.2 wrote them, whatever it says.
+    """Read what ``write_json`` wrote; of a file without a hash, as early builds of 0.2 wrote them, whatever it says.
 
     Raises:
         OSError: it cannot be read.
@@ -147,7 +147,7 @@ def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
 
 
 def _has_digest(path: Path, entry: dict[str, Any]) -> bool:
-    if "sha256" in entry:  # of version 0.2
+    if "sha256" in entry:  # of an early build of 0.2
         return _sha256(path) == entry["sha256"]
     return file_digest(path) == entry.get("digest")
 

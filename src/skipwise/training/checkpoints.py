@@ -230,7 +230,7 @@ def _any_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
 
 
 def _read_marker(checkpoint: Path) -> dict[str, Any]:
-    """The marker's ``files`` and ``run``; version 0.2 wrote the files alone."""
+    """The marker's ``files`` and ``run``; early builds of 0.2 wrote the files alone."""
     path = checkpoint / MARKER
     try:
         read = files.read_json(path)
