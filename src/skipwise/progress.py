@@ -38,6 +38,21 @@ def progress(doing: str, total: float, console: Console) -> Iterator[Callable[[f
         lines.end()
 
 
+@contextmanager
+def doing(what: str, console: Console) -> Iterator[Callable[[str], object]]:
+    """Say what takes seconds: a spinner in a terminal, a line in a log file. The function given here says what comes next."""
+    if console.is_terminal:
+        with console.status(what) as status:
+            yield status.update
+        return
+
+    def say(words: str) -> None:
+        console.print(f"{words} ...", highlight=False, markup=False, soft_wrap=True)
+
+    say(what)
+    yield say
+
+
 class _Lines:
     """Prints how far work has come, now and then; its thread ends with the work, or with the process."""
 

@@ -36,6 +36,21 @@ def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("words", [["extend"], ["plan"], ["evaluate"], ["perplexity"], ["check"], ["export"]])
+def test_a_mistyped_model_folder_is_refused_before_anything_heavy_is_imported(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+    script = (
+        f"import sys\nsys.modules.update(dict.fromkeys({HEAVY}))\n"  # an import of one of them fails
+        "from skipwise.cli import main\nsys.argv = ['skipwise', *sys.argv[1:]]\nmain()\n"
+    )
+    words = [sys.executable, "-c", script, *words, str(tmp_path / "lama")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"skipwise: there is no folder {tmp_path / 'lama'} (did you mean {tmp_path / 'llama'}?)"
+    )
+
+
 def test_coverage_prints_the_papers_plateau(monkeypatch, capsys, tmp_path: Path) -> None:
     run(monkeypatch, "coverage", "--original", "2k", "--target", "16k", "--chunks", "2")
     printed = capsys.readouterr().out

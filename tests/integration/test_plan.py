@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from transformers import LlamaConfig, MixtralConfig
 
 from tests.command_line import refused, run
@@ -96,8 +95,9 @@ _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.b
             f"--set training.per_device_train_batch_size=1 {_LOW}",
         ),
         ("13GB", ["--set", "teacher.weight=1"], f"{_LOW} --set teacher=null"),
-        ("6GB", [], f"{_LOW} --lora"),
-        ("6GB", ["--set", "train_length=8k", "--target", "16k"], f"{_LOW} --set train_length=2k --lora"),
+        ("6GB", [], "--lora"),
+        ("4.2GB", ["--set", "train_length=16k", "--target", "32k"], f"{_LOW} --set train_length=8k --lora"),
+        ("6GB", ["--set", "train_length=8k", "--target", "16k"], "--lora"),
         ("2GB", [], f"{_LOW} {_LORA}"),
         ("2.1GB", ["--gpus", "8"], f"{_LOW} --lora --gpus 16"),
     ],
@@ -164,11 +164,10 @@ def test_experts_are_refused(tmp_path, monkeypatch, capsys) -> None:
 
 
 def test_what_takes_long_is_said_meanwhile(model, monkeypatch, capsys) -> None:
-    said = []
-    status = Console.status
-    monkeypatch.setattr(Console, "status", lambda self, text: said.append(text) or status(self, text))
-    planned(monkeypatch, capsys, model, "--target", "16k")
-    assert [text.split()[0] for text in said] == ["starting", "building", "running"]
+    """In a log file too, and before the work."""
+    _, printed = planned(monkeypatch, capsys, model, "--target", "4k", "--gpu-memory", "6GB")
+    said = [line.split()[0] for line in printed.splitlines() if line.endswith(" ...")]
+    assert said == ["starting", "building", "running", "looking", "trying"]
 
 
 def test_an_architecture_that_cannot_run_a_step_is_explained(model, monkeypatch, capsys) -> None:

@@ -4,12 +4,14 @@ import io
 import re
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from skipwise import progress as subject
-from skipwise.progress import progress
+from skipwise.progress import doing, progress
 
 
 @pytest.fixture
@@ -34,6 +36,23 @@ def test_a_log_file_has_lines_also_while_nothing_ends(log: io.StringIO) -> None:
         until(log, r"measuring x: 25%, 0:00:0\d elapsed, 0:00:\d\d left\n")
         advance(6.0)
     assert re.search(r"measuring x: 100% done in 0:00:0\d\n$", log.getvalue())
+
+
+def test_in_a_log_file_what_is_done_is_said_before_it_is_done() -> None:
+    log = io.StringIO()
+    with doing("starting", Console(file=log)) as say:
+        assert log.getvalue() == "starting ...\n"
+        say("trying [x]")
+    assert log.getvalue() == "starting ...\ntrying [x] ...\n"
+
+
+def test_in_a_terminal_one_line_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    spinner = SimpleNamespace(update=said.append)
+    monkeypatch.setattr(Console, "status", lambda self, words: said.append(words) or nullcontext(spinner))
+    with doing("starting", Console(file=io.StringIO(), force_terminal=True)) as say:
+        say("trying x")
+    assert said == ["starting", "trying x"]
 
 
 def test_work_that_fails_says_how_far_it_came_and_stops_its_thread(log: io.StringIO) -> None:

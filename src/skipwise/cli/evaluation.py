@@ -28,13 +28,13 @@ from skipwise.cli.options import (
 )
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, counted
-from skipwise.recipes.names import expanded
+from skipwise.recipes.names import model_name
 
 
 def evaluate(
     models: Annotated[
         list[str],
-        typer.Argument(parser=expanded, help="nano, folders, or names on the model hub; several are compared"),
+        typer.Argument(parser=model_name, help="nano, folders, or names on the model hub; several are compared"),
     ],
     data: Text = "stdlib",
     text_field: Field = "text",

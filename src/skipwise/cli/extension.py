@@ -24,6 +24,7 @@ from skipwise.cli.options import (
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, SkipwiseError, counted
 from skipwise.method.lengths import parse_length
+from skipwise.progress import doing
 from skipwise.recipes.names import expanded
 
 _MOST_CHUNKS = 2**14
@@ -120,7 +121,7 @@ def plan(
     set_: Changes = None,
 ) -> None:
     """Say what a run will hold and take, beside full-length training, from the model's config alone."""
-    with new_console().status("starting"):  # torch and transformers take seconds
+    with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
         from skipwise.extend import print_planned_measuring
         from skipwise.training.cost import Hardware, compare_costs

@@ -7,7 +7,7 @@ import typer
 
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
-from skipwise.recipes.names import expanded
+from skipwise.recipes.names import expanded, model_name
 
 
 def read_path(text: str) -> Path:
@@ -37,7 +37,7 @@ Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions onl
 MethodName = Annotated[
     str | None, typer.Option(help="skipwise, or paper: PoSE as published; --set method=null for neither")
 ]
-Model = Annotated[str, typer.Argument(parser=expanded, help="nano, smollm2, a folder, or a name on the model hub")]
+Model = Annotated[str, typer.Argument(parser=model_name, help="nano, smollm2, a folder, or a name on the model hub")]
 Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
 Questions = Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")]
 RecipeName = Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")]
@@ -47,7 +47,7 @@ Records = Annotated[
 ]
 StartingModel = Annotated[
     str | None,
-    typer.Argument(parser=expanded, help="nano (embedded, the default), a folder, or a name on the model hub"),
+    typer.Argument(parser=model_name, help="nano (embedded, the default), a folder, or a name on the model hub"),
 ]
 Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
 Split = Annotated[str, typer.Option(help="of a Hugging Face data set")]

@@ -7,14 +7,14 @@ import typer
 
 from skipwise.cli.options import read_length, read_path
 from skipwise.cli.terminal import prepare_process
-from skipwise.recipes.names import expanded
+from skipwise.recipes.names import model_name
 
 _Length = Annotated[str | None, typer.Option(help="read no farther than this; default: what it was extended to")]
 
 
 def check(
     model: Annotated[
-        str, typer.Argument(parser=expanded, help="a run folder, a checkpoint's folder, or a name on the model hub")
+        str, typer.Argument(parser=model_name, help="a run folder, a checkpoint's folder, or a name on the model hub")
     ],
     engine: Annotated[
         str | None, typer.Option(help="engines, as transformers,vllm,llama.cpp; default: all that are installed")
@@ -45,7 +45,7 @@ def check(
 
 def export(
     model: Annotated[
-        str, typer.Argument(parser=expanded, help="a run folder, a checkpoint's folder, or a name on the model hub")
+        str, typer.Argument(parser=model_name, help="a run folder, a checkpoint's folder, or a name on the model hub")
     ],
     to: Annotated[str, typer.Option(help="gguf, for llama.cpp, Ollama and what is built on them")] = "gguf",
     type_: Annotated[

@@ -52,7 +52,7 @@ class Draft(ExitStack):
         try:
             if (self.folder / "draft.json").exists():
                 self._restore()
-        except (KeyError, TypeError):  # of version 0.2, without hashes
+        except (KeyError, TypeError):  # of an early build of 0.2, without hashes
             self._begin_again()
         except (OSError, ValueError) as error:
             self._begin_again()

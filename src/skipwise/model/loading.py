@@ -27,7 +27,7 @@ from transformers.quantizers import AutoHfQuantizer
 from skipwise.errors import ModelError, nearest, reason
 from skipwise.model import lora
 from skipwise.model.four_bit import keep_differentiable, quantization_settings
-from skipwise.model.packaged import NAMES, packaged
+from skipwise.model.packaged import packaged
 from skipwise.model.rope import (
     CONVERTED,
     Extension,
@@ -38,9 +38,9 @@ from skipwise.model.rope import (
 )
 from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
-from skipwise.recipes.names import expanded
+from skipwise.recipes.names import PACKAGED, expanded, model_name
 
-_PACKAGED = " or ".join(NAMES)
+_PACKAGED = " or ".join(PACKAGED)
 
 
 def _dtype(name: str) -> str:
@@ -89,21 +89,10 @@ def resolve(name: str) -> str:
         raise ModelError(f"model = {name!r} names none; give {_PACKAGED}, a folder or a name on the model hub")
     if folder := packaged(name):
         return str(folder)
-    path = Path(expanded(name))
+    path = Path(model_name(name))
     if path.is_file():
         raise ModelError(f"model {name!r} is a file; give its folder, or convert a GGUF file first: skipwise convert")
-    if not path.is_dir() and _is_path(name):
-        beside = [str(path.parent / one) for one in os.listdir(path.parent)] if path.parent.is_dir() else []
-        raise ModelError(
-            f"there is no folder {name}{nearest(str(path), beside)}; give {_PACKAGED}, a folder here or a name on the model "
-            "hub, as OWNER/NAME"
-        )
     return str(path) if path.is_dir() else name
-
-
-def _is_path(name: str) -> bool:
-    """Return whether a name can only be a path: names on the hub have one slash, and no folder is called as the owner."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def load_config(name: str) -> PretrainedConfig:
@@ -355,7 +344,7 @@ def _unreadable(name: str, error: Exception) -> str:
     meant, way_out = "", "download it first and give its folder"
     if "/" not in name:
         beside = os.listdir() if os.access(".", os.R_OK) else []
-        meant = nearest(name, [*NAMES, *filter(os.path.isdir, beside)])
+        meant = nearest(name, [*PACKAGED, *filter(os.path.isdir, beside)])
         way_out = f"give {_PACKAGED}, a folder here or a name on the model hub, as OWNER/NAME"
     return f"model {name!r} is neither {_PACKAGED.replace(' or ', ' nor ')}, nor a folder here{meant}, nor reachable on the model hub ({said}); {way_out}"
 

@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError, pip_install, reason
-from skipwise.model import packaged
-from skipwise.recipes.names import expanded
+from skipwise.recipes.names import PACKAGED, expanded
 from skipwise.recipes.schema import Lora
 from skipwise.results.files import read_json
 
@@ -149,7 +148,7 @@ def base_of(folder: str) -> str | None:
         raise ModelError(
             f"{path} has skipwise_base {repr(base)[:60]}, which names no model; fetch the adapter again, or name its base there"
         )
-    if base not in packaged.NAMES and (Path(expanded(base)) / _CONFIG).is_file():  # perhaps this one itself
+    if base not in PACKAGED and (Path(expanded(base)) / _CONFIG).is_file():  # perhaps this one itself
         raise ModelError(
             f"{path} has skipwise_base {base!r}, which is an adapter, and an adapter's base is a whole model; name that there"
         )

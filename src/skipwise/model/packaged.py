@@ -23,8 +23,6 @@ _DIGEST = "de1b07a2a60759900455fe76c6dcf2f4e59e0e0b1e634fb611df8a3b4d770c06"  # 
 _CONVERSION = 1  # part of the folder's name; it changes with what is written
 _BYTES = 600_000_000  # of the checkpoint while it is written
 
-NAMES = "nano", "smollm2"
-
 
 def packaged(name: str) -> Path | None:
     """Return the folder of a model of this name; None for a name that no package has.

@@ -1,9 +1,11 @@
 """Names of models, files and folders, as people write them."""
 
 import os
+from pathlib import Path
 
-from skipwise.errors import RecipeError
+from skipwise.errors import ModelError, RecipeError, nearest
 
+PACKAGED = ("nano", "smollm2")  # models that come by name, without a folder or the hub
 _LONGEST = 255  # bytes of one part of a path, on every common file system
 
 
@@ -27,3 +29,24 @@ def expanded(name: str) -> str:
     if name.startswith("~") and path == name and not os.path.lexists(name):
         raise RecipeError(f"{name!r} begins with ~, and this machine has no such user; write the whole path")
     return path
+
+
+def model_name(name: str) -> str:
+    """Return ``expanded(name)`` of a model; a path where nothing is, is refused before torch is imported.
+
+    Raises:
+        ModelError: it can only be a path, and nothing is there.
+    """
+    path = Path(expanded(name))
+    if not path.exists() and _is_path(name):
+        beside = [str(path.parent / one) for one in os.listdir(path.parent)] if path.parent.is_dir() else []
+        raise ModelError(
+            f"there is no folder {name}{nearest(str(path), beside)}; give {' or '.join(PACKAGED)}, a folder here or a name on "
+            "the model hub, as OWNER/NAME"
+        )
+    return str(path) if name.startswith("~") else name
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a name can only be a path: names on the hub have one slash, and no folder is called as the owner."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())

@@ -18,6 +18,7 @@ from skipwise.method.lengths import format_length
 from skipwise.model.loading import load_config
 from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
+from skipwise.progress import doing
 from skipwise.recipes.schema import Lora, Recipe, Training
 from skipwise.training.arguments import accumulation, known_fields
 
@@ -62,7 +63,12 @@ class CostEstimate:
     @property
     def memory(self) -> float:
         """The peak in bytes."""
-        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations + self.teacher)
+        return max(self.fixed, self.weights + self.gradients + self.optimizer + self.activations + self.teacher)
+
+    @property
+    def fixed(self) -> float:
+        """The part of the peak in bytes that smaller activations leave."""
+        return max(self.loading, self.weights + self.gradients + self.optimizer + self.teacher)
 
 
 def estimate_cost(
@@ -144,7 +150,7 @@ def taught_share(recipe: Recipe) -> float:
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     """Print the run beside full-length training of as many tokens, and what reduces memory if one does not fit."""
-    with console.status(f"building {recipe.model} without weights"):
+    with doing(f"building {recipe.model} without weights", console):
         config = load_config(recipe.model)
         extension = extension_of(config, recipe)
     train = recipe.train_length or extension.rope.original_length
@@ -154,7 +160,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     ours = "PoSE" if recipe.arm == "pose" else recipe.arm.capitalize()
     planned = {ours: recipe, "full-length": recipe.model_copy(update={"teacher": None})}
     rows = {}
-    with console.status("running one step of each without data"):
+    with doing("running one step of each without data", console):
         for name, window in ((ours, train), ("full-length", extension.target_length)):
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * train / window / gpus) * gpus
@@ -178,58 +184,77 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     if not fits["full-length"] and ours != "Full":
         console.print("full-length does not fit.", style="yellow")
     if not fits[ours]:
-        with console.status("") as status:
-            way = smallest_change(config, recipe, train, hardware, lambda words: status.update(f"trying {words}"))
+        with doing("looking for the smallest change that fits", console) as say:
+            way = smallest_change(config, recipe, rows[ours], hardware, lambda words: say(f"trying {words}"))
         console.print(f"{ours} does not fit{_told(way, hardware)}", style="yellow")
 
 
 def smallest_change(
-    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware, on_try: Callable[[str], object]
+    config: PretrainedConfig, recipe: Recipe, planned: CostEstimate, hardware: Hardware, on_try: Callable[[str], object]
 ) -> tuple[str, CostEstimate] | None:
     """Return the options of ``skipwise plan`` that make a run fit, and what it then takes; None if none of these do.
 
-    Tried in this order, each kept when the next is added: single windows in a pass, activations computed again in backward,
-    windows down to an eighth and no shorter than 2k, low-rank additions (before them, a run without its teacher), frozen
-    weights in 4 bits, and 2 to 64 GPUs that share the weights. ``on_try`` gets the options before each.
+    ``planned`` is what the run takes without them.
+
+    First what makes activations smaller, each kept when the next is added: single windows in a pass, activations computed
+    again in backward, windows down to an eighth and no shorter than 2k. Where that is not enough, the same again after each
+    of a run without its teacher, low-rank additions, frozen weights in 4 bits, and 2 to 64 GPUs that share the weights; so a
+    window is not made shorter where weights are what does not fit. ``on_try`` gets the options before each.
     """
-    for words, changed, shorter, gpus in _ways(recipe, window, hardware.gpus):
-        on_try(" ".join(words))
-        windows = -(-recipe.training.batch_size // gpus) * gpus
-        estimate = estimate_cost(config, changed, shorter, windows, replace(hardware, gpus=gpus), micro=1)
-        if estimate.memory <= hardware.memory:
-            return " ".join(words), estimate
+    for lighter, run, gpus in _lighter(recipe, hardware.gpus):
+        known = planned.fixed - (0 if run.teacher else planned.teacher)
+        if run.lora == recipe.lora and gpus == hardware.gpus and known > hardware.memory:
+            continue
+        for smaller, changed, shorter in _smaller(run, planned.window):
+            words = " ".join([*smaller, *lighter])
+            if not words or recipe.training.batch_size % (gpus * changed.training.per_device_train_batch_size):
+                continue  # the plan itself, which does not fit, or what would be refused
+            on_try(words)
+            batch = recipe.training.batch_size
+            estimate = estimate_cost(config, changed, shorter, batch, replace(hardware, gpus=gpus))
+            if estimate.memory <= hardware.memory:
+                return words, estimate
+            if estimate.fixed > hardware.memory:
+                break
     return None
 
 
-def _ways(recipe: Recipe, window: int, gpus: int) -> Iterator[tuple[list[str], Recipe, int, int]]:
+def _lighter(recipe: Recipe, gpus: int) -> Iterator[tuple[list[str], Recipe, int]]:
+    """Yield the run and its changes that make weights lighter: options, recipe, GPUs."""
     words: list[str] = []
-    training = recipe.training
-    if training.per_device_train_batch_size > 1:
-        words = [*words, "--set training.per_device_train_batch_size=1"]
-        yield words, recipe, window, gpus
-    if not _checkpointing(training):
-        words = [*words, "--set training.gradient_checkpointing=true"]
-        training = training.model_copy(update={"gradient_checkpointing": True})
-        recipe = recipe.model_copy(update={"training": training})
-        yield words, recipe, window, gpus
-    whole, before = window, words
-    while window // 2 >= max(_SHORTEST, whole // 8):
-        window //= 2
-        words = [*before, f"--set train_length={format_length(window)}"]
-        yield words, recipe, window, gpus
+    yield words, recipe, gpus
     if recipe.lora is None:
         if recipe.teacher:
-            yield [*words, "--set teacher=null"], recipe.model_copy(update={"teacher": None}), window, gpus
-        words = [*words, "--lora"]
+            yield ["--set teacher=null"], recipe.model_copy(update={"teacher": None}), gpus
+        words = ["--lora"]
         recipe = recipe.model_copy(update={"lora": Lora()})
-        yield words, recipe, window, gpus
+        yield words, recipe, gpus
     assert recipe.lora is not None
     if recipe.lora.base != "4bit" and gpus == 1:
         low = recipe.lora.model_copy(update={"base": "4bit"})
-        yield [*words, "--set lora.base=4bit"], recipe.model_copy(update={"lora": low}), window, gpus
+        yield [*words, "--set lora.base=4bit"], recipe.model_copy(update={"lora": low}), gpus
     while recipe.lora.base != "4bit" and gpus < _MOST_GPUS:
         gpus *= 2
-        yield [*words, f"--gpus {gpus}"], recipe, window, gpus
+        yield [*words, f"--gpus {gpus}"], recipe, gpus
+
+
+def _smaller(recipe: Recipe, window: int) -> Iterator[tuple[list[str], Recipe, int]]:
+    """Yield the run and its changes that make activations smaller: options, recipe, tokens of a window."""
+    words: list[str] = []
+    yield words, recipe, window
+    training = recipe.training
+    if training.per_device_train_batch_size > 1:
+        words = [*words, "--set training.per_device_train_batch_size=1"]
+        training = training.model_copy(update={"per_device_train_batch_size": 1})
+        yield words, recipe.model_copy(update={"training": training}), window
+    if not _checkpointing(training):
+        words = [*words, "--set training.gradient_checkpointing=true"]
+        training = training.model_copy(update={"gradient_checkpointing": True})
+        yield words, recipe.model_copy(update={"training": training}), window
+    recipe, whole = recipe.model_copy(update={"training": training}), window
+    while window // 2 >= max(_SHORTEST, whole // 8):
+        window //= 2
+        yield [*words, f"--set train_length={format_length(window)}"], recipe, window
 
 
 def _told(way: tuple[str, CostEstimate] | None, hardware: Hardware) -> str:
