@@ -79,6 +79,37 @@ def test_trl_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
     assert losses_of(trainer) == pytest.approx(plain_losses(), abs=1e-6)
 
 
+def test_lightning_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning")
+    collator = PoseCollator(TRAIN, TARGET)
+
+    class Extension(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model()
+            self.losses: list[float] = []
+
+        def on_train_start(self) -> None:
+            RequirePositions(TARGET).watch(self.model)
+
+        def on_train_epoch_start(self) -> None:
+            collator.set_epoch(self.current_epoch)
+
+        def training_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            loss = self.model(**batch, use_cache=False).loss
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0)
+
+    extension = Extension()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = lightning.Trainer(max_steps=STEPS, gradient_clip_val=1.0, default_root_dir=tmp_path, **quiet)
+    trainer.fit(extension, torch.utils.data.DataLoader(DOCUMENTS, batch_size=BATCH, collate_fn=collator))
+    assert extension.losses == pytest.approx(plain_losses(), abs=1e-6)
+
+
 def rows() -> Any:
     """Examples of PoseDataset as a Hugging Face data set, which is what a user of TRL tries first."""
     datasets = pytest.importorskip("datasets")
@@ -108,8 +139,9 @@ def collate_rows(items: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_run_and_save_a_model_that_remembers_its_window(example: Path, tmp_path: Path, monkeypatch) -> None:
-    if "trl" in example.read_text(encoding="utf-8"):
-        pytest.importorskip("trl")
+    for package in ("trl", "lightning"):
+        if f"import {package}" in (source := example.read_text(encoding="utf-8")) or f"from {package} " in source:
+            pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
     made = runpy.run_path(str(example))
     losses = made.get("losses") or [entry["loss"] for entry in made["trainer"].state.log_history if "loss" in entry]

@@ -9,7 +9,7 @@ from skipwise import __version__
 from skipwise.recipes.schema import Data, Evaluation, Lora, Positions, Recipe, Teacher, Training, shipped_recipes
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,0 +1,168 @@
+"""What the pages show runs: the README's Python block, those of docs/library.md, and every block of the tutorials.
+
+A page is one session: its blocks run in their order, in one folder. ``sh`` blocks hold commands of skipwise alone, and
+are run in this process; ``python`` blocks share their names; a ``yaml`` block that begins with ``# NAME.yaml`` is that
+file. Blocks of other languages are read, not run. What a reader has and a test has not, such as a model of 8 billion
+parameters, is replaced by something small, and commands get options that make them short.
+"""
+
+import inspect
+import json
+import re
+import shlex
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from skipwise.cli import app
+from skipwise.data.documents import is_held_out
+from skipwise.recipes.schema import load_recipe, parse_changes
+from tests import families
+from tests.command_line import run
+from tests.tiny import byte_tokenizer, checkpoint, corpus
+
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+ROOT = Path(__file__).parents[2]
+README, LIBRARY, TUTORIALS = ROOT / "README.md", ROOT / "docs" / "library.md", ROOT / "docs" / "tutorials"
+HELD_OUT = ("calendar.py", "traceback.py")
+_TEMPLATE = (
+    "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in an empty folder; the standard library as training text is a few modules, because all take half a minute."""
+    library = Path(inspect.getfile(inspect)).parent
+    files = [(name, library / name) for name in ("argparse.py", "ast.py", "inspect.py", *HELD_OUT)]
+    assert all(is_held_out(name, 0.1) for name in HELD_OUT)
+    monkeypatch.setattr("skipwise.data.documents._stdlib_files", lambda: files)
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """The language and the source of each block of a page."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.S | re.M)
+
+
+def command_lines(source: str) -> list[list[str]]:
+    lines = source.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def run_page(
+    page: Path, monkeypatch: pytest.MonkeyPatch, small: dict[str, str], short: dict[str, list[str]] | None = None
+) -> None:
+    """Run the blocks of a page.
+
+    ``small`` replaces texts of the page; each must be there. ``short`` has options that are added to a command, by name.
+    """
+    text = page.read_text(encoding="utf-8")
+    assert not [shown for shown in small if shown not in text]
+    names: dict[str, object] = {"__name__": "__main__"}
+    for language, source in blocks(page):
+        for shown, used in small.items():
+            source = source.replace(shown, used)
+        if language == "python":
+            exec(compile(source, page.name, "exec"), names)
+        elif language == "sh":
+            for program, name, *words in command_lines(source):
+                assert program == "skipwise", f"{page.name}: the tests run no {program}; show it as text"
+                run(monkeypatch, name, *words, *(short or {}).get(name, []))
+        elif language == "yaml" and (named := re.match(r"# (\S+\.yaml)\n", source)):
+            Path(named[1]).write_text(source, encoding="utf-8")
+
+
+def settings(**changes: object) -> list[str]:
+    return [word for key, value in changes.items() for word in ("--set", f"{key.replace('__', '.')}={value}")]
+
+
+def conversations(file: Path, number: int = 40) -> None:
+    """Conversations about the documents of ``corpus``, each longer than 400 bytes."""
+    with file.open("w", encoding="utf-8") as lines:
+        for item in range(number):
+            question = "the model reads a long text " * 15 + f"What is {item}?"
+            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": f"It is {item}."}]
+            lines.write(json.dumps({"messages": turns * 2}) + "\n")
+
+
+def test_the_readme_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    [source] = [source for language, source in blocks(README) if language == "python"]
+    model = checkpoint(Path("base"), window=64)
+    text = corpus(Path("text"), words=200)
+    source = source.replace("meta-llama/Llama-2-7b-hf", str(model)).replace("my_corpus/", str(text))
+    source = source.replace('"4k"', "64").replace('"32k"', "512")
+    source = source.replace("max_steps=1000", "max_steps=2, use_cpu=True, report_to='none'")
+    exec(compile(source, str(README), "exec"), {})
+
+
+def test_every_command_line_of_the_readme_parses() -> None:
+    lines = [words for language, source in blocks(README) if language == "sh" for words in command_lines(source)]
+    commands = [words[1:] for words in lines if words[0] == "skipwise"]
+    assert len(commands) >= 5
+    group = get_command(app)
+    for name, *words in commands:
+        words = [w for w in words if w != "..."]
+        group.commands[name].make_context(name, words or ["x"], resilient_parsing=False)
+
+
+def test_the_recipe_and_the_change_that_the_readme_shows_are_valid() -> None:
+    recipe = load_recipe("recipes/llama-7b-16k-linear.yaml", parse_changes(["training.learning_rate=1e-5"]))
+    assert recipe.training.learning_rate == 1e-5
+
+
+def test_the_library_page_runs_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_page(LIBRARY, monkeypatch, {})
+
+
+def test_every_tutorial_has_a_test() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert not [page.name for page in TUTORIALS.glob("*.md") if f'TUTORIALS / "{page.name}"' not in source]
+
+
+def test_an_instruct_model_is_extended_and_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    families.model("qwen3", vocab_size=257, max_position_embeddings=400).save_pretrained("base")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = _TEMPLATE
+    tokenizer.save_pretrained("base")
+    conversations(Path("conversations.jsonl"))
+    corpus(Path("long-texts"), words=300)
+    Path("report.txt").write_text("the model reads a long text", encoding="utf-8")
+    Path("small.yaml").write_text(
+        "like: qwen3-8b-24gb\ntarget: 1600\noriginal_length: 400\ntrain_length: 400\ndata: {workers: 1}\n"
+        "training: {max_steps: 2, batch_size: 2, warmup_steps: 1}\n"
+        "evaluation: {windows: [400], passkey_lengths: [400], passkey_trials: 1, documents: 1, other: false}\n"
+    )
+    small = {"Qwen/Qwen3-8B": "base", "qwen3-8b-24gb": "small.yaml", "32k,64k,128k": "400,800", "=200": "=2"}
+    evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey"]
+    run_page(TUTORIALS / "instruct-24gb.md", monkeypatch, small, {"evaluate": evaluate})
+
+
+def test_a_recipe_is_chosen_and_its_report_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus(Path("my_corpus"), words=2000)
+    extend = {"training__max_steps": 2, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
+    measured = {"evaluation__windows": "[256,512]", "evaluation__passkey_trials": 1, "evaluation__documents": 1}
+    extend = settings(**extend, **measured, evaluation__other="false", data__workers=1, teacher__written=0.01)
+    evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey", "--lengths", "256,512"]
+    run_page(TUTORIALS / "choose-and-read.md", monkeypatch, {}, {"extend": extend, "evaluate": evaluate})
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the extra gguf")
+def test_a_run_is_served_and_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    extend = {"training__max_steps": 1, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
+    measured = {"evaluation__windows": "[256]", "evaluation__passkey_trials": 1, "evaluation__documents": 1}
+    extend = settings(**extend, **measured, evaluation__other="false")
+    short = {"extend": extend, "check": ["--length", "300"], "export": ["--length", "300"]}
+    run_page(TUTORIALS / "serve-and-publish.md", monkeypatch, {}, short)
+    assert Path("mine.gguf").exists()
+
+
+def test_pose_in_other_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("trl", "lightning"):
+        pytest.importorskip(package)
+    run_page(TUTORIALS / "your-own-trainer.md", monkeypatch, {})
