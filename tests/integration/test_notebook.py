@@ -13,12 +13,10 @@ pytest.importorskip("ipykernel")
 from tests.notebook import NOTEBOOK, executed  # noqa: E402
 
 
-def kinds(notebook: Any) -> list[list[str]]:
-    """What each code cell put out: text that was printed, pictures, errors."""
+def kinds(notebook: Any) -> list[list[list[str]]]:
+    """What each code cell put out: text that was printed, or the formats of what it showed."""
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    return [
-        [output.get("name") or ",".join(output.get("data", {"error": 0})) for output in cell.outputs] for cell in cells
-    ]
+    return [[sorted(output.get("data", [output.get("name")])) for output in cell.outputs] for cell in cells]
 
 
 def test_it_runs_and_puts_out_what_is_stored(tmp_path: Path) -> None:
