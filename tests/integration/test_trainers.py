@@ -1,5 +1,7 @@
 """Trainers of others: the same losses for the same keys, examples that run, and columns that must not be dropped."""
 
+import calendar
+import inspect
 import runpy
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,15 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from skipwise import PoseCollator, PoseDataset, RequirePositions, collate
+from skipwise import (
+    PoseCollator,
+    PoseDataset,
+    RequirePositions,
+    collate,
+    load_model,
+    load_tokenizer,
+    sliding_perplexity,
+)
 from skipwise.errors import RecipeError
 from tests.tiny import byte_tokenizer, llama
 
@@ -143,16 +153,20 @@ def test_examples_run_and_save_a_model_that_remembers_its_window(example: Path, 
         if f"import {package}" in (source := example.read_text(encoding="utf-8")) or f"from {package} " in source:
             pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
     made = runpy.run_path(str(example))
     losses = made.get("losses") or [entry["loss"] for entry in made["trainer"].state.log_history if "loss" in entry]
     assert len(losses) == 20
-    assert sum(losses[-5:]) < sum(losses[:5])
     from transformers import AutoModelForCausalLM
 
     [folder] = tmp_path.glob("runs/*/model")
     saved = AutoModelForCausalLM.from_pretrained(folder)
     assert saved.config.rope_parameters["rope_type"] == "yarn"
     assert saved.config.max_position_embeddings == 2048
+    tokens = load_tokenizer("nano")(inspect.getsource(calendar), verbose=False)["input_ids"][:2048]
+    untrained = load_model("nano", target_length="2k")
+    before, after = (sliding_perplexity(one, [tokens], window="2k", stride="2k") for one in (untrained, saved))
+    assert after.nll < before.nll - 0.05 * before.tokens  # 0.10 to 0.12 nats were measured
 
 
 def test_pose_data_sets_go_through_a_stock_trainer_under_guard(tmp_path: Path) -> None:
