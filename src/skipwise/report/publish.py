@@ -6,7 +6,7 @@ huggingface_hub uploads, and finds the user's token itself.
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, counted, reason
@@ -69,7 +69,7 @@ def publish(
         raise RunError("the hub knows you by a token, and none is here; log in with `hf auth login`") from error
     except OfflineModeIsEnabled as error:
         raise RunError("HF_HUB_OFFLINE is set, so the hub is not asked; unset it to publish") from error
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+    except Exception as error:  # of the HTTP client, which differs between releases of huggingface_hub
         raise RunError(
             f"the hub does not take {name} ({type(error).__name__}: {reason(error)}); check the name, that your token may "
             "write there, and the network. Run the command again: files that are there are not sent twice"
