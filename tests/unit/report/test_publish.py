@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     return folder.parent
 
 
-class Unreachable(Exception):
+class UnreachableError(Exception):
     """As the HTTP client's error: neither an OSError nor one of huggingface_hub's."""
 
 
@@ -98,8 +98,8 @@ def test_what_was_shown_is_uploaded(run: Path, hub: Hub, private: bool) -> None:
         (LocalTokenNotFoundError("no token"), "none is here; log in with `hf auth login`"),
         (OfflineModeIsEnabled("offline"), "HF_HUB_OFFLINE is set"),
         (
-            Unreachable("[Errno 111] Connection refused"),
-            r"\(Unreachable: \[Errno 111\] Connection refused\); .* the network",
+            UnreachableError("[Errno 111] Connection refused"),
+            r"\(UnreachableError: \[Errno 111\] Connection refused\); .* the network",
         ),
         (OSError("no route"), r"the hub does not take owner/tiny-64k \(OSError: no route\); check the name"),
     ],
