@@ -35,6 +35,7 @@ RUN python3.12 -m venv /opt/venv \
         PyYAML==6.0.4 \
         rich==15.0.0 \
         safetensors==0.8.0 \
+        scipy==1.17.1 \
         sentencepiece==0.2.3 \
         tokenizers==0.23.3 \
         transformers==5.24.0 \

@@ -39,7 +39,7 @@ def test_where_nothing_is_installed_the_checkout_is(monkeypatch: pytest.MonkeyPa
 
 def test_messages_name_extras_that_exist() -> None:
     named = {name for path in SOURCES for name in re.findall(r"pip_install\('(\w+)'\)", path.read_text())}
-    assert named == {"lora", "qlora", "benchmarks", "deepspeed", "smollm2", "gguf", "sentencepiece"}
+    assert named == {"lora", "qlora", "benchmarks", "deepspeed", "smollm2", "gguf", "sentencepiece", "ruler"}
     assert named <= set(EXTRAS)
 
 

@@ -165,6 +165,7 @@ def test_a_name_that_is_not_utf8_is_shown_by_its_bytes(tmp_path) -> None:
 
 def test_options_that_are_paths_know_the_home_folder(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m").mkdir()
     seen = []
     monkeypatch.setattr("skipwise.extend.extend", lambda recipe, **settings: seen.append((recipe, settings["out"])))
     run(monkeypatch, "extend", "~/m", "--data=~/t", "--out=~/r")

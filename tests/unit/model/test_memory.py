@@ -7,7 +7,7 @@ from transformers import DynamicCache, MistralConfig, PretrainedConfig
 from skipwise.model import memory
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.memory import machine_memory, parameters_of, token_bytes
-from skipwise.model.step_cost import _HeldBytes
+from skipwise.model.step_cost import _Counted
 from tests import families, tiny
 
 
@@ -26,7 +26,7 @@ def test_keys_and_values_are_those_of_the_stock_cache(family: str) -> None:
 @pytest.mark.parametrize("family", families.NAMES)
 def test_a_pass_holds_at_least_what_is_said(family: str) -> None:
     model = families.model(family).eval()
-    held = _HeldBytes()
+    held = _Counted()
     with torch.inference_mode(), held:
         model(input_ids=torch.ones(1, 32, dtype=torch.long), use_cache=False, logits_to_keep=1)
     said = 32 * token_bytes(model.config, 4, cached=False)

@@ -8,7 +8,7 @@ from random import Random
 from typing import overload
 
 from skipwise.data.ruler.prompts import SHUFFLE_SEED
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, pip_install
 
 
 @lru_cache(maxsize=1)
@@ -72,6 +72,6 @@ def _listed(kind: str) -> list[str]:
         from wonderwords import RandomWord
     except ImportError as error:
         raise RecipeError(
-            "RULER's words need the package wonderwords, which is not installed: pip install 'skipwise[ruler]'"
+            f"RULER's words need the package wonderwords, which is not installed: {pip_install('ruler')}"
         ) from error
     return list(RandomWord(enhanced_prefixes=False).filter(include_categories=[kind]))

@@ -42,5 +42,5 @@ def test_the_words_are_wonderwords() -> None:
 
 def test_without_wonderwords_the_package_to_install_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "wonderwords", None)
-    with pytest.raises(RecipeError, match=r"need the package wonderwords.*pip install 'skipwise\[ruler\]'"):
+    with pytest.raises(RecipeError, match=r"need the package wonderwords.*pip install 'wonderwords"):
         key_words.__wrapped__()
