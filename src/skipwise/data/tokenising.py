@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ def build_token_store(
     corpus = open_corpus(data)
     limit = "" if data.max_tokens is None else f" {data.max_tokens}"
     content = corpus.fingerprint()
-    template = f" {getattr(tokenizer, 'chat_template', None)}" if corpus.kind() is Conversation else ""
+    chat = getattr(tokenizer, "chat_template", None)  # any document may be a conversation
+    template = "" if chat is None and corpus.kind() is not Conversation else f" {chat}"
     fingerprint = _sha256(f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}{template}")
     cache = _cache(data)
     try:
@@ -212,25 +214,28 @@ def _encoder(
     first = corpus.kind()
     kinds = {str: "a text", Conversation: "a conversation", Tokenised: "tokenised"}
     texts = encoder(tokenizer)
-    one: Callable[[Any, str], tuple[Any, Spans]] | None = None
-    if first is Conversation:
-        one = conversation_encoder(tokenizer)
-    elif first is Tokenised:
-        one = tokenised_encoder(tokenizer, vocabulary)
+    makers: dict[type[str], Callable[[], Callable[[Any, str], tuple[Any, Spans]]]] = {
+        Conversation: lambda: conversation_encoder(tokenizer),
+        Tokenised: lambda: tokenised_encoder(tokenizer, vocabulary),
+    }
+    others: dict[type[str], Callable[[Any, str], tuple[Any, Spans]]] = {}  # made when the first such document comes
 
     def encode(documents: list[Document]) -> Iterator[tuple[Document, Iterable[Ids], Spans]]:
-        for document in documents:
-            if (kind := type(document.text)) is not first:
+        for kind, group in groupby(documents, key=lambda document: type(document.text)):
+            alike = list(group)
+            if (kind is Tokenised) != (first is Tokenised):
                 raise DataError(
-                    f"{document.name} is {kinds[kind]}, and the first document of {printable(corpus.source)} is {kinds[first]}; "
-                    "keep texts, conversations and tokens in sources of their own"
+                    f"{alike[0].name} is {kinds[kind]}, and the first document of {printable(corpus.source)} is {kinds[first]}; "
+                    "keep tokens in a source of their own"
                 )
-        if one is None:
-            yield from ((document, rows, []) for document, rows in texts(documents))
-            return
-        for document in documents:
-            ids, context = one(document.text, document.name)
-            yield document, [ids], context
+            if kind is str:
+                yield from ((document, rows, []) for document, rows in texts(alike))
+                continue
+            if kind not in others:
+                others[kind] = makers[kind]()
+            for document in alike:
+                ids, context = others[kind](document.text, document.name)
+                yield document, [ids], context
 
     return encode
 

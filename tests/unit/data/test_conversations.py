@@ -257,15 +257,55 @@ def test_a_template_that_refuses_and_one_that_is_missing_are_explained(tmp_path:
         build_token_store(data, tokenizer(None))
 
 
-def test_texts_and_conversations_do_not_share_a_source(tmp_path: Path) -> None:
-    rows = [{"messages": messages(*TURNS)}, {"text": "plain"}]
-    for order, message in (
-        (rows, "chat.jsonl:2 is a text, and the first .* is a conversation"),
-        (rows[::-1], "2 is a conv"),
-    ):
-        (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in order))
-        with pytest.raises(DataError, match=message):
-            build_token_store(Data(source=str(tmp_path / "chat.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML))
+@pytest.mark.parametrize("turned", [1, -1])
+def test_texts_and_conversations_may_share_a_source(tmp_path: Path, turned: int) -> None:
+    """Each is tokenised as it would be alone, and of a text nothing is context."""
+    chat, plain = {"messages": messages(*TURNS)}, {"text": "plain text with <|im_start|> in it"}
+    rows = [chat, plain, plain, chat][::turned]
+    own = {}
+    for name, row in (("chat", chat), ("plain", plain)):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        own[name] = build_token_store(
+            Data(source=str(tmp_path / f"{name}.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML)
+        )
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    both = build_token_store(Data(source=str(tmp_path / "both.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML))
+    for document, row in enumerate(rows):
+        alone = own["chat" if row is chat else "plain"]
+        places = np.arange(both.offsets[document], both.offsets[document + 1])
+        assert both.tokens[places].tolist() == alone.tokens[: alone.offsets[1]].tolist()
+        assert both.is_context(places).tolist() == alone.is_context(np.arange(alone.offsets[1])).tolist()
+    assert both.holds_conversations
+    assert not own["plain"].holds_conversations
+
+
+def test_of_a_mixture_texts_are_trained_whole_and_of_conversations_what_the_assistant_says(tmp_path: Path) -> None:
+    rows = [{"messages": messages(*TURNS)}, {"text": "%" * 440}] * 3  # no turn has such a sign
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store = build_token_store(Data(source=str(tmp_path / "both.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML))
+    data = PoseDataset(
+        store, np.arange(6), train_length=200, target_length=800, assistant_only=True, examples=24, train_jumps=True
+    )
+    sign = store.tokens[store.offsets[1] + 5]
+    trained = 0
+    for example in data.__getitems__(range(24)):
+        of_text = example["input_ids"] == sign
+        of_text &= np.diff(example["attention_mask"], prepend=0) == 0  # the first of a text follows from nothing
+        assert (example["labels"][of_text] == sign).all()
+        said = (example["input_ids"] != sign) & (example["labels"] != IGNORED)
+        assert said.sum() < (example["input_ids"] != sign).sum() or not said.any()
+        trained += of_text.sum()
+    assert trained > 24 * 50
+
+
+def test_a_template_counts_in_the_fingerprint_wherever_the_first_conversation_stands(tmp_path: Path) -> None:
+    rows = [{"text": "plain"}, {"messages": messages(*TURNS)}]
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = Data(source=str(tmp_path / "both.jsonl"), cache=str(tmp_path / "c"))
+    assert (
+        build_token_store(data, tokenizer(CHATML)).fingerprint
+        != build_token_store(data, tokenizer(LLAMA_3)).fingerprint
+    )
 
 
 def test_another_template_is_another_store(tmp_path: Path) -> None:
