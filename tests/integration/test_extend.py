@@ -362,7 +362,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
             "tokens_per_document 1 must be at least the largest window, 512: raise it",
         ),
         ({"evaluation.source": "nope"}, "nope"),
-        ({"evaluation.passkey_lengths": "[10]"}, "length 10 is too short for a"),
+        ({"evaluation.passkey_lengths": "[10]"}, "10 tokens are too few for prompts of passkey (from "),
     ],
 )
 def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:

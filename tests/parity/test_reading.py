@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from skipwise.evaluation import decoding
+from skipwise.evaluation import logits as logits_module
 from skipwise.evaluation.decoding import Reader, go_on_together
+from skipwise.evaluation.logits import logits_at
+from skipwise.evaluation.perplexity import inference
 from tests import families
+from tests.tiny import cut_attention
 
 _WRITTEN = 7  # tokens
 
@@ -14,6 +19,43 @@ _WRITTEN = 7  # tokens
 @torch.no_grad()
 def whole_logits(model, ids):
     return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
+
+
+@pytest.mark.parametrize("name", families.NAMES)
+@pytest.mark.parametrize("at_once", [3 * 97, 2**25])
+def test_slices_are_the_whole(name, at_once, monkeypatch) -> None:
+    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", at_once)
+    model = families.model(name).eval()
+    ids = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        slices = list(logits_at(model, ids, range(5, 38)))
+    torch.testing.assert_close(
+        torch.cat([some for some, _ in slices], 1), whole_logits(model, ids)[:, 5:38], rtol=1e-5, atol=1e-5
+    )
+    assert torch.equal(torch.cat([following for _, following in slices], 1), ids[:, 6:39])
+    assert len(slices) == (33 if at_once < 300 else 1)
+    assert "forward" not in vars(model.base_model)
+
+
+def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
+    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 97)
+    model, runs = families.model("llama").eval(), []
+    model.base_model.layers[0].register_forward_hook(lambda *_: runs.append(1))
+    with torch.no_grad():
+        assert len(list(logits_at(model, torch.zeros(1, 9, dtype=torch.long), range(0, 8)))) == 8
+    assert runs == [1]
+
+
+def test_what_the_model_does_to_its_inputs_is_done_in_every_slice(monkeypatch) -> None:
+    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 3 * 97)
+    whole, cut = families.model("llama").eval(), cut_attention(families.model("llama").eval(), block=8)
+    ids = torch.randint(0, 97, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        of_cut = torch.cat([some for some, _ in logits_at(cut, ids, range(0, 39))], 1)
+        monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 2**25)
+        [(wanted, _)] = logits_at(cut, ids, range(0, 39))
+        assert not torch.allclose(wanted, whole_logits(whole, ids)[:, :39], atol=1e-3)
+    torch.testing.assert_close(of_cut, wanted, rtol=1e-5, atol=1e-5)
 
 
 def prompts_and_answers(model, tokens: int) -> list[tuple[list[int], list[int]]]:
@@ -64,6 +106,44 @@ def test_answers_that_are_written_together_are_those_written_alone(name: str) ->
             first = reader.begin(prompt, drafts(written)[number % 3])
             begun.append(reader.keep(prompt, first[:most], most, lambda ids, most=most: len(ids) == most))
         assert go_on_together(model, begun) == wanted
+
+
+def test_answers_are_written_together_under_autocast() -> None:
+    """Then keys are float32, because RoPE makes them so, and values bfloat16."""
+    model = families.model("llama").eval()
+    reader, prompt = Reader(model), list(range(1, 30))
+    with inference(model, "bf16"):
+        first = reader.begin(prompt, [])
+        begun = [reader.keep(prompt, first, 6, lambda ids, most=most: len(ids) == most) for most in (3, 6)]
+        assert [len(ids) for ids in go_on_together(model, begun)] == [3, 6]
+
+
+def test_frequencies_that_change_with_the_length_change_in_an_answer_too() -> None:
+    """A cache of keys under the short factors is of no use beyond the original length."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0, 4.0, 8.0, 16.0],
+        "original_max_position_embeddings": 32,
+    }
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = Phi3ForCausalLM(
+        Phi3Config(
+            vocab_size=97, **sizes, rope_parameters=rope, max_position_embeddings=128, original_max_position_embeddings=32,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2, initializer_range=0.5,
+        )
+    ).eval()  # fmt: skip
+    reader = Reader(model)
+    assert not reader.goes_back
+    prompt = np.random.default_rng(0).integers(1, 97, 29).tolist()
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        for _ in range(8):
+            ids = torch.cat([ids, whole_logits(model, ids)[:, -1:].argmax(-1)], 1)
+        written = reader.go_on(prompt, reader.begin(prompt, [1, 2]), lambda ids: len(ids) == 8)
+    assert written == ids[0, 29:].tolist()
 
 
 def test_a_cache_that_cannot_go_back_says_so() -> None:

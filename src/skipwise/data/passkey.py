@@ -23,6 +23,7 @@ _HEAD = (
 )
 _SENTENCES = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
 _CYCLE = len(_SENTENCES)
+_ANY = "a retrieval prompt"  # in messages
 _QUESTION = "What is the pass key? The pass key is"
 
 
@@ -90,7 +91,7 @@ def longest_prompt(
     predicted: Callable[[int], int] | None = None,
     reserved: int = 0,
     each: float = 10.0,
-    what: str = "a retrieval prompt",
+    what: str = _ANY,
 ) -> tuple[int, list[int]]:
     """Return the largest number of parts whose prompt fits ``length`` with its answer, and that prompt's ids.
 
@@ -118,8 +119,8 @@ def longest_prompt(
     ids, bare = tried(low)
     if bare > length:
         raise TooShortError(
-            f"length {length} is too short for {what}: the shortest has {bare} tokens with its answer; choose "
-            "at least that (--lengths, evaluation.passkey_lengths, or train_length with data.passkey), or no prompts",
+            f"length {length} is too short for {what}: the shortest has {bare} tokens with its answer; choose at least that "
+            f"(--lengths, evaluation.passkey_lengths{', or train_length with data.passkey' * (what == _ANY)}), or no prompts",
             shortest=bare,
         )
     if predicted is not None:

@@ -79,9 +79,15 @@ def build_token_store(
     content = corpus.fingerprint()
     chat = getattr(tokenizer, "chat_template", None)  # any document may be a conversation
     template = "" if chat is None and corpus.kind() is not Conversation else f" {chat}"
-    fingerprint = _sha256(f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}{template}")
-    cache = _cache(data)
+    without = f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}"
+    fingerprint, cache = _sha256(without + template), _cache(data)
     try:
+        if (
+            template and corpus.kind() is str
+        ):  # stores of texts alone had no template in their names; they stay what they are
+            store, _ = _open(cache / "tokens" / _sha256(without))
+            if store is not None:
+                return store
         store, _ = _open(cache / "tokens" / fingerprint)
         if store is None:
             if data.workers is not None:

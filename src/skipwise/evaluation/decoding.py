@@ -50,7 +50,15 @@ class Reader:
         self._ids: list[int] = []
         self._cache = DynamicCache(config=model.config)
         rope = getattr(model.config, "rope_parameters", None) or {}
-        self.goes_back = not (any(self._cache.is_sliding) or rope.get("rope_type") == "longrope")
+        switches = rope.get("rope_type") == "longrope"
+        self._switch = rope.get("original_max_position_embeddings") if switches else None
+        self.goes_back = not (any(self._cache.is_sliding) or switches)
+
+    @property
+    def bytes(self) -> int:
+        """Of keys and values; of a cache that goes back."""
+        cached: Any = self._cache.layers
+        return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in cached)
 
     def begin(self, prompt: list[int], draft: list[int]) -> list[int]:
         """Return the ids that greedy decoding writes after ``prompt``: as many as agree with ``draft``, and one more.
@@ -99,6 +107,9 @@ class Reader:
 
     def _read(self, ids: list[int], wanted: int) -> list[int]:
         """Read on; after each of the last ``wanted`` ids the likeliest to follow."""
+        if self._switch and len(self._ids) <= self._switch < len(self._ids) + len(ids):  # here the frequencies change
+            ids = self._ids + ids
+            self._go_back(0)
         likeliest: list[int] = []
         while ids:
             behind = len(self._ids)
@@ -131,6 +142,11 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
             torch.cat([pad(states, (0, 0, width - states.shape[2], 0)) for states in part])
             for part in zip(*layers, strict=True)
         )
+        layer: Any = cache.layers[number]
+        layer.lazy_initialization(keys, values)
+        layer.values = layer.values.to(
+            values.dtype
+        )  # transformers 5.10 gives them the keys' type, which autocast may not
         cache.update(keys, values, number)
     positions = torch.tensor([one.tokens for one in begun], device=model.device)
     mask = (torch.arange(width + more, device=model.device) >= width - positions[:, None]).long()

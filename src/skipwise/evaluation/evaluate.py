@@ -106,6 +106,11 @@ def _answer(record: Any) -> dict[str, Any]:
     return {key: value for key, value in asdict(record).items() if key != "seconds"}
 
 
+def _given(asked: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are not None: an evaluation that was begun earlier lacks newer ones."""
+    return {key: value for key, value in asked.items() if value is not None}
+
+
 def _first_difference(ours: Any, theirs: Any) -> str:
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in {**theirs, **ours}:
@@ -138,7 +143,7 @@ def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: S
             f"the weights of {', '.join(changed)} have changed since {folder.path} was begun; give another --out to "
             "measure them"
         )
-    if asked != now:
+    if _given(asked) != _given(now):
         raise RunError(
             f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, now and then; give the "
             "same settings to go on, or another --out"

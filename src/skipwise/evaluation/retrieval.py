@@ -24,6 +24,7 @@ from skipwise.model.memory import machine_memory
 _SHARE = 16  # of the memory, which may be held for answers that are written together
 _UNKNOWN_MEMORY = 2**34  # bytes, where the machine does not say
 _FEW = 16  # tokens; shorter answers are not worth the copies
+_COPIES = 3  # of keys and values: those kept, those padded, and those of the half that goes on
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def answers(
         finished = partial(_finished, question, tokenizer)
         with inference(model, precision):
             written = reader.begin(question.ids, question.draft)
-            later = reader.goes_back and not finished(written) and question.most > _FEW
+            later = question.most > _FEW and reader.goes_back and not finished(written) and waiting.takes(reader.bytes)
             if later:
                 waiting.add(number, reader.keep(question.ids, written, question.most, finished), began)
             else:
@@ -161,10 +162,14 @@ class _Waiting:
         self._begun[number] = begun
         self._seconds += time.perf_counter() - began
 
+    def takes(self, size: int) -> bool:
+        """Whether two answers of so many bytes could be written together: one alone is written in the reader's own cache."""
+        return _COPIES * 2 * size <= self._most
+
     @property
     def full(self) -> bool:
-        """Whether no other that is as long as the longest would fit. Padded, all are that long, and they are copied once."""
-        return 2 * (len(self._begun) + 1) * max(one.bytes for one in self._begun.values()) > self._most
+        """Whether no other that is as long as the longest would fit: padded, all are that long."""
+        return _COPIES * (len(self._begun) + 1) * max(one.bytes for one in self._begun.values()) > self._most
 
     def written(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], precision: str

@@ -114,13 +114,14 @@ def plan_prompts(
             try:
                 planned.append(first_request(specification, model, tokenizer, task, length, data))
             except TooShortError as error:
-                if console is None:
-                    raise
                 short.setdefault(length, []).append(f"{task} (from {error.shortest:,} tokens)")
     for length, tasks in sorted(short.items()):
-        told = f"{length:,} tokens are too few for prompts of {', '.join(tasks)}: left out at this length for {model.label}"
-        assert console is not None
-        console.print(told, style="yellow", soft_wrap=True)
+        told = f"{length:,} tokens are too few for prompts of {', '.join(tasks)}"
+        if console is None:
+            raise TooShortError(
+                f"{told}; leave out this length (--lengths, evaluation.passkey_lengths), or these tasks (evaluation.tasks)"
+            )
+        console.print(f"{told}: left out at this length for {model.label}", style="yellow", soft_wrap=True)
     for first, ask in planned:
         yield Prompts([replace(first, trial=trial) for trial in range(specification.trials)], ask, tokenizer)
 

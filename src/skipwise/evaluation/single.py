@@ -10,6 +10,7 @@ from typing import Literal, cast, get_args
 
 from rich.console import Console
 
+from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, RunError, one_of
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
@@ -116,7 +117,9 @@ def measure_perplexity(
 def measure_retrieval(
     model: EvaluatedModel, specification: Specification, out: Path | None, console: Console
 ) -> list[TrialRecord]:
-    """Ask every prompt of the specification."""
+    """Ask every prompt of the specification, whose tasks are of retrieval; RULER's belong to ``skipwise evaluate``."""
+    for task in specification.tasks:
+        one_of("task", task, TASKS)
     _keep(out)
     batches = list(plan_prompts(specification, model, load_tokenizer(model.name)))
     records = answered(lambda: model.load(specification.precision), batches, out, console)

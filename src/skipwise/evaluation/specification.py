@@ -77,7 +77,7 @@ class Specification:
             if is_ruler(task):
                 ruler.ruler_task(task.removeprefix(RULER))
             else:
-                one_of("task", task, [*TASKS, RULER.removesuffix(":")])
+                one_of("task", task, TASKS)
         for window in self.windows:
             sliding_windows(window, window, self.stride_of(window))
 
@@ -135,7 +135,8 @@ def read_tasks(names: Sequence[str], ruler_data: Path | None = None) -> tuple[st
         if name == RULER.removesuffix(":"):
             tasks += [RULER + task for task in ruler.possible_tasks(ruler.read_ruler_data(ruler_data))]
         else:
-            tasks.append(RULER + name if name.partition(":")[0] in ruler.TASKS else name)
+            own = name.removeprefix(RULER)
+            tasks.append(RULER + ruler.canonical(own) if own.partition(":")[0] in ruler.TASKS else name)
     return tuple(dict.fromkeys(tasks))
 
 

@@ -15,7 +15,7 @@ from skipwise.model import lora, serving
 from skipwise.model.loading import resolve
 from skipwise.model.origin import promised_length
 from skipwise.report.summary import Row
-from skipwise.report.tables import plain, task_title
+from skipwise.report.tables import plain, ruler_name, task_title
 from skipwise.results.files import replacing, write_text
 
 _SHORT_OF_MEMORY = (
@@ -89,6 +89,18 @@ def _results(row: Row) -> list[EvalResult]:
                 metric_value=round(right / asked, 3),
             )
             for length, (right, asked) in lengths.items()
+        ]
+    if row.ruler:
+        results += [
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=f"skipwise/ruler-{task}",
+                dataset_name=f"{ruler_name([row.ruler])}, {task}",
+                metric_type="accuracy",
+                metric_name=f"mean score, prompts of {length:,} tokens",
+                metric_value=round(score, 3),
+            )
+            for task, length, score in row.ruler.means
         ]
     return results
 

@@ -188,7 +188,9 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"right. Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
         )
     if ruler := [r for r in records if isinstance(r, RulerRecord)]:
-        each = Counter((r.arm, r.task, r.length) for r in ruler)
+        each = Counter(
+            (f.name, r.arm, r.task, r.length) for f in folders for r in f.records if isinstance(r, RulerRecord)
+        )
         style = (
             ""
             if all(r.real_data for r in ruler)
@@ -207,7 +209,9 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"{_span([p.tokens for p in prices])} tokens long. Intervals: 95%, Student's t over segments, if there are "
             f"{FEWEST_SEGMENTS}."
         )
-    if precisions := sorted(({r.precision for r in readings} | {r.precision for r in trials}) - {""}):
+    if precisions := sorted(
+        ({r.precision for r in readings} | {r.precision for r in trials} | {r.precision for r in ruler}) - {""}
+    ):
         parts.append(f"Precision: {' and '.join(precisions)}.")
     return parts
 
@@ -267,6 +271,8 @@ def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Ju
             yield [row.label, row.data, measure, length, value.mean, value.low, value.high]
     for one in judged:
         yield [one.row.label, one.row.data, "effective length", "", one.effective.tokens, "", ""]
+        if one.ruler:
+            yield [one.row.label, one.row.data, "length by RULER's rule", "", one.ruler.tokens, "", ""]
         for measure, length, value in _of_judgement(one):
             yield [one.row.label, one.row.data, measure, length, value.mean, value.low, value.high]
         for n, perplexity in one.row.truncated().items():

@@ -27,7 +27,7 @@ from skipwise.results.records import (
     TrialRecord,
     read_records,
 )
-from skipwise.results.ruler import RulerLength, RulerScores, ruler_length, scores_of
+from skipwise.results.ruler import RulerLength, RulerScores, paired, ruler_length, scores_of
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
 
@@ -187,6 +187,9 @@ class Judgement:
     effective: EffectiveLength
     base: str
     ruler: RulerLength | None = None  # None where RULER was not asked inside the original window
+    ruler_apart: tuple[int, Interval] | None = (
+        None  # own score less the base's, at the longest length that both were asked
+    )
 
     @property
     def headline(self) -> str:
@@ -196,14 +199,14 @@ class Judgement:
     @property
     def ruler_sentence(self) -> str:
         """How far the model reads by RULER's rule, in words; empty where that is not known."""
-        if self.ruler is None or self.row.ruler is None:
+        return " ".join(filter(None, [self.ruler.told if self.ruler else "", self._against_base]))
+
+    @property
+    def _against_base(self) -> str:
+        if self.ruler_apart is None:
             return ""
-        reads = (
-            f"reads {self.ruler.tokens:,} tokens"
-            if self.ruler.tokens
-            else "fails at the shortest length that was tested"
-        )
-        return f"By RULER it {reads}. {self.ruler.rule}"
+        length, apart = self.ruler_apart
+        return f"On the same prompts of {length:,} tokens it scores {apart.times(100)} points against {self.base}."
 
     @property
     def cost_sentence(self) -> str:
@@ -390,6 +393,7 @@ def judge(row: Row, base: Row | None) -> Judgement:
         effective_length(row.found.get("passkey", {}), excess, words, _passkeys_of(base, window) if base else None),
         base.label if base else "",
         ruler_length(row.ruler, base.ruler if base else None, row.original) if row.ruler else None,
+        paired(row.ruler, base.ruler) if row.ruler and base and base.ruler else None,
     )
 
 

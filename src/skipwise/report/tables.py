@@ -239,7 +239,7 @@ def summary_cells(folder: Folder) -> tuple[list[str], list[list[str]]]:
 
 
 def _summary(folder: Folder) -> list[Table]:
-    return [table for table in tables_of([folder], brief=True) if table.group in ("perplexity", *TASKS)]
+    return [table for table in tables_of([folder], brief=True) if table.group in ("perplexity", *TASKS, "ruler")]
 
 
 def _beside(tables: Sequence[Table], separator: str) -> tuple[list[str], list[list[str]], frozenset[int]]:

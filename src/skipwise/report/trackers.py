@@ -20,7 +20,7 @@ from rich.console import Console
 from skipwise.errors import reason
 from skipwise.method.lengths import format_length
 from skipwise.report.summary import Folder, arm_name, rows_of
-from skipwise.report.tables import summary_cells, summary_markdown
+from skipwise.report.tables import ruler_name, summary_cells, summary_markdown
 from skipwise.results.records import ReadingRecord
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss, perplexity_of
@@ -127,4 +127,7 @@ def _numbers(measured: Folder) -> dict[str, float]:
         for task, lengths in row.found.items():
             for length, (right, asked) in lengths.items():
                 numbers[f"results/{task} {format_length(length)}/{arm}"] = right / asked
+        if row.ruler:
+            called = ruler_name([row.ruler])
+            numbers |= {f"results/{called} {t} {format_length(n)}/{arm}": score for t, n, score in row.ruler.means}
     return numbers

@@ -7,9 +7,11 @@ every length, so that averages of several lengths compare.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from skipwise.errors import counted
 from skipwise.results.records import RulerRecord
 from skipwise.results.statistics import Interval, mean_interval, wilson_interval
 
+_ALL_TASKS = 13
 THRESHOLD = 0.856  # what Llama-2-7B scores at its own 4,096 tokens: RULER's limit (Hsieh et al., 2024, section 4)
 
 
@@ -65,7 +67,7 @@ class RulerLength:
 
     tokens: int  # the longest length at which this and every shorter one reaches ``needed``; 0 where none does
     needed: float
-    rule: str  # in words, with its numbers
+    told: str  # in words, with the rule and its numbers
 
 
 def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
@@ -98,39 +100,46 @@ def ruler_length(own: RulerScores, base: RulerScores | None, original: int | Non
         return None
     at_home = control.average(inside[-1], tasks)
     assert at_home is not None
-    whose = "the base" if base else "the model itself"
-    if at_home.mean >= THRESHOLD:
-        needed, why = (
-            THRESHOLD,
-            f"RULER's limit, what Llama-2-7B scores at 4,096 tokens; {whose} reaches it at {inside[-1]:,}",
-        )
+    home, whose = inside[-1], "the base" if base else "the model itself"
+    if not at_home.mean:
+        return RulerLength(0, THRESHOLD, f"RULER tells nothing of its length: {whose} scores 0% at {home:,} tokens.")
+    needed = min(THRESHOLD, at_home.mean)
+    if needed == THRESHOLD:
+        why = f"RULER's limit, what Llama-2-7B scores at 4,096 tokens; {whose} reaches it at {home:,}"
     else:
-        needed, why = (
-            at_home.mean,
-            f"what {whose} scores at {inside[-1]:,} tokens, which is below RULER's limit of {THRESHOLD:.1%}",
-        )
+        why = f"what {whose} scores at {home:,} tokens, which is below RULER's limit of {THRESHOLD:.1%}"
     reached = 0
     for length in own.lengths:
         found = own.average(length, tasks)
         if found is None or found.mean < needed:
             break
         reached = length
+    whole = len(tasks) == _ALL_TASKS and all(one.real.get(task) for one in (own, control) for task in tasks)
+    by = "RULER" if whole else "RULER's rule, on some of its tasks or another text,"
+    reads = f"reads {reached:,} tokens" if reached else "fails at the shortest length that was tested"
     return RulerLength(
         reached,
         needed,
-        f"The average of {len(tasks)} tasks must be at least {needed:.1%} ({why}), at a length and at every shorter one.",
+        f"By {by} it {reads}: the average of {counted(len(tasks), 'task')} must be at least {needed:.1%} ({why}), at a length "
+        "and at every shorter one.",
     )
 
 
-def paired(own: RulerScores, base: RulerScores, length: int) -> Interval | None:
-    """The mean of own score less base's on the same prompts of a length, over tasks; Student's t over prompts."""
-    apart = {
-        f"{task} {trial}": score - theirs
-        for task, lengths in own.prompts.items()
-        for trial, score in lengths.get(length, {}).items()
-        if (theirs := base.prompts.get(task, {}).get(length, {}).get(trial)) is not None
-    }
-    return mean_interval(list(apart.values()), [1] * len(apart), list(apart)) if apart else None
+def paired(own: RulerScores, base: RulerScores) -> tuple[int, Interval] | None:
+    """The longest length that both were asked, and there the mean of own score less base's on the same prompts.
+
+    The interval is Student's t over prompts. None where they share no prompt.
+    """
+    for length in sorted(set(own.lengths) & set(base.lengths), reverse=True):
+        apart = {
+            f"{task} {trial}": score - theirs
+            for task, lengths in own.prompts.items()
+            for trial, score in lengths.get(length, {}).items()
+            if (theirs := base.prompts.get(task, {}).get(length, {}).get(trial)) is not None
+        }
+        if apart:
+            return length, mean_interval(list(apart.values()), [1] * len(apart), list(apart))
+    return None
 
 
 def _wilson(scores: Sequence[float]) -> Interval:

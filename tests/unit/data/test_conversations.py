@@ -287,15 +287,20 @@ def test_of_a_mixture_texts_are_trained_whole_and_of_conversations_what_the_assi
         store, np.arange(6), train_length=200, target_length=800, assistant_only=True, examples=24, train_jumps=True
     )
     sign = store.tokens[store.offsets[1] + 5]
-    trained = 0
+    chat = np.arange(store.offsets[1])
+    of_assistant = {int(id) for id in store.tokens[chat[~store.is_context(chat)]]}
+    assert of_assistant < {int(id) for id in store.tokens[chat]}
+    trained = answered = 0
     for example in data.__getitems__(range(24)):
         of_text = example["input_ids"] == sign
         of_text &= np.diff(example["attention_mask"], prepend=0) == 0  # the first of a text follows from nothing
         assert (example["labels"][of_text] == sign).all()
-        said = (example["input_ids"] != sign) & (example["labels"] != IGNORED)
-        assert said.sum() < (example["input_ids"] != sign).sum() or not said.any()
+        said = [int(id) for id in example["labels"] if id not in (IGNORED, sign)]
+        assert set(said) <= of_assistant
         trained += of_text.sum()
+        answered += len(said)
     assert trained > 24 * 50
+    assert answered > 24 * 2
 
 
 def test_a_template_counts_in_the_fingerprint_wherever_the_first_conversation_stands(tmp_path: Path) -> None:

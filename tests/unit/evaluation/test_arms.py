@@ -191,5 +191,5 @@ def test_keeping_the_best_step_needs_text_as_long_as_the_target(files) -> None:
 
 
 def test_a_passkey_length_that_is_too_short_is_refused_before_training(files) -> None:
-    with pytest.raises(DataError, match="length 10 is too short"):
+    with pytest.raises(DataError, match="10 tokens are too few for prompts of passkey"):
         planned(files, **{"evaluation.passkey_trials": 1, "evaluation.passkey_lengths": [10]})

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -21,7 +22,8 @@ DATA = read_ruler_data()
 def test_names_of_tasks_are_read_as_people_write_them() -> None:
     assert read_tasks(["passkey", "ruler:vt", "niah_multikey_1"]) == ("passkey", "ruler:vt", "ruler:niah_multikey_1")
     assert read_tasks(["ruler:vt:hops=2", "chains=3", "cwe"]) == ("ruler:vt:hops=2,chains=3", "ruler:cwe")
-    assert read_tasks(["vt", " ruler:vt"]) == ("ruler:vt",)
+    assert read_tasks(["vt", " ruler:vt", "vt:hops=4", "ruler:vt:chains=1"]) == ("ruler:vt",)
+    assert read_tasks(["vt:chains=3,hops=2"]) == read_tasks(["vt:hops=2,chains=3"]) == ("ruler:vt:hops=2,chains=3",)
     without_questions = tuple(f"ruler:{task}" for task in TASKS if not task.startswith("qa_"))
     assert read_tasks(["ruler"]) == without_questions
     assert len(without_questions) == 11
@@ -80,6 +82,25 @@ def test_a_length_that_only_some_trials_fit_is_left_out() -> None:
     said = Console(file=StringIO(), width=400)
     assert list(plan_prompts(replace(asked, prompt_lengths=(edge,)), MODEL, tokenizer, said)) == []
     assert f"{edge} tokens are too few" in said.file.getvalue()
+
+
+def test_a_question_whose_documents_do_not_fit_is_found_before_anything_is_answered(tmp_path: Path) -> None:
+    """The first question fits easily, another does not."""
+    paragraphs = [
+        {"context": text, "qas": [{"question": "What?", "is_impossible": False, "answers": [{"text": "a"}]}]}
+        for text in ("a short one", "a" * 2000)
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    asked = replace(ASKED, tasks=("ruler:qa_squad",), prompt_lengths=(1200,), trials=2, ruler_data=tmp_path)
+    said = Console(file=StringIO(), width=400)
+    assert list(plan_prompts(asked, MODEL, byte_tokenizer(), said)) == []
+    assert "1,200 tokens are too few for prompts of ruler:qa_squad" in said.file.getvalue()
+
+
+def test_without_a_console_all_that_is_too_short_is_refused_at_once() -> None:
+    asked = replace(ASKED, tasks=("ruler:vt", "passkey"), prompt_lengths=(100,))
+    with pytest.raises(TooShortError, match=r"100 tokens are too few for prompts of ruler:vt .*, passkey .*leave out"):
+        list(plan_prompts(asked, MODEL, byte_tokenizer()))
 
 
 def test_answers_become_records(monkeypatch) -> None:

@@ -266,7 +266,7 @@ def test_a_tokenizer_larger_than_the_model_is_explained(tokenizer):
         retrieval_accuracy(model, tokenizer, length=LENGTH, trials=2)
 
 
-@pytest.mark.parametrize("memory", [None, 1, 2**20])
+@pytest.mark.parametrize("memory", [None, 1, 2**22, 2**24])
 def test_long_answers_are_the_same_alone_and_together(llama, tokenizer, monkeypatch, memory):
     """Memory for none of the others, for some, or for all."""
     prompts = prompts_of(tokenizer, 7, seed=1)

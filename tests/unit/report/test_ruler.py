@@ -50,17 +50,18 @@ def test_a_table_has_the_averages_and_one_for_each_model_its_tasks(folder) -> No
 @pytest.mark.parametrize(
     ("at_home", "said"),
     [
-        (0.875, "By RULER it reads 512 tokens. The average of 2 tasks must be at least 85.6% (RULER's limit"),
-        (
-            0.5,
-            "By RULER it reads 2,048 tokens. The average of 2 tasks must be at least 50.0% (what the base scores at 256",
-        ),
-        (0.95, "By RULER it reads 512 tokens"),
+        (0.875, "it reads 512 tokens: the average of 2 tasks must be at least 85.6% (RULER's limit"),
+        (0.5, "it reads 2,048 tokens: the average of 2 tasks must be at least 50.0% (what the base scores at 256"),
+        (0.9375, "it reads 512 tokens"),
+        (0.0, "RULER tells nothing of its length: the base scores 0% at 256 tokens. On the same prompts of 256"),
     ],
 )
 def test_how_far_it_reads_is_said_by_rulers_rule(tmp_path, at_home: float, said: str) -> None:
     [judged] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", evaluated(at_home=at_home)))]))
-    assert judged.ruler_sentence.startswith(said)
+    assert said in judged.ruler_sentence
+    assert "By RULER's rule, on some of its tasks" in judged.ruler_sentence or not at_home
+    apart = 100 * (0.875 - at_home)
+    assert f"it scores {apart:+.3f} [{apart:+.3f}, {apart:+.3f}] points against base" in judged.ruler_sentence
 
 
 def test_scores_on_a_text_that_stands_in_are_not_called_rulers(tmp_path) -> None:
@@ -76,7 +77,7 @@ def test_scores_on_a_text_that_stands_in_are_not_called_rulers(tmp_path) -> None
 
 def test_the_page_shows_all_of_it(folder, tmp_path) -> None:
     text = write_page([tmp_path / "e"]).read_text()
-    assert "By RULER it reads 512" in text.replace("\u00a0", " ")
+    assert "it reads 512 tokens: the average of 2 tasks" in text.replace("\u00a0", " ")
     assert "RULER: 20 prompts of each task and length" in text
     assert "stands in" not in text
     for name in ("ruler", "ruler-tasks-1", "ruler-tasks-2"):

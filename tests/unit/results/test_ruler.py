@@ -1,3 +1,5 @@
+from itertools import chain
+
 import pytest
 
 from skipwise.results.records import RulerRecord
@@ -59,19 +61,38 @@ def test_how_far_a_model_reads_by_rulers_rule(own, base, tokens, needed) -> None
     ours, theirs = scores_of([*model("m", *own), *model("base", *base)])
     found = ruler_length(ours, theirs, original=1024)
     assert (found.tokens, found.needed) == (tokens, pytest.approx(needed))
-    assert f"at least {needed:.1%}" in found.rule
-    assert "the base" in found.rule
+    assert f"at least {needed:.1%}" in found.told
+    assert "the base" in found.told
+    assert "By RULER's rule, on some of its tasks" in found.told
 
 
 def test_without_a_base_the_model_itself_sets_the_limit() -> None:
     [ours] = scores_of(model("m", 0.5, 0.6, 0.4))
     assert ruler_length(ours, None, original=1024).tokens == 2048
-    assert "the model itself" in ruler_length(ours, None, original=1024).rule
+    assert "the model itself" in ruler_length(ours, None, original=1024).told
     assert ruler_length(ours, None, original=512) is None  # nothing was asked inside its window
     assert ruler_length(ours, None, original=None) is None
 
 
 def test_differences_pair_the_same_prompts() -> None:
     ours, theirs = scores_of([*answered("m", "vt", 512, 1.0, 0.5, 1.0), *answered("base", "vt", 512, 0.5, 0.5)])
-    assert paired(ours, theirs, 512).mean == pytest.approx(0.25)
-    assert paired(ours, theirs, 1024) is None
+    length, apart = paired(ours, theirs)
+    assert (length, apart.mean) == (512, pytest.approx(0.25))
+    [alone] = scores_of(answered("n", "cwe", 512, 1.0))
+    assert paired(ours, alone) is None
+
+
+def test_a_base_that_finds_nothing_sets_no_limit() -> None:
+    ours, theirs = scores_of(
+        [*answered("m", "vt", 1024, 0.0), *answered("m", "vt", 2048, 0.0), *answered("base", "vt", 1024, 0.0)]
+    )
+    found = ruler_length(ours, theirs, original=1024)
+    assert found.tokens == 0
+    assert found.told == "RULER tells nothing of its length: the base scores 0% at 1,024 tokens."
+
+
+def test_all_thirteen_tasks_on_its_own_texts_are_rulers() -> None:
+    tasks = [answered(arm, f"task-{n}", 1024, 1.0) for arm in ("m", "base") for n in range(13)]
+    assert ruler_length(*scores_of(chain(*tasks)), original=1024).told.startswith("By RULER it reads 1,024 tokens")
+    tasks[0] = answered("m", "task-0", 1024, 1.0, real=False)
+    assert "another text" in ruler_length(*scores_of(chain(*tasks)), original=1024).told

@@ -40,6 +40,7 @@ __all__ = [
     "RulerData",
     "RulerPrompt",
     "RulerTask",
+    "canonical",
     "possible_tasks",
     "read_ruler_data",
     "ruler_prompt",
@@ -120,6 +121,17 @@ def ruler_task(name: str) -> tuple[RulerTask, dict[str, int]]:
             raise RecipeError(f"{name!r}: {key} must be a whole number from 1 up; write for example {base}:{key}=2")
         settings[key] = int(value)
     return task, settings
+
+
+def canonical(name: str) -> str:
+    """Return the one name of a task: without settings that have their defaults, the others in the task's order.
+
+    Raises:
+        RecipeError: as ``ruler_task`` does.
+    """
+    task, settings = ruler_task(name)
+    changed = [f"{key}={settings[key]}" for key, usual in task.settings.items() if settings.get(key, usual) != usual]
+    return ":".join([name.partition(":")[0], *([",".join(changed)] if changed else [])])
 
 
 def ruler_prompt(

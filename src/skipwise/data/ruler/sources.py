@@ -103,6 +103,11 @@ def read_ruler_data(folder: Path | None = None, text: str | None = None) -> Rule
     if folder is not None and not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder with RULER's data, or none")
     essays = None if folder is None else _essays(folder)
+    if folder is not None and essays is None and text is None and not RulerData([], False, folder).question_files:
+        raise DataError(
+            f"{folder} has none of {ESSAYS}.json, {ESSAYS}/*.txt, squad.json and hotpotqa.json; give the folder that holds "
+            "them, or none"
+        )
     if essays is None:
         essays = _shipped_prose() if text is None else text
         return RulerData(_words(essays, "the text that stands in for RULER's essays"), False, folder)

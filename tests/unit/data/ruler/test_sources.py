@@ -70,6 +70,11 @@ def test_missing_questions_are_named(tmp_path, task, file) -> None:
     ):
         ruler_prompt(byte_tokenizer(), task, 4096, 0, 0, read_ruler_data())
     with pytest.raises(
+        DataError, match=f"{tmp_path} has none of PaulGrahamEssays.json, .* give the folder that holds them"
+    ):
+        read_ruler_data(tmp_path)
+    (tmp_path / "PaulGrahamEssays.json").write_text('{"text": "One day."}')
+    with pytest.raises(
         DataError, match=f"{tmp_path} has no {file}, but .* there under this name, or leave this task out"
     ):
         ruler_prompt(byte_tokenizer(), task, 4096, 0, 0, read_ruler_data(tmp_path))
