@@ -83,13 +83,11 @@ def _ruler_tables(rows: Sequence[Row], brief: bool) -> list[Table]:
         return [_ruler_share(of(length), brief) for length in lengths]
 
     averages = [[label, *cells(partial(_average, one, tasks))] for label, one in scores.items()]
-    title = (
-        f"{ruler_name(scores.values())}, average of {counted(len(tasks), 'task')}, by prompt length (higher is better)"
-    )
+    title = f"{ruler_name(scores.values())}, average of {counted(len(tasks), 'task')} in %, by prompt length (higher is better)"
     tables = [Table(title, "ruler", columns, averages, _strong(rows))] if tasks else []
     for label, one in scores.items():
         each = [[task_name(task, one), *cells(partial(one.score, task))] for task in one.prompts]
-        tables.append(Table(f"{ruler_name([one])} by task: {label}", "ruler by task", columns, each))
+        tables.append(Table(f"{ruler_name([one])} by task in %: {label}", "ruler by task", columns, each))
     return tables
 
 

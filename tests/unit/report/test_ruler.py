@@ -34,7 +34,7 @@ def folder(tmp_path) -> Folder:
 
 def test_a_table_has_the_averages_and_one_for_each_model_its_tasks(folder) -> None:
     average, ours, base = (table for table in tables_of([folder]) if table.group.startswith("ruler"))
-    assert average.title == "RULER, average of 2 tasks, by prompt length (higher is better)"
+    assert average.title == "RULER, average of 2 tasks in %, by prompt length (higher is better)"
     assert average.head == ["prompt", "256", "512", "2k"]
     assert average.rows == [
         ["m", "87.5 [74, 95]", "87.5 [74, 95]", "75.0 [60, 86]"],
@@ -42,7 +42,7 @@ def test_a_table_has_the_averages_and_one_for_each_model_its_tasks(folder) -> No
     ]
     assert [row[0] for row in ours.rows] == ["vt", "niah_single_2", "cwe"]
     assert ours.rows[2][1:] == ["–", "–", "50.0 [30, 70]"]
-    assert base.title == "RULER by task: base"
+    assert base.title == "RULER by task in %: base"
     [brief, *_] = (table for table in tables_of([folder], brief=True) if table.group == "ruler")
     assert brief.rows[0] == ["m", "87.5", "87.5", "75.0"]
 
