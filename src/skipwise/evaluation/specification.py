@@ -98,6 +98,12 @@ class Specification:
                 f"{counted(self.trials, 'trial')} cannot show that {FOUND:.0%} of the passkeys are found, even if all "
                 "are: no effective length can be reported. Ask for 35 at least"
             )
+        if asked := self.trials * sum(map(is_ruler, self.tasks)):
+            low, high = wilson_interval(asked / 2, asked)
+            yield (
+                f"RULER: {counted(asked, 'prompt')} at each length tell a model's average to within {50 * (high - low):.0f} points "
+                "either way (95% interval of an average of 50%); a fourth of that width takes sixteen times as many prompts"
+            )
         for model in models:
             if not model.control and self.windows[-1] > model.target:
                 yield (

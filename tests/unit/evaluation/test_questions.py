@@ -59,6 +59,12 @@ def test_variables_are_scored_by_the_share_that_is_written(written: str, score: 
     assert byte_tokenizer().decode(question.draft).strip() == drawn.answers[0]
 
 
+def test_how_much_the_prompts_can_tell_is_said_before_they_are_asked() -> None:
+    [told] = replace(ASKED, tasks=("ruler:vt", "ruler:cwe"), trials=50).warnings([])
+    assert told.startswith("RULER: 100 prompts at each length tell a model's average to within 10 points either way")
+    assert not list(replace(ASKED, tasks=("keys",)).warnings([]))
+
+
 def test_a_length_that_is_too_short_is_told(tmp_path: Path) -> None:
     said = Console(file=StringIO(), width=400)
     assert list(plan_prompts(replace(ASKED, prompt_lengths=(128,)), MODEL, byte_tokenizer(), said)) == []
