@@ -1,5 +1,6 @@
 """The notebook, executed. ``python -m tests.notebook`` writes its outputs anew."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ def executed(folder: Path) -> Any:
     """Run all cells in their order, in ``folder``; a cell that fails raises ``CellExecutionError``."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     options = {"timeout": 300, "record_timing": False, "coalesce_streams": True}
-    return NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, **options).execute()
+    inline = {**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}  # pictures go into the notebook
+    return NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, **options).execute(env=inline)
 
 
 if __name__ == "__main__":
