@@ -142,19 +142,16 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
             torch.cat([pad(states, (0, 0, width - states.shape[2], 0)) for states in part])
             for part in zip(*layers, strict=True)
         )
+        values = values.to(_of_products(model.device.type) or values.dtype)
         layer: Any = cache.layers[number]
         layer.lazy_initialization(keys, values)
-        layer.values = layer.values.to(
-            values.dtype
-        )  # transformers 5.10 gives them the keys' type, which autocast may not
+        layer.values = layer.values.to(values.dtype)
         cache.update(keys, values, number)
     positions = torch.tensor([one.tokens for one in begun], device=model.device)
     mask = (torch.arange(width + more, device=model.device) >= width - positions[:, None]).long()
     written, end = [list(one.written) for one in begun], width
     while unfinished := [i for i, one in enumerate(begun) if not one.finished(written[i])]:
-        if 2 * len(unfinished) <= len(
-            begun
-        ):  # go on without the others: less often would waste passes, more often copies
+        if 2 * len(unfinished) <= len(begun):  # less often would waste passes, more often copies
             rest = [_cut(begun[i], written[i], cache, i, end) for i in unfinished]
             for i, whole in zip(unfinished, go_on_together(model, rest), strict=True):
                 written[i] = whole
@@ -167,6 +164,14 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
         for i in unfinished:
             written[i].append(int(logits[i, -1].argmax()))
     return written
+
+
+def _of_products(device: str) -> torch.dtype | None:
+    """The type that autocast gives to products, as values are; keys, which RoPE has turned, may be float32 beside them.
+
+    Caches of transformers 5.10 keep both in the keys' type, and a static one then refuses further values.
+    """
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _cut(begun: Begun, written: list[int], cache: Any, row: int, end: int) -> Begun:
