@@ -23,7 +23,7 @@ def main() -> None:
     """Print a line for each number of documents."""
     rng = np.random.default_rng(0)
     for sigma in (0.0, 0.5):
-        for documents in (2, 3, 4, 6, 8, 12, 16):
+        for documents in range(2, 17):
             names = [str(i) for i in range(documents)]
             sizes = np.exp(rng.normal(0, sigma, (SIMULATIONS, documents)))
             losses = rng.normal(0, 1, sizes.shape)

@@ -82,9 +82,7 @@ def build_token_store(
     without = f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}"
     fingerprint, cache = _sha256(without + template), _cache(data)
     try:
-        if (
-            template and corpus.kind() is str
-        ):  # stores of texts alone had no template in their names; they stay what they are
+        if template and corpus.kind() is str:  # before mixtures, the template did not count for texts: such stores stay
             store, _ = _open(cache / "tokens" / _sha256(without))
             if store is not None:
                 return store

@@ -320,6 +320,15 @@ def test_another_template_is_another_store(tmp_path: Path) -> None:
     assert build_token_store(data, tokenizer(CHATML)).fingerprint == one.fingerprint
 
 
+def test_a_store_of_texts_that_was_named_without_the_template_is_used(tmp_path: Path) -> None:
+    """So it was named before a source could mix texts and conversations, and runs that began with it go on."""
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "plain"}) + "\n")
+    data = Data(source=str(tmp_path / "text.jsonl"), cache=str(tmp_path / "c"))
+    fresh = build_token_store(Data(source=data.source, cache=str(tmp_path / "d")), tokenizer(CHATML))
+    older = build_token_store(data, tokenizer(None))
+    assert build_token_store(data, tokenizer(CHATML)).fingerprint == older.fingerprint != fresh.fingerprint
+
+
 def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b c " * 100}) + "\n")
     store = build_token_store(
