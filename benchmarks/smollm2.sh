@@ -3,6 +3,7 @@
 #
 #     benchmarks/smollm2.sh TRAIN EVAL [FOLDER]    folders of text to train on, and to measure on: EVAL/books, EVAL/reports
 #     RUNS="pose-yarn-0 short-yarn-0" benchmarks/smollm2.sh ...    these runs only
+#     STEPS=60 benchmarks/smollm2.sh ...                           fewer steps than the recipe's 200
 #
 # A run is SCHEME-INTERPOLATION-SEED; the scheme `skipwise` stands for Skipwise's own method. The first also measures the
 # original and PI-only; `skipwise report FOLDER/*` compares all. docs/smollm2.md says how long each takes.
@@ -21,7 +22,7 @@ for run in ${RUNS:-$runs}; do
     [ "$run" != pose-linear-0 ] || arms='[trained, pi-only]'
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
-        --set method=$method --set positions.scheme="$scheme" --set evaluation.arms="$arms" \
+        --set method=$method --set training.max_steps="${STEPS:-200}" --set positions.scheme="$scheme" --set evaluation.arms="$arms" \
         --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents=2 \
         --set evaluation.tokens_per_document=32k --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done
