@@ -51,6 +51,22 @@ def test_short_conversations_are_packed_and_trained(
     assert any(isinstance(record, ReadingRecord) for record in records)
 
 
+def test_long_conversations_train_their_short_answers(tmp_path: Path, base: Path, monkeypatch, capsys) -> None:
+    text, out, chat = corpus(tmp_path / "text", documents=24, words=200), tmp_path / "out", tmp_path / "chat.jsonl"
+    with open(chat, "w") as file:
+        for number in range(12):
+            turns = [("user", f"The ferry of day {number} leaves at nine. " * 80 + "When?"), ("assistant", "At nine.")]
+            file.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+        silent = [{"role": "user", "content": "word " * 400}, {"role": "assistant", "content": ""}]
+        file.write(json.dumps({"messages": silent}) + "\n")
+    changes = {"evaluation.source": f"[{text}]", "data.assistant_only": True, "data.passkey": 0.0, "train_length": 64}
+    run(monkeypatch, *command(base, chat, out, **changes, **{"training.max_steps": 8}))
+    assert "left out 1 document without a token that is trained" in " ".join(capsys.readouterr().out.split())
+    records = [record for record in read_records(out / "results.jsonl") if isinstance(record, TrainingRecord)]
+    assert [record.step for record in records] == list(range(1, 9))
+    assert all(record.loss > 0 for record in records)
+
+
 def test_a_scheme_that_cannot_pack_says_what_to_set(
     tmp_path: Path, base: Path, chat: Path, monkeypatch, capsys
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from skipwise.data.answers import NOWHERE, Answers, aim
 from skipwise.data.packing import Packed, apart, pack
 from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
@@ -62,15 +63,29 @@ class ExampleRules:
                 f"value below {train / chunks:g}"
             )
 
+    @property
+    def context(self) -> int:
+        """The fewest tokens of its own text that stand before a trained label; a window's first token has no prediction."""
+        return max(self.min_context, 1)
+
     def plan(self, rng: Rng, spans: np.ndarray) -> Plans:
         """Draw the plan of each example; ``spans`` int64 [examples] are the tokens that it may take text from."""
         scheme = SCHEMES[self.positions.scheme]
         return scheme(rng, self.train_length, self.target_length, spans, self.positions.rules)
 
-    def cut(self, rng: Rng, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the span of each document, L_t tokens or all of it: its length and its start, both int64 [examples]."""
+    def cut(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> tuple[Plans, np.ndarray]:
+        """Draw the span of each document, L_t tokens or all of it, and its plan: the plans, and the starts int64 [examples].
+
+        ``aims`` int64 [examples] are places that the examples of long documents must hold (``answers.aim``).
+        """
         spans = lengths if self.positions.span == "document" else np.minimum(lengths, self.target_length)
-        return spans, rng.integers(_ORIGIN, 0, lengths - spans)
+        plans, origins = self.plan(rng, spans), rng.integers(_ORIGIN, 0, lengths - spans)
+        if aims is None:
+            return plans, origins
+        aligned = self.positions.scheme == "pose" and self.positions.content == "aligned"
+        largest_skip = self.target_length - self.train_length if aligned else None
+        room = {"spans": spans, "lengths": lengths}
+        return aim(rng, plans, origins, aims=aims, context=self.context, largest_skip=largest_skip, **room)
 
     def trained(self, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return ``labels`` [examples, tokens] with ``IGNORED`` where they are not trained.
@@ -132,7 +147,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             ``teacher_weight``. If either is above 0, examples also have ``teacher_weights``, float32 [tokens], and
             ``teacher_positions``, int64 [tokens], at which it reads: a text begins at each 0.
         assistant_only: of conversations, train only what the assistant says (``conversations``), and of prompts only the answers.
-            Of tokenised data with labels that is so without it: what they leave out is never trained.
+            Of tokenised data with labels that is so without it: what they leave out is never trained. Either way every
+            example holds something that is trained (``answers``), and documents that have nothing are left out.
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
@@ -167,6 +183,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
         self.seed, self.passkey, self.retrieval, self.answer_weight = seed, passkey, retrieval, answer_weight
         self._without_context = assistant_only or store.labelled
+        self._answers = Answers(store, self.rules.context) if self._without_context and len(store.context) else None
+        if self._answers:
+            self.documents = self.documents[self._answers.counts[self.documents] > 0]
+        if not len(self.documents):
+            raise DataError(
+                f"of {counted(len(documents), 'document')} none has a token that is trained behind {self.rules.context:,} of its "
+                "own; give conversations with longer answers, or set data.min_context=0"
+            )
         self.written, self.written_share = written, written_share
         self.teacher_weight = teacher_weight
         self.written_weight = teacher_weight if written_weight is None else written_weight
@@ -174,7 +198,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
         self._epoch = shared_epoch()
-        self._short = self._lengths < lengths[0] if store.holds_conversations else np.zeros(len(documents), dtype=bool)
+        self._short = (
+            self._lengths < lengths[0] if store.holds_conversations else np.zeros(len(self.documents), dtype=bool)
+        )
         _check_packing(self.rules, self._short)
         # A document that is too short for a plan is reported here, not in a worker.
         shortest = self._lengths[~self._short].min(initial=lengths[1], keepdims=True)
@@ -239,7 +265,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             )
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
-        labels[(texts > 1) & (read <= self.rules.min_context)] = IGNORED  # the first of a text follows from nothing
+        labels[(texts > 1) & (read < self.rules.context)] = IGNORED  # the first of a text follows from nothing
         if self._without_context:
             labels[self.store.is_context(rows)] = IGNORED
         drawn = rng.uniform(_PROMPT)
@@ -286,9 +312,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         rng = Rng.of(self.seed, int(self._epoch), indices)
         place = rng.integers(_DOCUMENT, 0, int(self._ends[-1]) - 1)
         chosen = np.searchsorted(self._ends, place, side="right")
-        spans, origins = self.rules.cut(rng, self._lengths[chosen])
-        plans = self.rules.plan(rng, np.where(self._short[chosen], self.rules.train_length, spans))
-        return chosen, plans, self.store.offsets[self.documents[chosen]] + origins, rng
+        documents = self.documents[chosen]
+        lengths = np.where(self._short[chosen], self.rules.train_length, self._lengths[chosen])
+        aims = np.where(self._short[chosen], NOWHERE, self._answers.draw(rng, documents)) if self._answers else None
+        plans, origins = self.rules.cut(rng, lengths, aims)
+        return chosen, plans, self.store.offsets[documents] + origins, rng
 
     def _pack(self, index: int, chosen: int) -> Packed:
         """Return the packed example ``index``, which begins with a short document."""

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from skipwise.data.examples import ExampleRules, collate, examples_of, shared_epoch
+from skipwise.data.answers import draw_aims
+from skipwise.data.examples import IGNORED, ExampleRules, collate, examples_of, shared_epoch
 from skipwise.errors import DataError, RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
@@ -32,7 +33,7 @@ class PoseCollator(RequirePositions):
     An item is a mapping with ``input_ids``, a list, array or tensor of at least ``train_length`` token ids without
     padding, and perhaps ``labels`` of the same length, in which -100 stands for labels that are not trained. Of a long
     item a span of up to ``target_length`` tokens is drawn, and the plan takes its chunks from the span, as in
-    ``PoseDataset``; a span whose labels are all -100 trains nothing. The batch holds int64 tensors [items, tokens]:
+    ``PoseDataset``: around a label that is trained, if some are not. An item whose labels are all -100 trains nothing. The batch holds int64 tensors [items, tokens]:
     ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Other fields are dropped.
 
     What is drawn for an item is a pure function of (seed, epoch, a hash of its ``input_ids``). So the order of the
@@ -104,8 +105,8 @@ class PoseCollator(RequirePositions):
         hashes = [hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=8).digest() for tokens, _ in rows]
         ids = np.array([int.from_bytes(digest, "little") for digest in hashes], dtype=np.uint64)
         rng = Rng.of(self.seed, int(self._epoch), ids)
-        spans, origins = self.rules.cut(rng, np.array([len(tokens) for tokens, _ in rows]))
-        plans = self.rules.plan(rng, spans)
+        aims = draw_aims(rng, [labels != IGNORED for _, labels in rows], self.rules.context)
+        plans, origins = self.rules.cut(rng, np.array([len(tokens) for tokens, _ in rows]), aims)
         places = origins[:, None] + plans.content_indices()
         tokens, labels = (
             np.stack([row[column][place] for row, place in zip(rows, places, strict=True)]) for column in (0, 1)

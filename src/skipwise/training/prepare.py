@@ -212,7 +212,8 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     recipe, ext, store = run.recipe, run.extension, run.store
     config = load_config(recipe.model)
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
-    window = run.dataset().plans(np.arange(1)).position_ids().shape[1]
+    data = run.dataset()
+    window = data.plans(np.arange(1)).position_ids().shape[1]
     setting = "train_length" if run.shortest == run.train_length else "data.min_tokens"
     console.print(
         f"{recipe.model}: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "
@@ -223,6 +224,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.held_out):,} held out by name",
         dropped_message(len(run.train) + run.dropped, len(run.train), run.shortest, setting),
+        _untrained(len(run.train) - len(data.documents), data.rules.context),
         _packed(run),
         _special_tokens(run.tokenizer),
         f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
@@ -240,6 +242,13 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         )
     for line in filter(None, lines):
         console.print(line)
+
+
+def _untrained(documents: int, context: int) -> str | None:
+    """Return a sentence on how many documents have no token that is trained, if some do not."""
+    if not documents:
+        return None
+    return f"left out {counted(documents, 'document')} without a token that is trained and has {context:,} of its own before it"
 
 
 def _packed(run: PreparedRun) -> str | None:

@@ -199,7 +199,8 @@ def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> Non
     store = build_token_store(write(tmp_path, "jsonl", record), made)
     options = {"train_length": 64, "target_length": 256, "examples": 40}
     alone = PoseDataset(store, np.arange(3), **options, assistant_only=True)
-    whole = PoseDataset(store, np.arange(3), **options)
+    whole = PoseDataset(store, np.arange(3), **options, assistant_only=True)
+    whole._without_context = False  # the same windows, of which everything is trained
     trained = 0
     for index in range(40):
         one, all_ = alone[index], whole[index]

@@ -1,0 +1,178 @@
+"""Every window of a document of which only some tokens are trained holds one of them that is trained, and stays a lawful window."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipwise.data.answers import NOWHERE, Answers, aim
+from skipwise.data.examples import IGNORED, ExampleRules, PoseDataset
+from skipwise.data.tokenising import build_token_store
+from skipwise.data.tokens import TokenStore
+from skipwise.errors import DataError
+from skipwise.method.positions import SCHEMES
+from skipwise.method.rng import Rng
+from skipwise.recipes.schema import Data, Positions
+from skipwise.training.collator import PoseCollator
+from tests.tiny import byte_tokenizer
+from tests.unit.data.test_tokenised import store_of
+
+TRAIN, TARGET = 64, 512
+
+
+def labelled(folder: Path, *documents: tuple[int, list[tuple[int, int]]]) -> TokenStore:
+    """Documents of so many tokens, of which those in the spans are trained."""
+    ids = byte_tokenizer()("The ferry leaves at nine, and the market opens when it lands. " * 80)["input_ids"]
+    records = []
+    for tokens, spans in documents:
+        labels = np.full(tokens, IGNORED)
+        for begin, end in spans:
+            labels[begin:end] = ids[begin:end]
+        records.append({"input_ids": ids[:tokens], "labels": labels.tolist()})
+    return store_of(folder, records)
+
+
+POSITIONS = st.one_of(
+    st.builds(
+        Positions,
+        chunks=st.integers(1, 3),
+        content=st.sampled_from(["uniform", "zero", "aligned"]),
+        contiguous=st.sampled_from([0.0, 0.5]),
+        span=st.sampled_from(["target", "document"]),
+    ),
+    st.builds(Positions, scheme=st.sampled_from(["short", "cream", "randpos"])),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    positions=POSITIONS,
+    min_context=st.sampled_from([0, 1, 9]),
+    length=st.integers(TRAIN, 3 * TARGET),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_the_aim_is_trained_and_the_window_is_lawful(
+    positions: Positions, min_context: int, length: int, share: float, seed: int
+) -> None:
+    rules = ExampleRules(TRAIN, TARGET, positions, min_context=min_context)
+    examples, place = 16, rules.context + round(share * (length - 1 - rules.context))
+    rng, lengths, aims = Rng.of(seed, 0, np.arange(examples)), np.full(examples, length), np.full(examples, place)
+    plans, origins = rules.cut(rng, lengths, aims)
+    free, _ = rules.cut(rng, lengths)
+    spans = lengths if positions.span == "document" else np.minimum(lengths, TARGET)
+    assert ((origins >= 0) & (origins <= lengths - spans)).all()
+    assert (plans.lengths == free.lengths).all()
+    assert (np.diff(plans.offsets, axis=1) >= 0).all()
+    assert ((plans.offsets >= 0) & (plans.offsets <= (spans - TRAIN)[:, None])).all()
+    read = plans.position_ids()
+    assert (np.diff(read, axis=1) > 0).all()
+    assert read.max() < TARGET
+    if positions.content != "aligned":
+        assert (read == free.position_ids()).all()
+    places = origins[:, None] + plans.content_indices()
+    trained = rules.trained(places, places)
+    trained[:, 0] = IGNORED  # nothing predicts the first token of a window
+    if positions.scheme != "cream" or min_context * 3 < TRAIN:
+        assert (trained == place).any(axis=1).all()
+
+
+def test_aligned_chunks_stay_at_their_distance() -> None:
+    rules = ExampleRules(TRAIN, TARGET, Positions(content="aligned"))
+    rng = Rng.of(0, 0, np.arange(400))
+    plans, origins = rules.cut(rng, np.full(400, 4 * TARGET), np.full(400, 2 * TARGET))
+    assert (plans.skips == plans.offsets).all()
+    assert len(np.unique(plans.skips[:, 1])) > 100
+    plans, origins = rules.cut(rng, np.full(400, 300), np.full(400, 290))
+    assert (origins == 0).all()
+    near = plans.skips[:, 1] <= 300 - TRAIN
+    assert (plans.skips[near] == plans.offsets[near]).all()
+    assert 0.3 < near.mean() < 0.7  # the others are farther away than the document is long, as without an aim
+
+
+def test_examples_without_an_aim_are_as_drawn() -> None:
+    rules = ExampleRules(TRAIN, TARGET, Positions())
+    rng, lengths = Rng.of(0, 0, np.arange(9)), np.full(9, 3 * TARGET)
+    aims = np.where(np.arange(9) % 2, 700, NOWHERE)
+    (plans, origins), (free, drawn) = rules.cut(rng, lengths, aims), rules.cut(rng, lengths)
+    assert (origins[::2] == drawn[::2]).all()
+    assert (plans.offsets[::2] == free.offsets[::2]).all()
+    assert (origins[1::2] != drawn[1::2]).any()
+
+
+def test_every_trained_token_is_drawn_as_often(tmp_path: Path) -> None:
+    store = labelled(tmp_path, (300, [(0, 4), (100, 102), (299, 300)]), (80, [(0, 80)]), (90, [(3, 5)]))
+    answers = Answers(store, context=2)
+    assert answers.counts.tolist() == [2 + 2 + 1, 80 - 2, 2]
+    rng = Rng.of(0, 0, np.arange(5000))
+    places, counts = np.unique(answers.draw(rng, np.zeros(5000, dtype=int)), return_counts=True)
+    assert places.tolist() == [2, 3, 100, 101, 299]
+    assert counts.min() > 900
+    assert np.unique(answers.draw(rng, np.full(5000, 2))).tolist() == [3, 4]
+    assert (answers.draw(rng, np.full(5000, 1)) == NOWHERE).all()
+
+
+@pytest.mark.parametrize("scheme", sorted(SCHEMES))
+def test_every_example_trains_something(tmp_path: Path, scheme: str) -> None:
+    store = labelled(tmp_path, (3000, [(2990, 3000)]), (2000, [(5, 8)]), (900, [(0, 900)]), (700, []))
+    options = {"train_length": TRAIN, "target_length": TARGET, "examples": 200, "positions": Positions(scheme=scheme)}
+    data = PoseDataset(store, np.arange(4), **options)
+    assert data.documents.tolist() == [0, 1, 2]  # the last has nothing to train
+    for example in data.__getitems__(range(200)):
+        assert (example["labels"][1:] != IGNORED).any()
+
+
+def test_documents_that_train_nothing_are_refused(tmp_path: Path) -> None:
+    store = labelled(tmp_path, (300, [(0, 1)]), (200, []))
+    with pytest.raises(DataError, match="of 2 documents none has a token that is trained behind 1 of its own"):
+        PoseDataset(store, np.arange(2), train_length=TRAIN, target_length=TARGET)
+
+
+def test_the_collator_draws_around_labels() -> None:
+    ids = np.arange(4000) % 90
+    labels = np.full(4000, IGNORED)
+    labels[3970:3975] = ids[3970:3975]
+    collator = PoseCollator(TRAIN, TARGET)
+    for epoch in range(50):
+        collator.set_epoch(epoch)
+        batch = collator([{"input_ids": ids, "labels": labels}, {"input_ids": ids}])
+        assert (batch["labels"][:, 1:] != IGNORED).any(dim=1).all()
+
+
+def test_a_long_conversation_is_read_around_its_answer(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + '</s>' }}{% endfor %}"
+    turns = [("user", "The ferry leaves at nine. " * 120 + "When?"), ("assistant", "At nine.")]
+    record = {"messages": [{"role": role, "content": content} for role, content in turns]}
+    (tmp_path / "chat.jsonl").write_text(json.dumps(record) + "\n")
+    source = Data(source=str(tmp_path / "chat.jsonl"), cache=str(tmp_path / "cache"))
+    data = PoseDataset(
+        build_token_store(source, tokenizer),
+        np.arange(1),
+        train_length=TRAIN,
+        target_length=TARGET,
+        examples=100,
+        assistant_only=True,
+    )
+    said = [tokenizer.decode(e["labels"][e["labels"] != IGNORED]) for e in data.__getitems__(range(100))]
+    assert all(text and text in "At nine.</s>" for text in said)
+    assert sum("At nine." in text for text in said) > 20
+
+
+def test_chunks_that_would_overlap_move_out_of_the_way() -> None:
+    plans = SCHEMES["pose"](Rng.of(0, 0, np.arange(64)), TRAIN, TARGET, np.full(64, 400), Positions(chunks=3).rules)
+    moved, _ = aim(
+        Rng.of(0, 0, np.arange(64)),
+        plans,
+        np.zeros(64, dtype=np.int64),
+        aims=np.full(64, 70),
+        context=1,
+        spans=np.full(64, 400),
+        lengths=np.full(64, 400),
+        largest_skip=None,
+    )
+    assert (moved.content_indices() == 70).any(axis=1).all()
+    assert (np.diff(moved.content_indices(), axis=1) > 0).all()
