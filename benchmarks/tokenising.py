@@ -63,7 +63,7 @@ class Watch:
     def __init__(self, documents: int) -> None:
         self.documents, self.began, self.peaks = documents, time.perf_counter(), []
 
-    def __call__(self, documents: int, tokens: int) -> None:
+    def __call__(self, documents: int, tokens: int, share: float | None) -> None:
         while documents >= self.documents * (len(self.peaks) + 1) // SHOWN and len(self.peaks) < SHOWN:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in kB
             self.peaks.append(peak)

@@ -50,6 +50,10 @@ class Corpus(ABC):
         """Return what its documents are, by the first: str, or its subclass Conversation or Tokenised."""
         return type(next(iter(self)).text)
 
+    def share(self, place: Place) -> float | None:
+        """Return how much of the source lies before ``place``, 0..1, or None where nobody knows."""
+        return None
+
     @abstractmethod
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]: ...
 

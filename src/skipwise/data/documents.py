@@ -13,6 +13,8 @@ import stat
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 
 from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
@@ -95,6 +97,15 @@ class FileCorpus(Corpus):
             except NotUtf8Error:
                 if not self.skip_undecodable:
                     raise
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(path.stat().st_size for _, path in self.files))
+
+    def share(self, place: Place) -> float | None:
+        """Bytes of the files that are read to their ends; what has been read of a file of records is not known."""
+        whole = place[0] if holds_records(self.files[place[0]][1]) else place[0] + 1
+        return self._ends[whole - 1] / self._ends[-1] if whole and self._ends[-1] else None
 
     def kind(self) -> type[str]:
         return super().kind() if holds_records(self.files[0][1]) else str

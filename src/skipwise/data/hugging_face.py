@@ -35,6 +35,9 @@ class RowCorpus(Corpus):
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
             yield Document(f"{self.name}:{row}", text), row
 
+    def share(self, place: Place) -> float | None:
+        return place / len(self.dataset)
+
     def kind(self) -> type[str]:
         return kind_of(require_columns(self.dataset.column_names, self.text_field, self.source))
 

@@ -16,6 +16,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -53,7 +54,7 @@ _BATCH_DOCUMENTS = 2**13
 _ABANDONED_SECONDS = 7 * 86_400
 _IDENTITY = 1  # part of every fingerprint; runs record those, so it changes only if the tokens of a text do
 
-OnProgress = Callable[[int, int], None]
+OnProgress = Callable[[int, int, float | None], None]
 Say = Callable[[str], None]
 
 
@@ -67,8 +68,8 @@ def build_token_store(
     that is not what was written, by its hashes, is built again, and ``say`` gets a sentence about it.
 
     Of a recipe's data section ``max_tokens``, ``cache`` and ``workers`` apply too. The threads start when a process
-    tokenises for the first time; a later change of ``workers`` has no effect. ``on_progress`` gets the number of
-    documents and of tokens so far after each batch.
+    tokenises for the first time; a later change of ``workers`` has no effect. ``on_progress`` gets after each
+    batch the numbers of documents and of tokens so far, and which share of all is done, 0..1, or None where nobody knows.
 
     Raises:
         DataError: the source cannot be read, a document cannot be tokenised, or the store cannot be written.
@@ -98,26 +99,33 @@ def build_token_store(
             "set data.cache or $SKIPWISE_CACHE to a folder of yours with room"
         ) from error
     if on_progress is not None:
-        on_progress(len(store), len(store.tokens))
+        on_progress(len(store), len(store.tokens), 1.0)
     return store
 
 
 def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> TokenStore:
     """Return ``build_token_store`` of a source, and show the progress on the console: in a log file, a line every 30 s.
 
-    The time left is not known: how much text there is shows when it has been read.
+    The time left is told where it is known how much text there is: not of one file of records, and not of a stream.
     """
-    doing, printed = f"tokenising {printable(Data.of(source).source)}", time.monotonic()
+    doing = f"tokenising {printable(Data.of(source).source)}"
+    began = printed = time.monotonic()
+    first: float | None = None  # the share that was done at the first call; more than a batch, if a build is continued
     columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bar:
         line = bar.add_task(doing, total=None)
 
-        def show(documents: int, tokens: int) -> None:
-            nonlocal printed
-            told = f"{doing}: {counted(documents, 'document')}, {tokens:,} tokens"
+        def show(documents: int, tokens: int, share: float | None) -> None:
+            nonlocal began, printed, first
+            now, told = time.monotonic(), f"{doing}: {counted(documents, 'document')}, {tokens:,} tokens"
+            if share and first is None:
+                began, first = now, share
+            elif share and first and share > first:
+                left = (now - began) / (share - first) * (1 - share)
+                told += f", {share:.0%}, {timedelta(seconds=round(left))} left"
             bar.update(line, description=told)
-            if not console.is_terminal and time.monotonic() - printed >= EVERY:
-                printed = time.monotonic()
+            if not console.is_terminal and now - printed >= EVERY:
+                printed = now
                 console.print(told, highlight=False, markup=False, soft_wrap=True)
 
         say = partial(console.print, style="yellow", markup=False, soft_wrap=True)
@@ -204,7 +212,8 @@ def _write(
                 files.add(document, rows, context)
             files.keep(place)
             if on_progress is not None:
-                on_progress(counts["documents"], counts["tokens"])
+                known = [corpus.share(place), None if max_tokens is None else counts["tokens"] / max_tokens]
+                on_progress(counts["documents"], counts["tokens"], max(filter(None, known), default=None))
             if counts["tokens"] >= limit:
                 break
         files.finish()

@@ -12,7 +12,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import datasets
 import numpy as np
@@ -139,7 +139,30 @@ class TestContents:
         )
         assert np.array_equal(again.tokens, store.tokens)
         # An empty document does not fill a batch.
-        assert seen == [(documents, again.offsets[documents]) for documents in (1, 3, 4)]
+        assert [counts[:2] for counts in seen] == [(documents, again.offsets[documents]) for documents in (1, 3, 4)]
+
+    def test_the_share_that_is_done_is_known_by_files_rows_and_the_limit(self, tmp_path, cache, tokenizer, monkeypatch):
+        monkeypatch.setattr(tokens_module, "_BATCH_DOCUMENTS", 1)
+        (folder := tmp_path / "four").mkdir()
+        for number in range(4):
+            (folder / f"{number}.txt").write_text("here we go " * 8)
+        (rows := folder / "4.jsonl").write_text('{"text": "here we go here we go"}\n' * 4)
+        datasets.Dataset.from_list([{"text": "here"}] * 4).save_to_disk(saved := tmp_path / "saved")
+        bytes_of = [path.stat().st_size for path in sorted(folder.iterdir())]
+
+        def shares(source: Path, **settings: Any) -> list[float | None]:
+            seen: list[float | None] = []
+            build_token_store(
+                source, tokenizer, cache=cache, on_progress=lambda *told: seen.append(told[2]), **settings
+            )
+            return seen
+
+        ends = [sum(bytes_of[: n + 1]) / sum(bytes_of) for n in range(4)]
+        assert shares(folder) == [*ends, *[ends[-1]] * 4]  # of a file of records nobody knows how much is read
+        assert shares(saved) == [0.25, 0.5, 0.75, 1.0]
+        assert shares(rows) == [None] * 4
+        one = len(tokenizer("here we go here we go")["input_ids"])
+        assert shares(rows, max_tokens=2 * one) == [0.5, 1.0]
 
     def test_a_log_file_has_lines_while_text_is_tokenised(self, corpus, cache, tokenizer, monkeypatch):
         monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
@@ -149,6 +172,7 @@ class TestContents:
             tokenise(Data(source=str(corpus), cache=str(cache / str(every))), tokenizer, Console(file=log))
             told = [line for line in log.getvalue().splitlines() if " documents, " in line or " document, " in line]
             assert len(told) == lines
+            assert all(line.endswith(" left") for line in told[1:])
         assert "tokenising" not in log.getvalue()
 
     def test_no_token_at_all(self, tmp_path, cache, make_tokenizer):
@@ -182,7 +206,7 @@ class TestCache:
         seen = []
         again = build_token_store(moved, tokenizer, cache=cache, on_progress=lambda *counts: seen.append(counts))
         assert again.path == store.path == cache / "tokens" / store.fingerprint
-        assert seen == [(4, len(store.tokens))]
+        assert seen == [(4, len(store.tokens), 1.0)]
 
     def test_follows_content_and_tokenizer(self, store, corpus, cache, make_tokenizer, tokenizer):
         others = [
@@ -313,7 +337,7 @@ def test_a_text_that_changes_while_it_is_read_is_refused(corpus, cache, tokenize
     """Its tokens would be found again under the hash of another text."""
     (last := corpus / "z.txt").write_text("as it was\n" * 40)
 
-    def edit(documents: int, tokens: int) -> None:
+    def edit(documents: int, tokens: int, share: float | None) -> None:
         last.write_text("as it became\n" * 40)
 
     with pytest.raises(DataError, match="was changed while it was read"):
