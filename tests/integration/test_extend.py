@@ -110,7 +110,7 @@ def test_the_price_on_other_text_is_measured_and_shown(finished: Path) -> None:
     assert segments == {(arm, kind): 400 for arm in ("original", "pose") for kind in ("prose", "mathematics", "code")}
     assert len(readings) == 6 * 32
     page = (finished / "report.html").read_text()
-    assert "What it cost on other text: loss inside the original window, nats per token" in page
+    assert "Short ability: other text inside the original window" in page
     assert ',prose,"cost on other text' in (finished / "numbers.csv").read_text()
 
 

@@ -71,11 +71,14 @@ def evaluate(
         Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder; default: evaluations/ and a name")
     ] = None,
     precision: Precision = "auto",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what is measured and what it can show; measure nothing")
+    ] = False,
 ) -> None:
     """Measure how far models read, and what the extension cost inside the original window; the same command goes on."""
     console = prepare_process()
     from skipwise.evaluation.benchmarks import Benchmarks
-    from skipwise.evaluation.evaluate import evaluate
+    from skipwise.evaluation.evaluate import evaluate, plan_models
     from skipwise.evaluation.models import find_models
     from skipwise.evaluation.specification import read_tasks, specification_for
     from skipwise.model.precision import choose_precision
@@ -103,6 +106,10 @@ def evaluate(
             "--documents 0 and --tasks none leave nothing to measure; give documents, tasks or benchmarks"
         )
     chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
+    if dry_run:
+        plan = plan_models(found, specification, console)
+        console.print(f"records: {plan.requests:,}; {plan.forecast(specification.precision)}", soft_wrap=True)
+        return
     folder = evaluate(found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console)
     _show(folder.path, console)
 

@@ -144,7 +144,7 @@ def plan_evaluation(
                 f"{first.source} to measure on, {known.names[longest]}, has {known.lengths[longest]:,}: give longer "
                 "text by evaluation.source, lower the target, or set evaluation.keep=last"
             )
-    other = other_text(tokenizer, original, origin, console) if recipe.evaluation.other else None
+    other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other else None
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
     list(plan_prompts(specification, EvaluatedModel("", "", original, target), tokenizer))
     return planned

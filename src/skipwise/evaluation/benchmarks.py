@@ -18,17 +18,9 @@ from skipwise.errors import RecipeError, pip_install
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import default_device
+from skipwise.results.benchmarks import PAPER
 from skipwise.results.records import BenchmarkRecord, Record
 
-# The tasks of PoSE's paper, by the harness's names: few-shot examples, and the metric that the paper reports.
-PAPER = {
-    "boolq": (0, "acc"),
-    "piqa": (0, "acc"),
-    "winogrande": (0, "acc"),
-    "truthfulqa_mc2": (0, "acc"),
-    "arc_challenge": (25, "acc_norm"),
-    "hellaswag": (10, "acc_norm"),
-}
 _ROOM = 64  # tokens for the beginning of an answer
 
 
@@ -70,7 +62,7 @@ def parse_tasks(text: str) -> list[Asked]:
         if name == "paper":
             if colon:
                 raise RecipeError(f"{word!r}: the tasks of paper have counts of their own; leave :{count} out")
-            asked += [Asked(task, fewshot, metric) for task, (fewshot, metric) in PAPER.items()]
+            asked += [Asked(task, how.fewshot, how.metric) for task, how in PAPER.items()]
         elif colon and not (count.isascii() and count.isdigit()):
             raise RecipeError(f"{word!r}: {count!r} is no number of few-shot examples; write {name}:5")
         else:

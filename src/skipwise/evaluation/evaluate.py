@@ -4,8 +4,9 @@
 puts the shards together.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,48 @@ from rich.console import Console
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.batches import Batch
 from skipwise.evaluation.benchmarks import Benchmarks
+from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.other import other_text
 from skipwise.evaluation.runner import measure, missing, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import EvaluationText
-from skipwise.model.loading import load_tokenizer
+from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.origin import read_origin
+from skipwise.model.precision import default_device
 from skipwise.results.records import Measured, append_record, drop_cut_off_record, read_records
 from skipwise.results.run_folder import RunFolder
 
 Texts = dict[str, list[EvaluationText]]  # what each model reads, by its label
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured of each model, by its label."""
+
+    models: Sequence[EvaluatedModel]
+    texts: Texts
+    batches: dict[str, list[Batch]]
+
+    @property
+    def requests(self) -> int:
+        """How many records there will be."""
+        return sum(len(batch.requests) for each in self.batches.values() for batch in each)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Digests of the texts, by which the same command knows that they are the same."""
+        return {f"text {text.source} for {label}": text.digest for label, read in self.texts.items() for text in read}
+
+    def forecast(self, precision: str) -> str:
+        """How long measuring takes on this machine without the benchmarks, by a short timing of each model's layers."""
+        seconds: Counter[str] = Counter()
+        for model in self.models:
+            config = load_config(model.name)
+            speed = Speed.measured(config, precision, default_device())
+            seconds.update(measuring_seconds(self.batches[model.label], ForwardCost.of_config(config), speed))
+        return told_measuring(dict(seconds)) if seconds else "nothing is measured but the benchmarks"
 
 
 def evaluate(
@@ -42,18 +75,10 @@ def evaluate(
     too.
     """
     folder = _folder(out, models, specification)
-    for model in models:
-        if model.control:  # the file of a downloaded model may name any
-            console.print(f"base: {model.name} is loaded and measured too; --base none leaves it out", soft_wrap=True)
-    texts = _texts(models, specification, console)
-    batches = {model.label: list(_plan(model, models, specification, texts, console)) for model in models}
-    requests = sum(len(batch.requests) for each in batches.values() for batch in each)
-    for warning in specification.warnings(models):
-        console.print(warning, style="yellow")
-    fingerprints = {f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read}
-    facts = {"evaluation": _asked(models, specification), "fingerprints": fingerprints, "records": requests}
+    plan = plan_models(models, specification, console)
+    facts = {"evaluation": _asked(models, specification), "fingerprints": plan.fingerprints, "records": plan.requests}
     folder.begin(**facts)  # with them, so that a kill leaves no folder that says nothing
-    folder.require_same(**fingerprints)
+    folder.require_same(**plan.fingerprints)
     folder.record(**facts)
     if drop_cut_off_record(folder.results):
         cut_off = f"{folder.results}: the last record was cut off by a kill; it is measured again"
@@ -63,11 +88,28 @@ def evaluate(
     known = {record.key for record in records if isinstance(record, Measured)}
     keep = partial(append_record, folder.results)
     for model in models:
-        if left := missing(batches[model.label], known, shard):
+        if left := missing(plan.batches[model.label], known, shard):
             measure(model.load(specification.precision), left, console, keep)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, specification.precision, records, keep, console)
     return folder
+
+
+def plan_models(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Plan:
+    """Plan what is measured of every model and base, and say what it cannot show, and what it can."""
+    for model in models:
+        if model.control:  # the file of a downloaded model may name any
+            console.print(f"base: {model.name} is loaded and measured too; --base none leaves it out", soft_wrap=True)
+    texts = _texts(models, specification, console)
+    batches = {model.label: _batches(model, models, specification, texts, console) for model in models}
+    if specification.documents:
+        for model in models:
+            batches[model.label] += _other_batches(model, models, specification, console)
+    for claim in specification.claims():
+        console.print(claim, soft_wrap=True)
+    for warning in specification.warnings(models):
+        console.print(warning, style="yellow")
+    return Plan(models, texts, batches)
 
 
 def merge(parts: Sequence[Path], out: Path) -> RunFolder:
@@ -179,7 +221,23 @@ def _texts(models: Sequence[EvaluatedModel], specification: Specification, conso
     return texts
 
 
-def _plan(
+def _other_batches(
+    model: EvaluatedModel, models: Sequence[EvaluatedModel], specification: Specification, console: Console
+) -> list[Batch]:
+    """The text of other kinds that ships with the package, inside the original window; a base reads it as its models do.
+
+    What one of the models was trained on, no other reads, so that all of them are compared on the same documents.
+    """
+    origins = [origin for each in models if (origin := read_origin(each.name))]
+    told = console if model is models[0] else Console(quiet=True)
+    windows = {other.original for other in models if other.base == model.label}
+    windows |= set() if model.control else {model.original}
+    tokenizer = load_tokenizer(model.name)
+    texts = [other_text(tokenizer, window, origins, told) for window in sorted(windows)]
+    return list(plan_readings(specification, model, texts))
+
+
+def _batches(
     model: EvaluatedModel,
     models: Sequence[EvaluatedModel],
     specification: Specification,

@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 from skipwise.evaluation.arms import RunEvaluation
 from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.other import KINDS, most_segments
+from skipwise.evaluation.other import KINDS, longest_segment, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.specification import specification_of
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
@@ -70,8 +70,8 @@ def planned_operations(recipe: Recipe, original: int, target: int, cost: Forward
         *((f"{task} at", n, arms * asked.trials * n) for task in asked.tasks for n in asked.prompt_lengths),
     ]
     if recipe.evaluation.other and (readers := {*recipe.evaluation.arms} - {"pi-only"}):
-        fed = len(readers) * len(KINDS) * most_segments(original) * original
-        parts.append(("other text in segments of", original, fed))
+        length = longest_segment(original)
+        parts.append(("other text in segments of", length, len(readers) * len(KINDS) * most_segments(length) * length))
     return {
         f"{what} {length:,} tokens": fed * sum(cost.of_token(length, scored=what.endswith("of")))
         for what, length, fed in parts

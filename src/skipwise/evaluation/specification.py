@@ -12,7 +12,16 @@ from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.schema import Data, Recipe
 from skipwise.results.effective_length import FOUND
+from skipwise.results.ruler import THRESHOLD
 from skipwise.results.statistics import wilson_interval
+from skipwise.results.trials import (
+    POWER,
+    fewest_prompts,
+    least_hits,
+    prompts_for_difference,
+    prompts_to_show,
+    smallest_difference,
+)
 
 RULER = "ruler:"  # stands before the name of one of RULER's tasks
 _LONGEST_PROMPT = 2**24  # tokens; a prompt is held in memory and tokenised whole
@@ -98,12 +107,6 @@ class Specification:
                 f"{counted(self.trials, 'trial')} cannot show that {FOUND:.0%} of the passkeys are found, even if all "
                 "are: no effective length can be reported. Ask for 35 at least"
             )
-        if asked := self.trials * sum(map(is_ruler, self.tasks)):
-            low, high = wilson_interval(asked / 2, asked)
-            yield (
-                f"RULER: {counted(asked, 'prompt')} at each length tell a model's average to within {50 * (high - low):.0f} points "
-                "either way (95% interval of an average of 50%); a fourth of that width takes sixteen times as many prompts"
-            )
         for model in models:
             if not model.control and self.windows[-1] > model.target:
                 yield (
@@ -111,12 +114,45 @@ class Specification:
                     "shows how"
                 )
 
+    def claims(self) -> Iterator[str]:
+        """Say which differences and which shares the prompts of each length can show, and how many prompts that takes."""
+        own = [task for task in self.tasks if not is_ruler(task)]
+        asked = self.trials * (len(self.tasks) - len(own))
+        apart = [_difference(self.trials, "a task")] if own else []
+        apart += [_difference(asked, "RULER's average")] if asked else []
+        if apart:
+            yield (
+                f"Two models on the same prompts of one length: {'; '.join(apart)} (95% interval, power {POWER:.0%}, worst case: "
+                f"independent answers near 50%). 5 points take {prompts_for_difference(0.05):,} prompts."
+            )
+        above = [f"{FOUND:.0%} of the passkeys: {_above(FOUND, self.trials, 0.97)}"] if "passkey" in self.tasks else []
+        above += [f"RULER's limit of {THRESHOLD:.1%}: {_above(THRESHOLD, asked, 0.9)}"] if asked else []
+        if above:
+            yield f"To show that a model reaches a limit, its 95% interval must lie above it. {'. '.join(above)}."
+
     def as_dict(self) -> dict[str, Any]:
         """The fields for ``run.json``."""
         texts = [{"source": text.source, **text.reading} for text in self.texts]
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         told = {name: list(v) if isinstance(v, tuple) else v for name, v in plain.items()} | {"texts": texts}
         return told | {"ruler_data": None if self.ruler_data is None else str(self.ruler_data)}
+
+
+def _difference(prompts: int, of: str) -> str:
+    """Which difference between two models so many prompts can show."""
+    return f"{counted(prompts, 'prompt')} can show {100 * smallest_difference(prompts):.0f} points in {of}"
+
+
+def _above(needed: float, prompts: int, likely: float) -> str:
+    """How many prompts show that a share is above ``needed``; ``likely`` is the true share of a model that is above it."""
+    hits = least_hits(needed, prompts)
+    now = (
+        f"of {prompts:,} prompts {hits:,} must be right" if hits is not None else f"{prompts:,} prompts cannot show it"
+    )
+    return (
+        f"{now}; {fewest_prompts(needed):,} prompts are enough if all are right, and a model with {likely:.0%} right needs "
+        f"{prompts_to_show(needed, likely):,} (power {POWER:.0%})"
+    )
 
 
 def is_ruler(task: str) -> bool:

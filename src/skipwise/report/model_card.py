@@ -14,8 +14,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 from skipwise.model import lora, serving
 from skipwise.model.loading import resolve
 from skipwise.model.origin import promised_length
+from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.summary import Row
-from skipwise.report.tables import plain, ruler_name, task_title
+from skipwise.report.tables import plain, task_title
 from skipwise.results.files import replacing, write_text
 
 _SHORT_OF_MEMORY = (

@@ -11,9 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from skipwise.errors import RunError, counted
+from skipwise.report.ability_tables import benchmarks_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import draw_figures
-from skipwise.report.price import FEWEST_SEGMENTS, price_warning, prices_of
+from skipwise.report.price import price_warning, prices_of
+from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.shown import Shown
 from skipwise.report.summary import (
     Folder,
@@ -26,10 +28,11 @@ from skipwise.report.summary import (
     read_folder,
     rows_of,
 )
-from skipwise.report.tables import ruler_name, tables_of
+from skipwise.report.tables import tables_of
+from skipwise.results.benchmarks import is_of_paper
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.statistics import Interval, wilson_interval
+from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Z, wilson_interval
 
 # A page that holds one of these is ours, and may be written anew.
 _MARKS = (b'<meta name="generator" content="skipwise">', b"<title>Skipwise: ")
@@ -89,6 +92,7 @@ def _html(
         tables=tables_of(folders),
         colours={label: look.colour for label, look in Shown(folders).looks.items()},
         conditions=_conditions(folders),
+        benchmarks=[told for folder in folders if (told := benchmarks_sentence(folder))],
         figures=[(figure, Markup(figure.svg)) for figure in figures],
         facts=_facts(folders),
         meaning=_MEANING,
@@ -209,6 +213,11 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"{_span([p.tokens for p in prices])} tokens long. Intervals: 95%, Student's t over segments, if there are "
             f"{FEWEST_SEGMENTS}."
         )
+    if any(is_of_paper(r) for r in benchmarks_of(folders)):
+        parts.append(
+            "The paper's benchmarks: as lm-evaluation-harness scores them. The standard error of a difference is that of two "
+            "models that answer different questions; they answered the same ones, so the true error is smaller."
+        )
     if precisions := sorted(
         ({r.precision for r in readings} | {r.precision for r in trials} | {r.precision for r in ruler}) - {""}
     ):
@@ -277,21 +286,32 @@ def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Ju
             yield [one.row.label, one.row.data, measure, length, value.mean, value.low, value.high]
         for n, perplexity in one.row.truncated().items():
             yield [one.row.label, one.row.data, "perplexity of the first tokens", n, perplexity, "", ""]
+    for r in benchmarks_of(folders):
+        half = None if r.standard_error is None else Z * r.standard_error
+        span = ["", ""] if half is None else [r.value - half, r.value + half]
+        yield [r.arm, "", f"benchmark {r.task}, {r.fewshot}-shot, {r.metric}", "", r.value, *span]
     for folder in folders:
         yield from _of_prices(folder, _prefix(folder, folders, " · "))
 
 
 def _of_prices(folder: Folder, named: str) -> Iterator[list[object]]:
-    """Losses on other text, and their difference, which has an interval if there are segments enough."""
+    """Loss and accuracy on other text, and the differences, which have an interval if there are segments enough."""
     for price in prices_of(folder):
-        label, apart = f"{named}{arm_name(price.arm)}", price.difference
-        span = [apart.low, apart.high] if price.has_interval else ["", ""]
-        for who, measure, *value in (
-            (f"{named}original", "loss", price.base, "", ""),
-            (label, "loss", price.extended, "", ""),
-            (label, "cost", apart.mean, *span),
+        base = str((folder.model(price.arm) or {}).get("base") or "original")
+        for measure, cost, unit, measured in (
+            ("loss", "cost", "nats", price.loss),
+            ("next-token accuracy", "change of next-token accuracy", "%", price.accuracy),
         ):
-            yield [who, price.kind, f"{measure} on other text, nats inside the original window", price.tokens, *value]
+            if measured is None:
+                continue
+            named_as = f"on other text, {unit} inside the original window"
+            label = f"{named}{arm_name(price.arm)}"
+            if measured.base is not None:
+                yield [f"{named}{base}", price.kind, f"{measure} {named_as}", price.tokens, measured.base, "", ""]
+            yield [label, price.kind, f"{measure} {named_as}", price.tokens, measured.own, "", ""]
+            if apart := measured.difference:
+                span = [apart.low, apart.high] if price.has_interval else ["", ""]
+                yield [label, price.kind, f"{cost} {named_as}", price.tokens, apart.mean, *span]
 
 
 def _of_row(row: Row) -> Iterator[tuple[str, int | str, Interval]]:

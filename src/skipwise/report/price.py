@@ -1,25 +1,33 @@
-"""What an extension cost inside the original window on text of other kinds than it was trained on."""
+"""What an extension cost inside the original window on text of other kinds: its short ability, without a benchmark."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skipwise.errors import counted
-from skipwise.report.summary import COST_LIMIT, Folder, mapping
+from skipwise.report.summary import COST_LIMIT, Folder, arm_name, mapping
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
-from skipwise.results.statistics import Interval, difference, loss
+from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, loss
 
-FEWEST_SEGMENTS = 8  # of which an interval is given: one of fewer misses the mean too often (docs/evaluation.md)
+_Read = Mapping[tuple[int, int], ReadingRecord]  # segments of one document, by their length and beginning
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A mean of a model and of its base on the same segments, and the difference; None where no base is known."""
+
+    own: float
+    base: float | None
+    difference: Interval | None
 
 
 @dataclass(frozen=True)
 class Price:
-    """What one kind of other text cost; losses are in nats a token."""
+    """How a model reads one kind of other text, and what its extension cost there."""
 
     arm: str  # the extended one
     kind: str
-    base: float
-    extended: float
-    difference: Interval
+    loss: Compared  # nats a token
+    accuracy: Compared | None  # of the next token, in per cent; None where it was not kept
     segments: int
     tokens: int  # of each segment
 
@@ -29,49 +37,91 @@ class Price:
         return self.segments >= FEWEST_SEGMENTS
 
     @property
-    def told(self) -> str:
-        """The difference and its 95% interval, or why it has none."""
+    def rise(self) -> float:
+        """The difference of the loss in nats a token; 0 where no base is known."""
+        return self.loss.difference.mean if self.loss.difference else 0.0
+
+    @property
+    def measures(self) -> dict[str, Compared]:
+        """What was measured, by its name and unit."""
+        named = {"loss (nats)": self.loss, "accuracy (%)": self.accuracy}
+        return {name: measured for name, measured in named.items() if measured}
+
+    def told(self, difference: Interval, digits: int = 3) -> str:
+        """A difference and its 95% interval, or why it has none."""
+        mean, low, high = (f"{value:+.{digits}f}" for value in (difference.mean, difference.low, difference.high))
         if self.has_interval:
-            return str(self.difference)
-        return f"{self.difference.mean:+.3f} [{counted(self.segments, 'segment')}: too few for an interval]"
+            return f"{mean} [{low}, {high}]"
+        return f"{mean} [{counted(self.segments, 'segment')}: too few for an interval]"
 
 
 def prices_of(folder: Folder) -> list[Price]:
-    """The price of each kind of text; empty where the base or the extended model did not read it."""
-    read: dict[str, dict[str, dict[int, ReadingRecord]]] = {}  # by kind, arm and beginning
+    """How every model but a base read each kind of text; of a run only where its base read it too."""
+    read: dict[str, dict[str, dict[tuple[int, int], ReadingRecord]]] = {}  # by arm and kind
     for r in folder.records:
         if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT:
-            read.setdefault(r.document, {}).setdefault(r.arm, {})[r.begin] = r
+            read.setdefault(r.arm, {}).setdefault(r.document, {})[r.window, r.begin] = r
+    bases = {arm: _base_of(folder, arm) for arm in read}
     return [
         price
-        for kind, arms in read.items()
-        for arm in arms
-        if arm != "original" and (price := _price(kind, arm, arms[arm], arms.get("original", {})))
+        for arm, kinds in read.items()
+        if bases[arm] or (folder.models and arm not in bases.values())
+        for kind, ours in kinds.items()
+        if (price := _price(arm, kind, ours, read.get(bases[arm], {}).get(kind, {}) if bases[arm] else None))
     ]
 
 
-def _price(kind: str, arm: str, ours: Mapping[int, ReadingRecord], theirs: Mapping[int, ReadingRecord]) -> Price | None:
-    shared = sorted(ours.keys() & theirs.keys())  # all, unless the run was stopped in between
-    extended, base = [ours[begin] for begin in shared], [theirs[begin] for begin in shared]
-    apart = difference(extended, base, by_segment=True)
-    if apart is None:
+def _base_of(folder: Folder, arm: str) -> str:
+    """The label of the model that another is compared with; empty for a base, and where none is known."""
+    about = folder.model(arm)
+    return str(about.get("base") or "") if about else "" if arm == "original" else "original"
+
+
+def _price(arm: str, kind: str, ours: _Read, theirs: _Read | None) -> Price | None:
+    """Compare the segments that both have read: all, unless the run was stopped in between.
+
+    A run that an earlier version began may have segments of two lengths, of which the shorter ones count.
+    """
+    both = sorted(ours.keys() & (ours if theirs is None else theirs).keys())
+    shared = [key for key in both if key[0] == both[0][0]]
+    own, base = [ours[key] for key in shared], None if theirs is None else [theirs[key] for key in shared]
+    if not own or (base is not None and difference(own, base) is None):
         return None
-    return Price(arm, kind, loss(base).mean, loss(extended).mean, apart, len(shared), base[0].window)
+    kept = any(any(r.hits) for r in own)
+    accuracy = _compared(own, base, "hits", 100) if kept else None
+    return Price(arm, kind, _compared(own, base), accuracy, len(shared), own[0].window)
+
+
+def _compared(
+    own: list[ReadingRecord], base: list[ReadingRecord] | None, sums: Sums = "nll", unit: float = 1
+) -> Compared:
+    mean = loss(own, sums=sums).mean * unit
+    if base is None:
+        return Compared(mean, None, None)
+    apart = difference(own, base, sums=sums, by_segment=True)
+    return Compared(mean, loss(base, sums=sums).mean * unit, apart.times(unit) if apart else None)
 
 
 def price_warning(folder: Folder) -> str:
-    """What to say if the price of a kind of text is high; else empty."""
-    high = [price for price in prices_of(folder) if price.difference.mean > COST_LIMIT]
-    if not high:
-        return ""
-    settings, way = mapping(folder.info.get("settings")), " (--set teacher.weight=1)"
+    """What to say if the loss on a kind of text rises too much, of each model; else empty."""
+    prices = prices_of(folder)
+    high: dict[str, list[Price]] = {}
+    for price in prices:
+        if price.rise > COST_LIMIT:
+            high.setdefault(price.arm, []).append(price)
+    named = len({price.arm for price in prices}) > 1
+    return " ".join((f"{arm_name(arm)}: " if named else "") + _warning(folder, own) for arm, own in high.items())
+
+
+def _warning(folder: Folder, prices: list[Price]) -> str:
+    settings, way = mapping(folder.info.get("settings")), "" if folder.models else " (--set teacher.weight=1)"
     for name in ("teacher.weight", "teacher.written_weight"):  # the first that is above 0
         weight = settings.get(name)
         if isinstance(weight, int | float) and weight > 0:
             most = 1000  # a recipe takes no higher weight
             way = f" more (--set {name}={min(4 * weight, most):g}, now {weight:g})" if weight < most else ""
             break
-    rises = " and ".join(f"{price.difference.mean:.3f} on {price.kind}" for price in high)
+    rises = " and ".join(f"{price.rise:.3f} on {price.kind}" for price in prices)
     ways = f"Let the base teach{way}, train longer" if way else "Train longer"
     return (
         f"Inside the original window the loss rises by {rises} (nats per token), more than {COST_LIMIT}: the model reads "

@@ -8,9 +8,9 @@ from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.report.canvas import Plot, base_line, length_axis, mark_original, named, percent_axis
 from skipwise.report.retrieval_figures import draw_scale, shade
+from skipwise.report.ruler_tables import beside_told, ruler_name, shown_beside, task_name
 from skipwise.report.shown import Shown
 from skipwise.report.summary import Row
-from skipwise.report.tables import ruler_name, task_name
 from skipwise.results.ruler import THRESHOLD, RulerScores, shared_tasks
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ _ROW = 0.21  # inches, of a heat map
 
 
 def ruler_plots(shown: Shown) -> Iterator[Plot]:
-    """The averages of all models, and where RULER was asked of some, what each scored in every task."""
-    scores = {row.label: row.ruler for row in shown.rows if row.ruler}
-    if not scores:
+    """The averages of at most four models, and what each scored in every task."""
+    asked = {row.label: row.ruler for row in shown.rows if row.ruler}
+    if not asked:
         return
-    if tasks := shared_tasks(list(scores.values())):
-        yield _averages(shown, scores, tasks)
-    rows = [row for row in shown.rows if row.ruler]
+    rows = shown_beside(shown.rows)
+    if tasks := shared_tasks(list(asked.values())):
+        yield _averages(shown, {row.label: asked[row.label] for row in rows}, tasks)
     for number, row in enumerate(rows, 1):
         yield _by_task(row, shown, f"ruler-tasks-{number}" if len(rows) > 1 else "ruler-tasks")
 
@@ -57,6 +57,8 @@ def _averages(shown: Shown, scores: dict[str, RulerScores], tasks: list[str]) ->
         f"The mean of {counted(len(tasks), 'task')}: {', '.join(tasks)}. The dashed line is RULER's limit, {THRESHOLD:.1%}: what "
         "Llama-2-7B scores at 4,096 tokens. Thin lines are 95% intervals."
     )
+    if some := beside_told(shown.rows):
+        caption = f"{caption} Shown: {some}."
     columns = ["model", "length", "tasks", "score", "low_95", "high_95"]
     return Plot("ruler", f"{ruler_name(scores.values())}, average by prompt length", columns, data, draw, caption)
 

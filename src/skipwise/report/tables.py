@@ -2,9 +2,7 @@
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
@@ -13,26 +11,17 @@ from rich.text import Text
 
 from skipwise.data.names import printable
 from skipwise.data.retrieval_prompts import TASKS
-from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.report.price import price_warning, prices_of
-from skipwise.report.summary import Folder, Judgement, Row, benchmarks_of, judgements, rows_of
+from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
+from skipwise.report.difference_table import differences_table
+from skipwise.report.price import price_warning
+from skipwise.report.ruler_tables import ruler_tables
+from skipwise.report.summary import Folder, Judgement, Row, judgements, rows_of
+from skipwise.report.table import Table
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
-from skipwise.results.ruler import RulerScores, shared_tasks
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
 
 _SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of text."""
-
-    title: str
-    group: str  # what its numbers are, where tables stand side by side
-    head: list[str]  # of each column; the first is of the rows' labels
-    rows: list[list[str]]  # cells, the label first
-    strong: frozenset[int] = frozenset()  # numbers of the rows that stand out
 
 
 def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
@@ -44,9 +33,12 @@ def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
         _found_table(task, [row for row in rows if task in row.found], brief, evaluated)
         for task in dict.fromkeys(task for row in rows for task in row.found)
     ]
-    tables += _ruler_tables([row for row in rows if row.ruler], brief)
-    tables += [_other_table(folder, f" ({folder.name})" if len(folders) > 1 else "") for folder in folders]
-    tables.append(_benchmark_table(benchmarks_of(folders)))
+    tables += ruler_tables([row for row in rows if row.ruler], brief)
+    if evaluated:
+        tables.append(differences_table(rows))
+    for folder in folders:
+        tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
+    tables += benchmark_tables(folders, brief)
     if evaluated:
         tables += [_position_table(judgement) for judgement in judgements(rows)]
     return [table for table in tables if table.rows]
@@ -72,64 +64,9 @@ def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -
     return Table(title, task, ["prompt", *map(format_length, lengths)], cells, _strong(rows))
 
 
-def _ruler_tables(rows: Sequence[Row], brief: bool) -> list[Table]:
-    """The average of each model by length, and below it what each scored in every task."""
-    scores = {row.label: row.ruler for row in rows if row.ruler}
-    tasks = shared_tasks(list(scores.values()))
-    lengths = sorted({length for one in scores.values() for length in one.lengths})
-    columns = ["prompt", *map(format_length, lengths)]
-
-    def cells(of: Callable[[int], Interval | None]) -> list[str]:
-        return [_ruler_share(of(length), brief) for length in lengths]
-
-    averages = [[label, *cells(partial(_average, one, tasks))] for label, one in scores.items()]
-    title = f"{ruler_name(scores.values())}, average of {counted(len(tasks), 'task')} in %, by prompt length (higher is better)"
-    tables = [Table(title, "ruler", columns, averages, _strong(rows))] if tasks else []
-    for label, one in scores.items():
-        each = [[task_name(task, one), *cells(partial(one.score, task))] for task in one.prompts]
-        tables.append(Table(f"{ruler_name([one])} by task in %: {label}", "ruler by task", columns, each))
-    return tables
-
-
-def _average(scores: RulerScores, tasks: Sequence[str], length: int) -> Interval | None:
-    return scores.average(length, tasks) if length in scores.lengths else None
-
-
-def ruler_name(scores: Iterable[RulerScores]) -> str:
-    """RULER, or what to call it where a text stood in for its essays in some task."""
-    return "RULER" if all(real for one in scores for real in one.real.values()) else "RULER-style"
-
-
-def task_name(task: str, scores: RulerScores) -> str:
-    """The name of one of RULER's tasks; marked where a text stood in for its essays."""
-    return task if scores.real.get(task, True) else f"{task} (style)"
-
-
-def _ruler_share(score: Interval | None, brief: bool) -> str:
-    if score is None:
-        return "–"
-    mean = f"{100 * score.mean:.1f}"
-    return mean if brief else f"{mean} [{100 * score.low:.0f}, {100 * score.high:.0f}]"
-
-
 def task_title(task: str) -> str:
     """What people call a retrieval task; the task's own name if it is unknown here."""
     return TASKS[task].title if task in TASKS else task
-
-
-def _other_table(folder: Folder, named: str = "") -> Table:
-    rows = [[price.kind, f"{price.base:.3f}", f"{price.extended:.3f}", price.told] for price in prices_of(folder)]
-    title = f"What it cost on other text: loss inside the original window, nats per token{named}"
-    return Table(title, "other text", ["text", "base", "extended", "difference"], rows)
-
-
-def _benchmark_table(records: Sequence[BenchmarkRecord]) -> Table:
-    labels = list(dict.fromkeys(r.arm for r in records))
-    values = {(_task(r), r.arm): r for r in records}
-    rows = [
-        [task, *(_score(values.get((task, label))) for label in labels)] for task in dict.fromkeys(map(_task, records))
-    ]
-    return Table("Benchmarks (standard error)", "benchmarks", ["task", *labels], rows)
 
 
 def _position_table(judgement: Judgement) -> Table:
@@ -214,8 +151,8 @@ def summary_table(folder: Folder) -> RenderableType:
         head, rows, strong = _beside(tables, "\n")
         tables = [Table("", "", head, rows, strong)]
     parts = [rich_table(table) for table in tables]
-    if (other := _other_table(folder)).rows:
-        parts += [Text(""), rich_table(other)]
+    for table in ability_tables(folder):
+        parts += [Text(""), rich_table(table)]
     if warning := price_warning(folder):
         parts.append(Text(warning, style="yellow"))
     return Group(*parts)
@@ -270,6 +207,10 @@ def evaluation_summary(folder: Folder) -> RenderableType:
     parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in judged)]
     for table in tables_of([folder], brief=True):
         parts += [Text(""), rich_table(table)]
+    if warning := price_warning(folder):
+        parts.append(Text(warning, style="yellow"))
+    if told := benchmarks_sentence(folder):
+        parts += [Text(""), Text(told, style="dim")]
     return Group(*parts)
 
 
@@ -313,16 +254,6 @@ def _share(found: tuple[int, int] | None, brief: bool) -> str:
     share = format_share(found[0] / found[1])
     low, high = wilson_interval(*found)
     return share if brief else f"{share} [{100 * low:.0f}, {100 * high:.0f}]"
-
-
-def _task(record: BenchmarkRecord) -> str:
-    return f"{record.task}, {record.fewshot}-shot, {record.metric}"
-
-
-def _score(record: BenchmarkRecord | None) -> str:
-    if record is None:
-        return "–"
-    return f"{record.value:.4f}" + (f" ({record.standard_error:.4f})" if record.standard_error else "")
 
 
 def plain(text: str) -> str:

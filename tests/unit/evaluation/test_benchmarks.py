@@ -7,7 +7,8 @@ import pytest
 
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import benchmarks, harness
-from skipwise.evaluation.benchmarks import PAPER, Asked, Benchmarks, _scores, parse_tasks, ruler_lengths
+from skipwise.evaluation.benchmarks import Asked, Benchmarks, _scores, parse_tasks, ruler_lengths
+from skipwise.results.benchmarks import PAPER
 from tests.tiny import byte_tokenizer
 
 MANAGER = harness.TaskManager
@@ -57,7 +58,7 @@ def found(words: str, tasks: Path, data: Path) -> list[tuple[str, int]]:
 
 def test_a_list_names_tasks_and_their_examples() -> None:
     assert parse_tasks("boolq, arc_challenge:25,,boolq") == [Asked("boolq"), Asked("arc_challenge", 25)]
-    paper = [Asked(task, count, metric) for task, (count, metric) in PAPER.items()]
+    paper = [Asked(task, how.fewshot, how.metric) for task, how in PAPER.items()]
     assert parse_tasks("paper") == paper
     assert parse_tasks("boolq:0,paper,paper") == [Asked("boolq", 0), *paper]
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from skipwise.data.tokenising import tokenise
-from skipwise.evaluation.other import KINDS, cut_segments, most_segments, other_text
+from skipwise.evaluation.other import KINDS, cut_segments, longest_segment, most_segments, other_text
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
@@ -23,29 +23,28 @@ def console() -> Console:
 @pytest.mark.parametrize(
     ("tokens", "window", "begins", "length"),
     [
-        (100, 30, [0, 30, 60], 30),  # the last 10 tokens are not read
-        (90, 30, [0, 30, 60], 30),
-        (30, 30, [0], 30),
-        (29, 30, [0], 29),  # shorter than the window
-        (2, 30, [0], 2),
-        (1, 30, [], 0),  # nothing to score
+        (260, 30, [30 * n for n in range(8)], 30),  # the last 20 tokens are not read
+        (240, 30, [30 * n for n in range(8)], 30),
+        (239, 30, [29 * n for n in range(8)], 29),  # shorter than the window, so that there are eight
+        (16, 30, [2 * n for n in range(8)], 2),
+        (15, 30, [], 0),  # nothing to score
         (0, 30, [], 0),
-        (100_000, 4096, [0, 4096, 8192, 12288], 4096),  # 16,384 tokens
-        (100_000, 60_000, [0], 60_000),  # one segment, however long
+        (100_000, 1024, [1024 * n for n in range(16)], 1024),  # 16,384 tokens
+        (100_000, 60_000, [2048 * n for n in range(8)], 2048),  # as many tokens, and eight segments
         (100_000, 256, [256 * n for n in range(32)], 256),  # 32 segments
     ],
 )
-def test_a_document_is_cut_into_segments_of_the_window(tokens, window, begins, length) -> None:
+def test_a_document_is_cut_into_segments_that_fit_the_window(tokens, window, begins, length) -> None:
     document = np.arange(tokens)
     cut = cut_segments("prose", document, window)
     assert [segment.begin for segment in cut] == begins
     for segment in cut:
         assert segment.tokens.tolist() == list(range(segment.begin, segment.begin + length))
-    assert len(cut) <= most_segments(window)
+    assert len(cut) <= most_segments(longest_segment(window))
 
 
 def test_every_kind_is_read_and_needs_no_text_of_the_user(console) -> None:
-    text = other_text(byte_tokenizer(), 512, Origin("base", 512, Data()), console)
+    text = other_text(byte_tokenizer(), 512, [Origin("base", 512, Data())], console)
     [(length, segments)] = text.segments.items()
     assert (text.source, text.documents, text.windows, length) == (OTHER_TEXT, [], [], 512)
     assert [segment.document for segment in segments] == [kind for kind in KINDS for _ in range(32)]
@@ -59,6 +58,6 @@ def test_a_document_that_was_trained_on_is_left_out(console, tmp_path) -> None:
     (tmp_path / "book.txt").write_bytes(prose.read_bytes())
     data = Data(source=str(tmp_path / "book.txt"), cache=str(tmp_path / "cache"))
     store = tokenise(data, byte_tokenizer(), Console(quiet=True))
-    text = other_text(byte_tokenizer(), 512, Origin("base", 512, data, store.digests), console)
+    text = other_text(byte_tokenizer(), 512, [Origin("base", 512, data, store.digests)], console)
     assert {segment.document for segment in text.segments[512]} == {"mathematics", "code"}
     assert console.file.getvalue().startswith("the prose that ships with skipwise is in the training text")

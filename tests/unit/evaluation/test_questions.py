@@ -60,9 +60,16 @@ def test_variables_are_scored_by_the_share_that_is_written(written: str, score: 
 
 
 def test_how_much_the_prompts_can_tell_is_said_before_they_are_asked() -> None:
-    [told] = replace(ASKED, tasks=("ruler:vt", "ruler:cwe"), trials=50).warnings([])
-    assert told.startswith("RULER: 100 prompts at each length tell a model's average to within 10 points either way")
-    assert not list(replace(ASKED, tasks=("keys",)).warnings([]))
+    apart, limits = replace(ASKED, tasks=("passkey", "ruler:vt", "ruler:cwe"), trials=50).claims()
+    assert "50 prompts can show 27 points in a task; 100 prompts can show 19 points in RULER's average (95%" in apart
+    assert "5 points take 1,566 prompts" in apart
+    assert "90% of the passkeys: of 50 prompts 50 must be right; 35 prompts are enough if all are right" in limits
+    assert "RULER's limit of 85.6%: of 100 prompts 93 must be right; 23 prompts are enough" in limits
+    [apart] = replace(ASKED, tasks=("keys",)).claims()
+    assert "RULER" not in apart
+    [_, limits] = replace(ASKED, tasks=("passkey",), trials=20).claims()
+    assert "90% of the passkeys: 20 prompts cannot show it" in limits
+    assert not list(replace(ASKED, tasks=()).claims())
 
 
 def test_a_length_that_is_too_short_is_told(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_an_evaluation_has_a_page_of_the_same_make(tmp_path, undrawn):
     assert "Skipwise evaluation · e" in text
     assert re.search(r"<h1>\s*Reads 2,048 tokens, 8 times its original 256\s*</h1>", text)
     assert "that of the base (base) in windows" in text
-    assert "boolq, 0-shot, acc" in text
+    assert "BoolQ, 0-shot" in text
     assert "256 to 2,048 tokens, base base, weights 000000000000" in text
     for cell in (
         '<th scope="col">gain by far text (nats)</th>',
@@ -225,7 +225,7 @@ def test_benchmarks_alone_make_a_page(tmp_path):
     benchmark = BenchmarkRecord("m", "boolq", "acc", 0, 2048, None, "float32", "0.4", "d", 4, 0.5, 0.1)
     text = write_page([evaluation_folder(tmp_path / "e", [benchmark])]).read_text()
     assert re.search(r"<h1>\s*Benchmarks\s*</h1>", text)
-    assert "0.5000 (0.1000)" in text
+    assert "50.00 (10.00)" in text
 
 
 def test_a_run_of_the_first_release_still_has_a_page(tmp_path):

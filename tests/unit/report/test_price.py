@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from skipwise.report.page import write_page
-from skipwise.report.price import FEWEST_SEGMENTS, price_warning, prices_of
+from skipwise.report.price import price_warning, prices_of
 from skipwise.report.summary import COST_LIMIT, Folder, judgements, read_folder, rows_of
 from skipwise.report.tables import summary_markdown, summary_table, tables_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
+from skipwise.results.statistics import FEWEST_SEGMENTS
 from tests.measured import INFO, ORIGINAL, POSE, run_folder
 from tests.unit.report.test_tables import shown
 
@@ -37,20 +38,22 @@ def test_the_price_is_paired_by_segment() -> None:
     prose, mathematics, code = prices_of(run(*priced(prose=0.05, code=-0.02)))
     assert [price.kind for price in (prose, mathematics, code)] == list(KINDS)
     assert (prose.arm, prose.segments, prose.tokens) == ("pose", 8, 256)
-    assert prose.base == pytest.approx(2.0 + 0.5 * 3.5)
-    assert prose.extended == pytest.approx(prose.base + 0.05)
+    assert prose.loss.base == pytest.approx(2.0 + 0.5 * 3.5)
+    assert prose.loss.own == pytest.approx(prose.loss.base + 0.05)
     # Segments differ by 0.5 nats from one to the next, and their differences by none.
-    assert [prose.difference.low, prose.difference.mean, prose.difference.high] == pytest.approx([0.05] * 3)
-    assert code.difference.mean == pytest.approx(-0.02)
-    assert mathematics.difference.mean == 0
+    assert [prose.loss.difference.low, prose.loss.difference.mean, prose.loss.difference.high] == pytest.approx(
+        [0.05] * 3
+    )
+    assert code.loss.difference.mean == pytest.approx(-0.02)
+    assert mathematics.loss.difference.mean == 0
 
 
 def test_the_table_has_a_row_for_each_kind() -> None:
     [table] = [table for table in tables_of([run(*priced(prose=0.05))]) if table.group == "other text"]
-    assert table.title == "What it cost on other text: loss inside the original window, nats per token"
+    assert table.title == "Short ability: other text inside the original window"
     assert table.head == ["text", "base", "extended", "difference"]
-    assert table.rows[0] == ["prose", "3.750", "3.800", "+0.050 [+0.050, +0.050]"]
-    assert [row[0] for row in table.rows] == list(KINDS)
+    assert table.rows[0] == ["prose, loss (nats)", "3.750", "3.800", "+0.050 [+0.050, +0.050]"]
+    assert [row[0] for row in table.rows] == [f"{kind}, loss (nats)" for kind in KINDS]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_the_table_has_a_row_for_each_kind() -> None:
 )
 def test_few_segments_have_no_interval(count, told) -> None:
     [price] = prices_of(run(*segments("original", "prose", 2.0, count), *segments("pose", "prose", 2.05, count)))
-    assert price.told == told
+    assert price.told(price.loss.difference) == told
 
 
 @pytest.mark.parametrize(("rise", "warned"), [(-0.1, False), (0.0, False), (0.029, False), (0.031, True)])
@@ -97,7 +100,7 @@ def test_the_way_out_begins_with_the_teacher_that_there_is(weight, written, way)
 
 def test_the_limit_itself_is_allowed(monkeypatch) -> None:
     folder = run(*priced(code=0.5))
-    price = prices_of(folder)[-1].difference.mean
+    price = prices_of(folder)[-1].rise
     monkeypatch.setattr("skipwise.report.price.COST_LIMIT", price)
     assert price_warning(folder) == ""
     monkeypatch.setattr("skipwise.report.price.COST_LIMIT", math.nextafter(price, 0))
@@ -121,7 +124,7 @@ def test_without_base_or_extended_model_there_is_no_price(arms) -> None:
 def test_only_segments_that_both_have_read_count() -> None:
     base = segments("original", "prose", 2.0)
     [price] = prices_of(run(*base[:3], *segments("pose", "prose", 2.1)))
-    assert (price.segments, price.extended - price.base) == (3, pytest.approx(0.1))
+    assert (price.segments, price.rise) == (3, pytest.approx(0.1))
 
 
 def test_other_text_changes_nothing_else() -> None:
@@ -140,7 +143,7 @@ def test_terminal_page_and_numbers_show_the_price(tmp_path) -> None:
     assert "8 segments of each, 256 tokens long." in text
     said = shown(summary_table(folder))
     assert max(map(len, said.splitlines())) <= 80
-    assert "What it cost on other text" in said
+    assert "Short ability: other text inside the original window" in said
     assert warning in " ".join(said.split())
     with open(page.parent / "numbers.csv", newline="", encoding="utf-8") as file:
         numbers = {(r["model"], r["text"], r["measure"]): r for r in csv.DictReader(file)}
@@ -155,8 +158,8 @@ def test_two_runs_are_told_apart(tmp_path) -> None:
         run_folder(tmp_path / name, [*ORIGINAL, *POSE, *priced(prose=rise)]) for name, rise in (("a", 0.1), ("b", 0))
     ]
     text = write_page(runs, tmp_path / "both").read_text()
-    assert "nats per token (a)" in text
-    assert "nats per token (b)" in text
+    assert "original window (a)" in text
+    assert "original window (b)" in text
     assert '<p class="warning">a: Inside the original window' in text
     assert '<p class="warning">b: ' not in text
 

@@ -1,0 +1,48 @@
+"""Models that were asked the same prompts -> a table of their differences to the first, with intervals."""
+
+from collections.abc import Sequence
+
+from skipwise.method.lengths import format_length
+from skipwise.report.ruler_tables import ruler_name
+from skipwise.report.summary import Row
+from skipwise.report.table import Table
+from skipwise.results.ruler import paired_at
+from skipwise.results.statistics import Interval, share_difference
+
+
+def differences_table(rows: Sequence[Row]) -> Table:
+    """What every further model of an evaluation scores more than the first, on the same prompts, task by task."""
+    models = list({row.arm: row for row in rows if row.judged}.values())
+    apart = [
+        (f"{task}: {row.label}", differences)
+        for row in models[1:]
+        for task, differences in _differences(row, models[0]).items()
+    ]
+    lengths = sorted({length for _, differences in apart for length in differences})
+    cells = [[label, *(_points(differences.get(length)) for length in lengths)] for label, differences in sorted(apart)]
+    first = models[0].label if models else ""
+    title = f"Difference to {first} on the same prompts, in points (95% interval), by prompt length"
+    return Table(title, "differences", ["prompt", *map(format_length, lengths)], cells)
+
+
+def _differences(own: Row, other: Row) -> dict[str, dict[int, Interval]]:
+    """By task and length: retrieval tasks each, and the average of RULER's."""
+    apart: dict[str, dict[int, Interval]] = {}
+    for task, lengths in own.trials.items():
+        for length, trials in lengths.items():
+            theirs = other.trials.get(task, {}).get(length, {})
+            hits = ({n: trial.hit for n, trial in asked.items()} for asked in (trials, theirs))
+            if difference := share_difference(*hits):
+                apart.setdefault(task, {})[length] = difference
+    if own.ruler and other.ruler:
+        for length in own.ruler.lengths:
+            if difference := paired_at(own.ruler, other.ruler, length):
+                apart.setdefault(ruler_name([own.ruler, other.ruler]), {})[length] = difference
+    return apart
+
+
+def _points(difference: Interval | None) -> str:
+    if difference is None:
+        return "–"
+    mean, low, high = (100 * value for value in (difference.mean, difference.low, difference.high))
+    return f"{mean:+.1f} [{low:+.0f}, {high:+.0f}]"
