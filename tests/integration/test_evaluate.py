@@ -17,12 +17,12 @@ from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.summary import judgements, read_folder, rows_of
 from skipwise.results.files import read_json, write_json
-from skipwise.results.records import ReadingRecord, TrialRecord, read_records
+from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus, cut_attention
 
 ASKED = ["--lengths", "64,400", "--documents", "4", "--tasks", "passkey", "--trials", "3", "--precision", "float32"]
-
+OTHER = 3 * 32  # segments of text of other kinds, which each model reads
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -95,7 +95,7 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
     assert "Inside the original window the loss changed by" in printed
     assert "against base (base)" in printed
     assert "64 tokens are too few for prompts of passkey (from " in printed
-    readings = [r for r in records(folder) if isinstance(r, ReadingRecord)]
+    readings = [r for r in records(folder) if isinstance(r, ReadingRecord) and r.data != OTHER_TEXT]
     assert {(r.arm, r.window) for r in readings} == {("mine", 64), ("mine", 400), ("base (base)", 64)}
     assert len({r.document for r in readings}) == 4
     assert all(r.edges[0] == 1 and r.edges[-1] == 400 and 64 in r.edges for r in readings)
@@ -116,6 +116,32 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
     before = (folder / "report.html").read_text()
     run(monkeypatch, "report", folder)
     assert (folder / "report.html").read_text() == before
+
+
+def test_short_ability_is_shown_and_the_benchmarks_that_were_not_run_are_named(finished) -> None:
+    printed, folder = finished[1], finished[0] / "evaluations" / "mine"
+    read = [r for r in records(folder) if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT]
+    assert {(r.arm, r.window, r.mode) for r in read} == {("mine", 64, "segment"), ("base (base)", 64, "segment")}
+    assert len(read) == 2 * OTHER
+    own, base = ([sum(r.nll) for r in read if (r.arm, r.document) == (arm, "prose")] for arm in ("mine", "base (base)"))
+    page = (folder / "report.html").read_text()
+    for said in (printed, page):
+        assert "Short ability: other text inside the original window: mine" in said
+        assert f"{sum(own) / (32 * 63):.3f}" in said
+        assert f"{(sum(own) - sum(base)) / (32 * 63):+.3f}" in said
+        assert "prose, accuracy (%)" in said
+        assert "The paper's six benchmarks were not run" in said.replace("&#39;", "'")
+        assert "--benchmarks paper --data-dir DIR" in said
+
+
+def test_a_dry_run_says_what_the_prompts_can_show_and_measures_nothing(models, monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.setattr(EvaluatedModel, "load", None)
+    run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--trials", "100", "--out", "x", "--dry-run")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "100 prompts can show 19 points in a task" in said
+    assert "90% of the passkeys: of 100 prompts 96 must be right; 35 prompts are enough if all are right" in said
+    assert f"records: {3 * 4 + 100 + 2 * OTHER}; measuring about" in said
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_killed_evaluation_goes_on_and_measures_only_what_is_missing(
@@ -173,7 +199,7 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
 def test_what_is_unfinished_is_said_and_gets_no_headline(models, monkeypatch, capsys, tmp_path) -> None:
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--shard", "1/2", "--out", "x")
     printed = " ".join(capsys.readouterr().out.split())
-    made, all_of_it = len(records(tmp_path / "x")), 3 * 4 + 3
+    made, all_of_it = len(records(tmp_path / "x")), 3 * 4 + 3 + 2 * OTHER
     assert f"Unfinished: {made} of {all_of_it} records" in printed
     page = (tmp_path / "x" / "report.html").read_text()
     assert "<h1>Unfinished</h1>" in page
@@ -220,7 +246,7 @@ def test_of_the_text_trained_on_only_what_was_held_out_is_read(models, monkeypat
     held = {f"document-{i}.txt" for i in range(6) if is_held_out(f"document-{i}.txt", 0.4)}
     assert 0 < len(held) < 6
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--tasks", "none", "--out", "x")
-    assert {r.document for r in records(tmp_path / "x")} == held
+    assert {r.document for r in records(tmp_path / "x") if r.data != OTHER_TEXT} == held
     assert f"only the {len(held)} of 6 documents that were not trained on are read" in capsys.readouterr().out
 
 
@@ -231,7 +257,7 @@ def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, t
     Origin("base", 64, Data(source=str(tmp_path / "rows"), held_out=0.4)).write(models)
     words = ["--data", tmp_path / "rows", "--tasks", "none", "--text-field", "body"]
     run(monkeypatch, "evaluate", models, *ASKED, *words, "--split", "test", "--out", "x")
-    assert {record.document for record in records(tmp_path / "x")} == {"rows:1", "rows:2"}
+    assert {r.document for r in records(tmp_path / "x") if r.data != OTHER_TEXT} == {"rows:1", "rows:2"}
     words += ["--out", "y"]
     message = refused(monkeypatch, capsys, "evaluate", models, *ASKED, *words, "--split", "tset")
     assert "no split 'tset' (did you mean test?)" in message
@@ -280,7 +306,11 @@ def test_results_of_the_first_release_are_shown_and_not_added_to(evaluated, monk
     old = read_json(tmp_path / "x" / "run.json")
     old["evaluation"] = {"data": "text", "trials": 3, "models": old["evaluation"]["models"]}
     write_json(tmp_path / "x" / "run.json", old)
-    lines = (tmp_path / "x" / "results.jsonl").read_text().splitlines()
+    lines = [
+        line for line in (tmp_path / "x" / "results.jsonl").read_text().splitlines() if f'"{OTHER_TEXT}"' not in line
+    ]
+    (tmp_path / "x" / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    run(monkeypatch, "report", "x")
     new = ("mode", "begin", "step", "depths", "digest", "check")
     upgraded = records(tmp_path / "x")
     older = [{k: v for k, v in json.loads(line).items() if k not in new} | {"schema": 1} for line in lines]

@@ -1,12 +1,12 @@
 """Short ability -> tables: loss and accuracy on other text inside the original window, and published benchmarks."""
 
-import shlex
+import re
 from collections.abc import Mapping, Sequence
 
 from skipwise.report.price import Price, prices_of
 from skipwise.report.summary import Folder, arm_name, benchmarks_of
 from skipwise.report.table import Table
-from skipwise.results.benchmarks import PAPER, Score, average, is_of_paper, paper_scores
+from skipwise.results.benchmarks import PAPER, PaperTask, Score, average, is_of_paper, paper_scores
 from skipwise.results.records import BenchmarkRecord
 
 _AVERAGE = "average"
@@ -62,14 +62,22 @@ def _paper_table(records: Sequence[BenchmarkRecord], bases: Mapping[str, str], b
         own, base = scores[label], scores.get(bases.get(label, ""), {})
         rows.append([label, *(_cell(own.get(task), "{:.2f}", brief) for task in columns)])
         if apart := {task: own[task].less(base[task]) for task in own if task in base}:
-            rows.append([f"{label} less its base", *(_cell(apart.get(task), "{:+.2f}", brief) for task in columns)])
+            named = "  less its base" if brief else f"{label} less its base"
+            rows.append([named, *(_cell(apart.get(task), "{:+.2f}", brief) for task in columns)])
             if brief:
                 rows.append(["  standard error", *(_error(apart.get(task)) for task in columns)])
-    asked = {name: f"{task.title}{chr(10) if brief else ', '}{task.fewshot}-shot" for name, task in PAPER.items()}
+    asked = {name: _asked(task, brief) for name, task in PAPER.items()}
     limits = sorted({record.limit for record in records if record.limit})
     some = f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
     title = f"The paper's benchmarks (its Table 3) in %{'' if brief else ' (standard error)'}{some}"
     return Table(title, "benchmarks", ["model", *(asked.get(task, task) for task in columns)], rows)
+
+
+def _asked(task: PaperTask, brief: bool) -> str:
+    """The task and its examples, if ``brief`` in as many lines as keep a column narrow."""
+    if not brief:
+        return f"{task.title}, {task.fewshot}-shot"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-\n", task.title) + f"\n{task.fewshot}-shot"
 
 
 def _with_average(scores: Mapping[str, Score]) -> dict[str, Score]:
@@ -93,13 +101,9 @@ def benchmarks_sentence(folder: Folder) -> str:
     if not folder.models or ran >= set(PAPER):
         return ""
     command = folder.info.get("command")
-    words = list(map(str, command)) if isinstance(command, list) else []
-    words = words[:-2] if words[-2:-1] == ["--benchmarks"] else words
-    told = (
-        shlex.join([*words, "--benchmarks", "paper", "--data-dir"])
-        if words
-        else "skipwise evaluate ... --benchmarks paper --data-dir"
-    )
+    words = list(map(str, command)) if isinstance(command, list) else str(command or "").split()
+    own = words and not {"--benchmarks", "--data-dir"} & set(words)
+    told = f"{' '.join(words) if own else 'skipwise evaluate ...'} --benchmarks paper --data-dir"
     missed = (
         "The paper's six benchmarks were not run" if not ran else f"Of the paper's six benchmarks {len(ran)} were run"
     )

@@ -11,33 +11,32 @@ from skipwise.results.statistics import Interval, share_difference
 
 
 def differences_table(rows: Sequence[Row]) -> Table:
-    """What every further model of an evaluation scores more than the first, on the same prompts, task by task."""
+    """What every further model of an evaluation scores more than the first on the same prompts, side by side."""
     models = list({row.arm: row for row in rows if row.judged}.values())
-    apart = [
-        (f"{task}: {row.label}", differences)
-        for row in models[1:]
-        for task, differences in _differences(row, models[0]).items()
+    first, others = models[:1], [row for row in models[1:] if _differences(row, models[0])]
+    apart = [_differences(row, first[0]) for row in others]
+    asked = dict.fromkeys(place for each in apart for place in each)
+    cells = [
+        [f"{task}, {format_length(length)}", *(_points(each.get((task, length))) for each in apart)]
+        for task, length in asked
     ]
-    lengths = sorted({length for _, differences in apart for length in differences})
-    cells = [[label, *(_points(differences.get(length)) for length in lengths)] for label, differences in sorted(apart)]
-    first = models[0].label if models else ""
-    title = f"Difference to {first} on the same prompts, in points (95% interval), by prompt length"
-    return Table(title, "differences", ["prompt", *map(format_length, lengths)], cells)
+    title = f"Difference to {first[0].label if first else ''} on the same prompts, in points (95% interval)"
+    return Table(title, "differences", ["prompt", *(row.label for row in others)], cells)
 
 
-def _differences(own: Row, other: Row) -> dict[str, dict[int, Interval]]:
+def _differences(own: Row, other: Row) -> dict[tuple[str, int], Interval]:
     """By task and length: retrieval tasks each, and the average of RULER's."""
-    apart: dict[str, dict[int, Interval]] = {}
+    apart: dict[tuple[str, int], Interval] = {}
     for task, lengths in own.trials.items():
         for length, trials in lengths.items():
             theirs = other.trials.get(task, {}).get(length, {})
             hits = ({n: trial.hit for n, trial in asked.items()} for asked in (trials, theirs))
             if difference := share_difference(*hits):
-                apart.setdefault(task, {})[length] = difference
+                apart[task, length] = difference
     if own.ruler and other.ruler:
         for length in own.ruler.lengths:
             if difference := paired_at(own.ruler, other.ruler, length):
-                apart.setdefault(ruler_name([own.ruler, other.ruler]), {})[length] = difference
+                apart[ruler_name([own.ruler, other.ruler]), length] = difference
     return apart
 
 

@@ -15,6 +15,7 @@ from skipwise.results.statistics import (
     mean_interval,
     perplexity,
     perplexity_of,
+    share_difference,
     wilson_interval,
 )
 
@@ -143,3 +144,21 @@ def test_found_counts_hits_and_prompts():
 
 def test_an_interval_of_one_document_says_so():
     assert str(loss([A])) == "+2.378 [one document]"
+
+
+def paired(both: int, ours: int, theirs: int, neither: int) -> Interval | None:
+    answers = [(True, True)] * both + [(True, False)] * ours + [(False, True)] * theirs + [(False, False)] * neither
+    return share_difference({n: a for n, (a, _) in enumerate(answers)}, {n: b for n, (_, b) in enumerate(answers)})
+
+
+def test_a_difference_of_paired_shares_has_the_published_interval():
+    # Fagerland, Lydersen and Laake (2014), on data of Bentur et al.: Newcombe's square-and-add interval.
+    interval = paired(1, 1, 7, 12)
+    assert [interval.mean, interval.low, interval.high] == pytest.approx([-0.286, -0.507, -0.026], abs=5e-4)
+
+
+def test_a_difference_of_paired_shares_is_of_shared_prompts_and_never_too_sure():
+    assert share_difference({0: True}, {1: True}) is None
+    assert share_difference({0: True, 1: True}, {1: True}).mean == 0
+    alike = paired(50, 0, 0, 0)
+    assert (alike.low, alike.high) == pytest.approx((-0.0713, 0.0713), abs=1e-4)
