@@ -37,19 +37,18 @@ def ruler_tables(rows: Sequence[Row], brief: bool) -> list[Table]:
 
 
 def shown_beside(rows: Sequence[Row]) -> list[Row]:
-    """The rows whose tasks are shown side by side: the first four extended models, and bases where there is room."""
+    """The rows whose tasks are shown side by side: the first four extended models, and the bases."""
     asked = [row for row in rows if row.ruler]
     first = [row for row in asked if row.judged][:_SIDE_BY_SIDE]
-    first += [row for row in asked if not row.judged][: _SIDE_BY_SIDE - len(first)]
-    return [row for row in asked if row in first]
+    return [row for row in asked if row in first or not row.judged]
 
 
 def beside_told(rows: Sequence[Row]) -> str:
     """Which of the models are shown side by side; empty where all are."""
-    asked, shown = [row for row in rows if row.ruler], shown_beside(rows)
-    if len(shown) == len(asked):
+    models = sum(row.judged for row in rows if row.ruler)
+    if models <= _SIDE_BY_SIDE:
         return ""
-    return f"{len(shown)} of {len(asked)} models, the first of the command; the others are in numbers.csv"
+    return f"the first {_SIDE_BY_SIDE} of {models} models; numbers.csv has all"
 
 
 def _tasks_beside(scores: dict[str, RulerScores], length: int, some: str, brief: bool) -> Table:

@@ -1,0 +1,93 @@
+"""The paper's table of benchmarks, what is said where it was not run, and several models side by side."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from skipwise.report.ability_tables import benchmarks_sentence
+from skipwise.report.figures import ruler_plots
+from skipwise.report.shown import Shown
+from skipwise.report.summary import Folder, read_folder
+from skipwise.report.tables import rich_table, tables_of
+from skipwise.results.benchmarks import PAPER
+from skipwise.results.records import BenchmarkRecord
+from tests.measured import evaluation_folder, readings, trials
+from tests.unit.report.test_ruler import answered
+from tests.unit.report.test_tables import shown
+
+
+def paper(arm: str, value: float, error: float | None = 0.01) -> list[BenchmarkRecord]:
+    return [
+        BenchmarkRecord(arm, task, how.metric, how.fewshot, 2048, None, "float32", "0.4", "d", 9, value, error)
+        for task, how in PAPER.items()
+    ]
+
+
+def several(count: int) -> Folder:
+    """An evaluation of some models, of which each further one scores less."""
+    labels = [f"m{n}" for n in range(count)]
+    records = []
+    for n, label in enumerate(labels):
+        records += trials(label, 256, 100 - 10 * n) + answered(label, "vt", 256, 1 - 0.125 * n)
+    return Folder("e", records, {"evaluation": {"models": [{"label": label} for label in labels]}})
+
+
+def test_the_papers_table_has_the_base_first_and_the_difference_with_its_error(tmp_path) -> None:
+    folder = read_folder(evaluation_folder(tmp_path / "e", [*paper("m", 0.49), *paper("base", 0.5)]))
+    [table] = tables_of([folder])
+    assert table.head[1:] == [
+        "BoolQ, 0-shot", "PIQA, 0-shot", "WinoGrande, 0-shot", "TruthfulQA, 0-shot", "ARC-C, 25-shot", "HellaSwag, 10-shot",
+        "average",
+    ]  # fmt: skip
+    base, own, apart = table.rows
+    assert base == ["base", *["50.00 (1.00)"] * 6, f"50.00 ({1 / math.sqrt(6):.2f})"]
+    assert own[:2] == ["m", "49.00 (1.00)"]
+    assert apart == ["m less its base", *["-1.00 (1.41)"] * 6, f"-1.00 ({math.sqrt(2 / 6):.2f})"]
+    [brief] = tables_of([folder], brief=True)
+    assert max(map(len, shown(rich_table(brief)).splitlines())) <= 80
+    assert benchmarks_sentence(folder) == ""
+
+
+def test_a_task_that_is_missing_or_without_an_error_is_not_made_up(tmp_path) -> None:
+    records = [*paper("m", 0.5, None)[:2], *paper("base", 0.5), replace(paper("m", 0.5)[0], metric="f1")]
+    paper_table, rest = tables_of([read_folder(evaluation_folder(tmp_path / "e", records))])
+    assert paper_table.rows[1] == ["m", "50.00", "50.00", *["–"] * 5]
+    assert paper_table.rows[2] == ["m less its base", "+0.00", "+0.00", *["–"] * 5]
+    assert rest.rows == [["boolq, 0-shot, f1", "0.5000 (0.0100)"]]
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("skipwise evaluate m", "skipwise evaluate m --benchmarks paper --data-dir DIR runs them"),
+        ("skipwise evaluate m --benchmarks x", "skipwise evaluate ... --benchmarks paper --data-dir DIR runs them"),
+        (None, "skipwise evaluate ... --benchmarks paper"),
+    ],
+)
+def test_benchmarks_that_were_not_run_are_named_with_their_command(tmp_path, command, told) -> None:
+    facts = {} if command is None else {"command": command}
+    folder = read_folder(evaluation_folder(tmp_path / "e", readings("m", 256, 15.0), **facts))
+    assert told in benchmarks_sentence(folder)
+    assert benchmarks_sentence(replace(folder, info={})) == ""  # of a run
+
+
+def test_models_are_compared_with_the_first_on_the_same_prompts() -> None:
+    [table] = [table for table in tables_of([several(3)]) if table.group == "differences"]
+    assert table.head == ["prompt", "m1", "m2"]
+    assert [row[0] for row in table.rows] == ["passkey, 256", "RULER, 256"]
+    assert [cell.split()[0] for row in table.rows for cell in row[1:]] == ["-10.0", "-20.0", "-12.5", "-25.0"]
+    assert not [table for table in tables_of([several(1)]) if table.group == "differences"]
+
+
+@pytest.mark.parametrize(("models", "beside", "told"), [(2, 2, ""), (4, 4, ""), (5, 4, "the first 4 of 5 models")])
+def test_at_most_four_models_stand_side_by_side(models, beside, told) -> None:
+    folder = several(models)
+    average, tasks = (table for table in tables_of([folder]) if table.group.startswith("ruler"))
+    assert len(average.rows) == models
+    assert tasks.head == ["task", *[f"m{n}" for n in range(beside)]]
+    assert told in tasks.title
+    assert (" models" in tasks.title) == bool(told)
+    chart, *maps = ruler_plots(Shown([folder]))
+    assert len(maps) == len({row[0] for row in chart.data}) == beside
+    assert told in chart.caption
