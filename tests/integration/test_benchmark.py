@@ -11,6 +11,9 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from skipwise.model.loading import resolve
+from skipwise.report.summary import read_folder
+from skipwise.report.tables import tables_of
+from skipwise.results.benchmarks import PAPER
 from skipwise.results.records import BenchmarkRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import checkpoint
@@ -239,3 +242,35 @@ def test_an_evaluation_has_the_benchmarks_of_model_and_base(tasks, tmp_path, mon
     before = (tmp_path / "e" / "results.jsonl").read_text()
     run(monkeypatch, "evaluate", "nano", "--base", base, *words, "--limit", "2", "--out", tmp_path / "e")
     assert (tmp_path / "e" / "results.jsonl").read_text() == before
+
+
+def test_one_command_measures_all_and_shows_the_papers_table(tmp_path, monkeypatch, capsys) -> None:
+    """The paper's six names, each a tiny task over local data; the base is asked as well."""
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "skipwise"))
+    monkeypatch.chdir(tmp_path)
+    many: list[dict[str, object]] = [{"question": f"is {n} even?", "label": (n + 1) % 2} for n in range(32)]
+    for split in ("train", "validation"):
+        write(tmp_path / "data" / "owner" / "tiny" / f"{split}.jsonl", many)
+    (tmp_path / "tasks").mkdir()
+    for name in PAPER:
+        text = CHOICE.format(path="owner/tiny").replace("tiny_choice", name)
+        (tmp_path / "tasks" / f"{name}.yaml").write_text(text)
+    checkpoint(tmp_path / "base", window=2048)
+    checkpoint(tmp_path / "mine", window=4096, initializer_range=0.3)
+    words = ["evaluate", "mine", "--base", "base", "--documents", "0", "--tasks", "none", "--out", "x"]
+    more = ["--include-path", "tasks", "--data-dir", "data", "--precision", "float32"]
+    run(monkeypatch, *words, "--benchmarks", "paper", *more)
+    printed = capsys.readouterr().out
+    assert "The paper's benchmarks (its Table 3) in %" in printed
+    assert "less its base" in printed
+    assert "were not run" not in printed
+    table, *_ = tables_of([read_folder(tmp_path / "x")])  # the others are metrics that the paper does not report
+    records = [r for r in read_records(tmp_path / "x" / "results.jsonl") if isinstance(r, BenchmarkRecord)]
+    assert [row[0] for row in table.rows] == ["base (base)", "mine", "mine less its base"]
+    for number, (task, how) in enumerate(PAPER.items(), 1):
+        own, base = (
+            next(r for r in records if (r.arm, r.task, r.metric, r.fewshot) == (arm, task, how.metric, how.fewshot))
+            for arm in ("mine", "base (base)")
+        )
+        assert table.rows[1][number].startswith(f"{100 * own.value:.2f} (")
+        assert table.rows[2][number].startswith(f"{100 * (own.value - base.value):+.2f} (")
