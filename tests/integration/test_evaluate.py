@@ -22,6 +22,7 @@ from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus, cut_attention
 
 ASKED = ["--lengths", "64,400", "--documents", "4", "--tasks", "passkey", "--trials", "3", "--precision", "float32"]
+ASKED += ["--key-gain", "0.001", "--key-loss", "99"]  # such as a random model has
 OTHER = 3 * 32  # segments of text of other kinds, which each model reads
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -105,11 +106,16 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
     assert f"<h1>{one.headline}</h1>" in page
     assert one.effective.rule in page
     assert "gain by far text" in page
+    assert " key tokens of " in page
+    assert "loss below 99 nats, more than 0.001 lower than in windows of 64; lower is better" in page
     with open(folder / "numbers.csv", encoding="utf-8") as file:
         numbers = list(csv.DictReader(file))
     sliding = next(r for r in numbers if r["measure"] == "perplexity by sliding window" and r["length"] == "64")
     nll = sum(sum(r.nll) for r in readings if (r.arm, r.window) == ("mine", 64))
     assert float(sliding["value"]) == pytest.approx(np.exp(nll / (4 * 399)))
+    longppl = [(r["model"], r["length"]) for r in numbers if r["measure"] == "LongPPL"]
+    assert longppl == [("mine", "400"), ("base (base)", "64")]  # the base in windows of its own
+    assert "base (base), in windows of 64" in page
     for name in ("perplexity", "gain", "excess", "first-tokens", "passkey-depth"):
         assert {f.suffix for f in (folder / "figures").glob(f"{name}.*")} == {".svg", ".png", ".csv"}
     monkeypatch.undo()  # draw
@@ -173,6 +179,9 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
     assert "merged 1 folder: half" in printed
     assert f"Unfinished: {len(ones)} of {len(ones | twos)} records" in printed
     assert "if shards are missing, measure them, and merge all of them into a new folder" in printed
+    older = read_json(tmp_path / "2" / "run.json")
+    assert older["evaluation"].pop("ruler_data") is None  # as if begun before that setting was there
+    write_json(tmp_path / "2" / "run.json", older)
     run(monkeypatch, "merge", "1", "2", tmp_path / "1", "--out", "both")  # one is named twice
     printed = capsys.readouterr().out
     assert "merged 2 folders: both" in printed
@@ -283,6 +292,9 @@ def test_what_cannot_be_asked_is_said(evaluated, monkeypatch, capsys, tmp_path) 
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "empty" in " ".join(refused(monkeypatch, capsys, "evaluate", evaluated, "--data", empty).split())
+    assert "key_gain -1 must be a number of nats above 0; published is 2" in said("--key-gain", "-1")
+    message = said(*ASKED, "--key-loss", "3", "--out", "x")
+    assert "x was begun with other settings: key_loss (3.0, 99.0)" in message
     message = said(*ASKED, "--seed", "4", "--out", "x")
     assert "x was begun with other settings: seed (4, 0)" in message
     assert "holds a run, and no evaluation" in said(*ASKED, "--out", str(evaluated.parent))

@@ -49,6 +49,12 @@ def evaluate(
     stride: Stride = None,
     documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
     tokens_per_document: Tokens = None,
+    key_gain: Annotated[
+        float | None, typer.Option(help="LongPPL: nats that far text gives a key token at the least; default: 2")
+    ] = None,
+    key_loss: Annotated[
+        float | None, typer.Option(help="LongPPL: loss in nats of a key token at the most; default: 2")
+    ] = None,
     tasks: Annotated[
         str, typer.Option(help="of passkey,keys,lines,ruler; ruler:vt,cwe is two of RULER's thirteen; or none")
     ] = "passkey,keys,lines",
@@ -100,6 +106,8 @@ def evaluate(
         trials=trials,
         seed=seed,
         precision=choose_precision(precision),
+        key_gain=key_gain,
+        key_loss=key_loss,
     )
     if not (documents or specification.tasks or benchmarks):
         raise RecipeError(

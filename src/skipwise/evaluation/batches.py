@@ -6,6 +6,7 @@ A request is a record whose answer is still empty. A batch answers its requests 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
 from skipwise.evaluation.questions import Asked
 from skipwise.evaluation.retrieval import answers
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
+from skipwise.results.token_losses import save_losses
 
 OnProgress = Callable[[int], None]
 
@@ -26,6 +28,7 @@ class Readings:
 
     requests: Sequence[ReadingRecord]
     documents: Sequence[np.ndarray]  # the tokens for each request, int [tokens]
+    losses: Path | None = None  # the folder where the losses of single tokens are kept; None keeps none
 
     @property
     def tokens(self) -> int:
@@ -40,7 +43,7 @@ class Readings:
     def only(self, keys: Collection[str]) -> "Readings":
         """The requests that have one of these keys."""
         kept = [i for i, request in enumerate(self.requests) if request.key in keys]
-        return Readings([self.requests[i] for i in kept], [self.documents[i] for i in kept])
+        return replace(self, requests=[self.requests[i] for i in kept], documents=[self.documents[i] for i in kept])
 
     def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[ReadingRecord]:
         """Read each document and yield its record as soon as it is read; a loss that is not a number is refused."""
@@ -53,10 +56,12 @@ class Readings:
             precision=how.precision,
             on_progress=on_progress,
         )
-        for request, score in zip(self.requests, scores, strict=True):
+        for request, document, score in zip(self.requests, self.documents, scores, strict=True):
             nll, hits = score.buckets(request.edges)
             if np.isnan(nll).any():
                 raise not_finite(how.arm)
+            if self.losses is not None:
+                save_losses(self.losses, request.key, document, score.nll)
             yield replace(request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3))
 
 

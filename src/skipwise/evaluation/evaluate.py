@@ -4,6 +4,7 @@
 puts the shards together.
 """
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from skipwise.errors import DataError, RunError
-from skipwise.evaluation.batches import Batch
+from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
@@ -26,6 +27,7 @@ from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.loading import load_config, load_tokenizer
 from skipwise.model.origin import read_origin
 from skipwise.model.precision import default_device
+from skipwise.results import token_losses
 from skipwise.results.records import Measured, append_record, drop_cut_off_record, read_records
 from skipwise.results.run_folder import RunFolder
 
@@ -88,7 +90,8 @@ def evaluate(
     known = {record.key for record in records if isinstance(record, Measured)}
     keep = partial(append_record, folder.results)
     for model in models:
-        if left := missing(plan.batches[model.label], known, shard):
+        planned = _keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
+        if left := missing(planned, known, shard):
             measure(model.load(specification.precision), left, console, keep)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, specification.precision, records, keep, console)
@@ -117,8 +120,10 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
     shared = ("evaluation", "fingerprints", "records")
     folders = [RunFolder(part) for part in parts]
     facts = [{key: told.get(key) for key in shared} for told in (folder.read() for folder in folders)]
+    for its in facts:  # a shard that was begun earlier lacks newer settings
+        its["evaluation"] = _given(its["evaluation"] or {})
     for folder, its in zip(folders, facts, strict=True):
-        if "models" not in (its["evaluation"] or {}):
+        if "models" not in its["evaluation"]:
             raise RunError(f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote")
         for key, first in facts[0].items():
             if its[key] != first:
@@ -139,8 +144,28 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
         why = "is not empty" if whole.path.is_dir() else "is a file, and merge writes a folder"
         raise RunError(f"{out} exists and {why}; give another --out")
     whole.begin(**facts[0])
+    for folder in folders:
+        for kept in (folder.path / token_losses.FOLDER).glob("*.npz"):
+            (whole.path / token_losses.FOLDER).mkdir(exist_ok=True)
+            shutil.copyfile(kept, whole.path / token_losses.FOLDER / kept.name)
     append_record(whole.results, *merged.values())
     return whole
+
+
+def _keeping_losses(batches: Sequence[Batch], folder: Path) -> list[Batch]:
+    """The same batches; those of the shortest and the longest window keep the losses of single tokens, for LongPPL."""
+    windows = [batch.length for batch in batches if _slides(batch)]
+    ends = {min(windows), max(windows)} if windows else set()
+    return [
+        replace(batch, losses=folder)
+        if isinstance(batch, Readings) and _slides(batch) and batch.length in ends
+        else batch
+        for batch in batches
+    ]
+
+
+def _slides(batch: Batch) -> bool:
+    return isinstance(batch, Readings) and batch.requests[0].mode == "sliding"
 
 
 def _answer(record: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What is measured of every model: texts, windows, prompts, precision. Each command hands one to the runner."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -49,6 +50,8 @@ class Specification:
         depths: how the place of the hidden number is drawn: ``random`` as in the paper, or ``spread`` over tenths.
         ruler_data: folder with RULER's essays and questions; None: a text stands in for the essays.
         precision: bf16, fp16 or float32.
+        key_gain: of LongPPL, the least gain in nats that far text gives a key token; None: as published.
+        key_loss: of LongPPL, the greatest loss in nats of a key token; None: as published.
 
     Raises:
         RecipeError: a number breaks its rule, a task is unknown, or a window cannot take the stride.
@@ -71,8 +74,13 @@ class Specification:
     depths: Literal["random", "spread"] = "spread"
     ruler_data: Path | None = None
     precision: str = "float32"
+    key_gain: float | None = None
+    key_loss: float | None = None
 
     def __post_init__(self) -> None:
+        for name, nats in (("key_gain", self.key_gain), ("key_loss", self.key_loss)):
+            if nats is not None and not 0 < nats < math.inf:
+                raise RecipeError(f"{name} {nats:g} must be a number of nats above 0; published is 2")
         for name, value, least in (
             ("documents", self.documents, 0),
             ("trials", self.trials, 1 if self.tasks else 0),

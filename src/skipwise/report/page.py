@@ -14,6 +14,7 @@ from skipwise.errors import RunError, counted
 from skipwise.report.ability_tables import benchmarks_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import draw_figures
+from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning, prices_of
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.shown import Shown
@@ -178,6 +179,11 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"Perplexity: {read}. Every token but the first is scored once, and windows advance by "
             f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, Student's t over documents."
         )
+    if any(True for folder in folders for _ in long_perplexities(folder)):
+        parts.append(
+            "LongPPL (Fang et al., ICLR 2025): perplexity of the tokens that a model predicts well with far text and badly "
+            "without. The model that chooses them is favoured by its own choice; the others are compared on equal terms."
+        )
     if trials:
         asked = Counter(
             (folder.name, r.arm, r.task, r.length)
@@ -291,6 +297,10 @@ def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Ju
         span = ["", ""] if half is None else [r.value - half, r.value + half]
         yield [r.arm, "", f"benchmark {r.task}, {r.fewshot}-shot, {r.metric}", "", r.value, *span]
     for folder in folders:
+        for read in long_perplexities(folder):
+            for row, found in read.models:
+                span = [found.key.mean, found.key.low, found.key.high]
+                yield [row.label, row.data, "LongPPL", max(row.sliding), *span]
         yield from _of_prices(folder, _prefix(folder, folders, " · "))
 
 

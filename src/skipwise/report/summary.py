@@ -15,6 +15,7 @@ from typing import Any
 
 from skipwise.data.names import printable
 from skipwise.errors import RunError
+from skipwise.results import token_losses
 from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.files import file_digest
 from skipwise.results.records import (
@@ -53,6 +54,7 @@ class Folder:
     records: Sequence[Record]
     info: Mapping[str, Any] = field(default_factory=dict)  # ``run.json``; every key may be missing
     recipe: str = ""  # ``recipe.yaml``; empty for an evaluation
+    losses: Path | None = None  # where the losses of single tokens are; None where there are none
 
     @property
     def models(self) -> list[Mapping[str, Any]]:
@@ -249,7 +251,9 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         )
     asked = [_shown(record) for record in records if _asked_for(info, record)]
     try:
-        return Folder(_shown(name or folder.name), asked, _shown(info), printable(recipe, keep="\n\t"))
+        losses = folder / token_losses.FOLDER
+        told = _shown(name or folder.name), asked, _shown(info), printable(recipe, keep="\n\t")
+        return Folder(*told, losses if losses.is_dir() else None)
     except RecursionError:
         raise RunError(f"{run.facts} is damaged (its brackets are nested too deep); restore it") from None
 

@@ -1,6 +1,9 @@
 """A table of text, as pages, terminals and Markdown show it."""
 
+import math
 from dataclasses import dataclass
+
+from skipwise.results.statistics import Interval
 
 
 @dataclass(frozen=True)
@@ -12,3 +15,24 @@ class Table:
     head: list[str]  # of each column; the first is of the rows' labels
     rows: list[list[str]]  # cells, the label first
     strong: frozenset[int] = frozenset()  # numbers of the rows that stand out
+
+
+def format_interval(value: Interval | None, brief: bool) -> str:
+    """Write a perplexity with its interval, or without it if ``brief`` or if one document gives none."""
+    if value is None:
+        return "–"
+    if brief or math.isinf(value.high):
+        return format_number(value.mean)
+    return f"{format_number(value.mean)} [{format_number(value.low)}, {format_number(value.high)}]"
+
+
+def format_number(value: float) -> str:
+    """Write a perplexity in two to three digits: 4.84, 15.7, 134, 1.2e4, ∞."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    if value >= 999.5:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

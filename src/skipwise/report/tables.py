@@ -14,10 +14,11 @@ from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
 from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
 from skipwise.report.difference_table import differences_table
+from skipwise.report.longppl_table import longppl_tables
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_tables
 from skipwise.report.summary import Folder, Judgement, Row, judgements, rows_of
-from skipwise.report.table import Table
+from skipwise.report.table import Table, format_interval, format_number
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
 
@@ -37,6 +38,7 @@ def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
     if evaluated:
         tables.append(differences_table(rows))
     for folder in folders:
+        tables += longppl_tables(folder, brief)
         tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
     tables += benchmark_tables(folders, brief)
     if evaluated:
@@ -51,7 +53,7 @@ def _strong(rows: Sequence[Row]) -> frozenset[int]:
 
 def _perplexity_table(rows: Sequence[Row], brief: bool) -> Table:
     windows = sorted({window for row in rows for window in row.perplexity})
-    cells = [[row.label, *(_number(row.perplexity.get(w), brief) for w in windows)] for row in rows]
+    cells = [[row.label, *(format_interval(row.perplexity.get(w), brief) for w in windows)] for row in rows]
     title = "Perplexity by sliding window (lower is better)"
     return Table(title, "perplexity", ["window", *map(format_length, windows)], cells, _strong(rows))
 
@@ -214,18 +216,6 @@ def evaluation_summary(folder: Folder) -> RenderableType:
     return Group(*parts)
 
 
-def format_number(value: float) -> str:
-    """Write a perplexity in two to three digits: 4.84, 15.7, 134, 1.2e4, ∞."""
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞"
-    if value >= 999.5:
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa}e{int(exponent)}"
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
-
-
 def format_share(share: float) -> str:
     """Write a share in per cent; 0% and 100% only where they are exact."""
     text = f"{100 * share:.0f}%"
@@ -238,14 +228,6 @@ def _with_span(value: Interval) -> list[str]:
     """A perplexity and its interval; a dash where one document gives none."""
     span = f"{format_number(value.low)} to {format_number(value.high)}"
     return [format_number(value.mean), span if math.isfinite(value.high) else "–"]
-
-
-def _number(value: Interval | None, brief: bool) -> str:
-    if value is None:
-        return "–"
-    if brief or math.isinf(value.high):
-        return format_number(value.mean)
-    return f"{format_number(value.mean)} [{format_number(value.low)}, {format_number(value.high)}]"
 
 
 def _share(found: tuple[int, int] | None, brief: bool) -> str:

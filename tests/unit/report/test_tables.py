@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from skipwise.report.summary import Folder, read_folder
+from skipwise.report.table import format_number
 from skipwise.report.tables import (
     benchmarks_table,
     evaluation_summary,
-    format_number,
     format_share,
     perplexity_table,
     summary_markdown,

@@ -1,0 +1,42 @@
+"""The losses of single tokens, beside the records of an evaluation: ``token_losses/KEY.npz`` for the reading with that key.
+
+A record holds sums over ranges of positions. What is asked of single tokens, as LongPPL asks, needs each of them: 8 bytes a
+token, kept of the shortest and of the longest window. A file is there before its record is.
+"""
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from skipwise.results.files import replacing
+
+FOLDER = "token_losses"
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """What one reading made of each target of a document."""
+
+    tokens: (
+        np.ndarray
+    )  # int32 [targets], the targets themselves, by which two models' losses are known to be of the same
+    nll: np.ndarray  # float32 [targets], in nats
+
+
+def save_losses(folder: Path, key: str, document: np.ndarray, nll: np.ndarray) -> None:
+    """Write the losses ``nll`` [tokens - 1] of a document [tokens], whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / f"{key}.npz") as file:
+        np.savez(file, tokens=np.asarray(document[1:], dtype=np.int32), nll=nll.astype(np.float32))
+
+
+def read_losses(folder: Path, key: str) -> TokenLosses | None:
+    """Read the losses of a reading; None where they were not kept, or are damaged."""
+    try:
+        with np.load(folder / f"{key}.npz", allow_pickle=False) as kept:
+            losses = TokenLosses(kept["tokens"], kept["nll"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return losses if losses.tokens.shape == losses.nll.shape and losses.nll.ndim == 1 else None
