@@ -15,6 +15,11 @@ from skipwise.cli.options import (
     Questions,
     Records,
     Seed,
+    ServedAs,
+    ServerCheck,
+    ServerRequests,
+    ServerTimeout,
+    ServerURL,
     Split,
     Stride,
     Subset,
@@ -47,7 +52,9 @@ def evaluate(
     ] = None,
     original: Annotated[str | None, typer.Option(help="original length, where neither run nor config says it")] = None,
     stride: Stride = None,
-    documents: Annotated[int, typer.Option(help="how many at the most, the longest first; 0 for none")] = 16,
+    documents: Annotated[
+        int | None, typer.Option(help="how many at the most, the longest first; default: 16, and 0 with --server")
+    ] = None,
     tokens_per_document: Tokens = None,
     key_gain: Annotated[
         float | None, typer.Option(help="LongPPL: nats that far text gives a key token at the least; default: 2")
@@ -80,6 +87,11 @@ def evaluate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print what is measured and what it can show; measure nothing")
     ] = False,
+    server: ServerURL = None,
+    server_model: ServedAs = None,
+    server_requests: ServerRequests = 8,
+    server_timeout: ServerTimeout = 600.0,
+    server_check: ServerCheck = True,
 ) -> None:
     """Measure how far models read, and what the extension cost inside the original window; the same command goes on."""
     console = prepare_process()
@@ -91,6 +103,21 @@ def evaluate(
     from skipwise.recipes.schema import Data
 
     asked = read_lengths(lengths)
+    if server and len(models) > 1:
+        raise RecipeError(f"--server serves one model, and {', '.join(models)} are named: evaluate each by a command")
+    if server and tasks == "none":
+        raise RecipeError("--server answers prompts, and --tasks none asks for none: name tasks, or leave --server out")
+    if server and (base is None or documents is None):
+        console.print(
+            "the server answers prompts; what it does not answer is measured here, and only if it is asked for: documents "
+            "(--documents 16), the base (--base NAME)",
+            soft_wrap=True,
+        )
+    if documents is None:
+        documents = 0 if server else 16
+    if server and base is None:
+        base = "none"
+    serving = _connected(server, server_model, server_requests, server_timeout, server_check)
     longest = read_length(target) or max(asked or [0]) or None
     found = find_models(models, "" if base == "none" else base, read_length(original), longest)
     specification = specification_for(
@@ -108,6 +135,7 @@ def evaluate(
         precision=choose_precision(precision),
         key_gain=key_gain,
         key_loss=key_loss,
+        server=serving.engine if serving else None,
     )
     if not (documents or specification.tasks or benchmarks):
         raise RecipeError(
@@ -118,7 +146,9 @@ def evaluate(
         plan = plan_models(found, specification, console)
         console.print(f"records: {plan.requests:,}; {plan.forecast(specification.precision)}", soft_wrap=True)
         return
-    folder = evaluate(found, specification, shard=read_shard(shard), benchmarks=chosen, out=out, console=console)
+    folder = evaluate(
+        found, specification, shard=read_shard(shard), benchmarks=chosen, server=serving, out=out, console=console
+    )
     _show(folder.path, console)
 
 
@@ -175,6 +205,11 @@ def passkey(
     seed: Seed = 0,
     out: Records = None,
     precision: Precision = "auto",
+    server: ServerURL = None,
+    server_model: ServedAs = None,
+    server_requests: ServerRequests = 8,
+    server_timeout: ServerTimeout = 600.0,
+    server_check: ServerCheck = True,
 ) -> None:
     """Hide a five-digit number at every depth of a prompt and ask for it."""
     console = prepare_process()
@@ -186,6 +221,7 @@ def passkey(
 
     [found] = find_models([model], base="", length=max(read_lengths(lengths) or [0]) or None)
     asked = read_lengths(lengths or None) or doubled_windows(found.original, found.target)
+    serving = _connected(server, server_model, server_requests, server_timeout, server_check)
     specification = Specification(
         documents=0,
         tasks=(task,),
@@ -193,8 +229,10 @@ def passkey(
         trials=trials,
         seed=seed,
         precision=choose_precision(precision),
+        server=serving.engine if serving else None,
     )
-    console.print(rich_table(trials_table(task, measure_retrieval(found, specification, out, console))))
+    records = measure_retrieval(found, specification, out, console, serving)
+    console.print(rich_table(trials_table(task, records)))
 
 
 def merge(
@@ -260,6 +298,19 @@ def report(
     from skipwise.report.page import write_page
 
     new_console().print(f"report: {write_page(runs, out)}", soft_wrap=True)
+
+
+def _connected(url: str | None, name: str | None, at_once: int, timeout: float, check: bool) -> Any:
+    """The server of ``--server``, asked what it serves; None without it."""
+    from skipwise.evaluation.server import connect
+
+    if url is None:
+        if name is not None:
+            raise RecipeError(
+                f"--server-model {name!r} chooses among the models of a server; give its address by --server"
+            )
+        return None
+    return connect(url, name, at_once=at_once, timeout=timeout, trusted=not check)
 
 
 def _show(folder: Path, console: Any) -> None:

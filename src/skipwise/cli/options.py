@@ -45,6 +45,23 @@ Records = Annotated[
     Path | None,
     typer.Option(parser=read_path, metavar="FILE", help="append the records to this results.jsonl, and go on with it"),
 ]
+ServedAs = Annotated[
+    str | None, typer.Option("--server-model", metavar="NAME", help="of its models, where it serves several")
+]
+ServerCheck = Annotated[
+    bool, typer.Option("--server-check/--no-server-check", help="prove first that it serves the weights of MODEL")
+]
+ServerRequests = Annotated[int, typer.Option(min=1, max=1024, help="prompts that the server has at a time")]
+ServerTimeout = Annotated[float, typer.Option(min=0.1, max=86_400, help="seconds that it may take for a prompt")]
+ServerURL = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="let this server answer the prompts, as http://localhost:8000: vLLM's, or another of OpenAI's completions "
+        "protocol; a key is read from $OPENAI_API_KEY",
+    ),
+]
 StartingModel = Annotated[
     str | None,
     typer.Argument(parser=model_name, help="nano (embedded, the default), a folder, or a name on the model hub"),

@@ -6,6 +6,7 @@ A request is a record whose answer is still empty. A batch answers its requests 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from skipwise.errors import EvaluationError
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
 from skipwise.evaluation.questions import Asked
-from skipwise.evaluation.retrieval import answers
+from skipwise.evaluation.retrieval import Answer, Question, answers
+from skipwise.evaluation.server import Server
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.token_losses import save_losses
 
@@ -92,17 +94,32 @@ class Prompts:
 
     def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[Request]:
         """Answer each prompt and yield its record; logits that are not numbers are refused."""
-        asked, how = [self.ask(one) for one in self.requests], self.requests[0]
-        with _watched_logits(model) as broken:
-            for answer in answers(model, self.tokenizer, [one.question for one in asked], precision=how.precision):
-                if any(broken):
-                    raise not_finite(how.arm)
-                broken.clear()
-                request, told = self.requests[answer.number], asked[answer.number].told
-                score = {"hit": answer.hit} if isinstance(request, TrialRecord) else {"score": answer.score}
-                yield replace(request, **told, **score, answer=answer.text, seconds=round(answer.seconds, 3))
-                if on_progress:
-                    on_progress(request.length)
+        how = self.requests[0]
+
+        def read(questions: Sequence[Question]) -> Iterator[Answer]:
+            with _watched_logits(model) as broken:
+                for answer in answers(model, self.tokenizer, questions, precision=how.precision):
+                    if any(broken):
+                        raise not_finite(how.arm)
+                    broken.clear()
+                    yield answer
+
+        return self._records(read, on_progress)
+
+    def served(self, server: Server, on_progress: OnProgress | None = None) -> Iterator[Request]:
+        """Let a server answer each prompt, and yield its record."""
+        return self._records(partial(server.answers, self.tokenizer), on_progress)
+
+    def _records(
+        self, read: Callable[[Sequence[Question]], Iterator[Answer]], on_progress: OnProgress | None
+    ) -> Iterator[Request]:
+        asked = [self.ask(one) for one in self.requests]
+        for answer in read([one.question for one in asked]):
+            request, told = self.requests[answer.number], asked[answer.number].told
+            score = {"hit": answer.hit} if isinstance(request, TrialRecord) else {"score": answer.score}
+            yield replace(request, **told, **score, answer=answer.text, seconds=round(answer.seconds, 3))
+            if on_progress:
+                on_progress(request.length)
 
 
 Batch = Readings | Prompts

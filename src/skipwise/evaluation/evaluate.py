@@ -15,12 +15,14 @@ from typing import Any
 from rich.console import Console
 
 from skipwise.errors import DataError, RunError
-from skipwise.evaluation.batches import Batch, Readings
+from skipwise.evaluation.batches import Batch, Prompts, Readings
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import other_text
-from skipwise.evaluation.runner import measure, missing, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.runner import ask, measure, missing, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.same_model import require_served
+from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.model.forward_cost import ForwardCost, Speed
@@ -68,16 +70,19 @@ def evaluate(
     *,
     shard: tuple[int, int] = (1, 1),
     benchmarks: Benchmarks | None = None,
+    server: Server | None = None,
     out: Path | None = None,
     console: Console,
 ) -> RunFolder:
     """Measure every model and base into the folder ``out``, or go on where a stopped evaluation ended.
 
     ``shard`` is (i, n): part i of n of the documents and prompts is measured here; the first part runs the benchmarks
-    too.
+    too. A ``server`` answers the prompts of the first model, which it has to serve; all else is measured here.
     """
     folder = _folder(out, models, specification)
     plan = plan_models(models, specification, console)
+    if server:
+        require_served(server, models[0], specification)
     facts = {"evaluation": _asked(models, specification), "fingerprints": plan.fingerprints, "records": plan.requests}
     folder.begin(**facts)  # with them, so that a kill leaves no folder that says nothing
     folder.require_same(**plan.fingerprints)
@@ -92,7 +97,11 @@ def evaluate(
     for model in models:
         planned = _keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
         if left := missing(planned, known, shard):
-            measure(model.load(specification.precision), left, console, keep)
+            if server and not model.control:
+                ask(server, left, console, keep)
+                left = [batch for batch in left if not isinstance(batch, Prompts)]
+            if left:
+                measure(model.load(specification.precision), left, console, keep)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, specification.precision, records, keep, console)
     return folder
@@ -279,6 +288,7 @@ def _batches(
         batches += plan_readings(specification, model, [text], windows)
     asked = [specification]
     if model.control:
+        specification = replace(specification, server=None)
         inside = tuple(sorted(length for length in specification.prompt_lengths if length <= model.original))
         passkey = tuple(task for task in specification.tasks if task == "passkey")
         asked = [

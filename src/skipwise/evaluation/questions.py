@@ -49,7 +49,7 @@ def first_request(
     request: TrialRecord | RulerRecord
     if not is_ruler(task):
         draw_prompt(task, tokenizer, min(length, _LONG_ENOUGH), how.seed, 0, how.depths)
-        request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, how.precision, model.digest)
+        request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, how.prompt_precision, model.digest)
         return request, partial(_ask_number, tokenizer)
     assert data is not None
     drawn = partial(ruler_prompt, tokenizer, task.removeprefix(RULER), seed=how.seed, data=data)
@@ -63,7 +63,7 @@ def first_request(
         drawn(length=min(length, _LONG_ENOUGH), trial=trial)
     digest = hashlib.sha256(f"{model.digest} {data.fingerprint}".encode()).hexdigest()[:16]
     request = RulerRecord(
-        model.label, task.removeprefix(RULER), length, how.seed, 0, prompt.real_data, how.precision, digest
+        model.label, task.removeprefix(RULER), length, how.seed, 0, prompt.real_data, how.prompt_precision, digest
     )
     return request, partial(_ask_ruler, tokenizer, data)
 

@@ -201,6 +201,20 @@ def _answer(
     return Answer(number, text, question.score(text), seconds)
 
 
+def as_far_as_needed(
+    number: int, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase, seconds: float
+) -> Answer:
+    """The answer of which ``written`` was written to its end elsewhere: as much of it as ``answers`` would have written.
+
+    That is what agrees with the draft and one id more, and then all up to where it is finished.
+    """
+    pairs = zip(question.draft, written, strict=False)
+    end = 1 + next((i for i, (drafted, id) in enumerate(pairs) if drafted != id), len(question.draft))
+    while end < len(written) and not _finished(question, tokenizer, written[:end]):
+        end += 1
+    return _answer(number, question, written[:end], tokenizer, seconds)
+
+
 def _said(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
 

@@ -23,6 +23,7 @@ from skipwise.errors import EvaluationError, TooShortError
 from skipwise.evaluation.batches import Batch, Prompts, Readings, Request
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.questions import first_request
+from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import (
     EvaluationText,
@@ -155,6 +156,18 @@ def measure(
                     on_record(record)
 
 
+def ask(server: Server, batches: Sequence[Batch], console: Console, on_record: Callable[[Record], None]) -> None:
+    """Let a server answer every prompt, under one progress bar, and hand each record on as soon as it is made."""
+    prompts = [batch for batch in batches if isinstance(batch, Prompts)]
+    if not prompts:
+        return
+    doing = f"asking {prompts[0].requests[0].arm} at {server.url}"
+    with progress(doing, sum(batch.tokens for batch in prompts), console) as advance:
+        for batch in prompts:
+            for record in batch.served(server, advance):
+                on_record(record)
+
+
 def _advance(advance: Callable[[float], None], operations: float, tokens: int) -> None:
     advance(tokens * operations)
 
@@ -187,12 +200,16 @@ def require_memory(
 
 
 def answered(
-    model: Callable[[], PreTrainedModel], batches: Sequence[Batch], results: Path | None, console: Console
+    model: Callable[[], PreTrainedModel],
+    batches: Sequence[Batch],
+    results: Path | None,
+    console: Console,
+    server: Server | None = None,
 ) -> list[Record]:
     """Answer the requests that the file ``results`` does not answer yet, and return the records of all requests.
 
     Each record is appended to it as soon as it is made; None keeps them in memory alone. ``model`` loads the model, and
-    is called only if something is left to measure.
+    is called only if something is left to measure. A ``server`` answers prompts in its place.
     """
     known = {r.key: r for r in read_records(results) if isinstance(r, Measured)} if results else {}
     made: dict[str, Record] = dict(known)
@@ -203,7 +220,11 @@ def answered(
         if results is not None:
             append_record(results, record)
 
-    if left := missing(batches, known):
+    left = missing(batches, known)
+    if server:
+        ask(server, left, console, keep)
+        left = [batch for batch in left if not isinstance(batch, Prompts)]
+    if left:
         measure(model(), left, console, keep)
     return [made[request.key] for batch in batches for request in batch.requests]
 

@@ -15,6 +15,8 @@ from skipwise.errors import RecipeError, RunError, one_of
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.same_model import require_served
+from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, doubled_windows
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
@@ -115,14 +117,23 @@ def measure_perplexity(
 
 
 def measure_retrieval(
-    model: EvaluatedModel, specification: Specification, out: Path | None, console: Console
+    model: EvaluatedModel,
+    specification: Specification,
+    out: Path | None,
+    console: Console,
+    server: Server | None = None,
 ) -> list[TrialRecord]:
-    """Ask every prompt of the specification, whose tasks are of retrieval; RULER's belong to ``skipwise evaluate``."""
+    """Ask every prompt of the specification, whose tasks are of retrieval; RULER's belong to ``skipwise evaluate``.
+
+    A ``server`` that serves the model answers in its place.
+    """
     for task in specification.tasks:
         one_of("task", task, TASKS)
     _keep(out)
     batches = list(plan_prompts(specification, model, load_tokenizer(model.name)))
-    records = answered(lambda: model.load(specification.precision), batches, out, console)
+    if server:
+        require_served(server, model, specification)
+    records = answered(lambda: model.load(specification.precision), batches, out, console, server)
     return [record for record in records if isinstance(record, TrialRecord)]
 
 

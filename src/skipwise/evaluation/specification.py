@@ -52,6 +52,7 @@ class Specification:
         precision: bf16, fp16 or float32.
         key_gain: of LongPPL, the least gain in nats that far text gives a key token; None: as published.
         key_loss: of LongPPL, the greatest loss in nats of a key token; None: as published.
+        server: the engine of the server that answers the prompts, as ``vllm 0.32.0``; None: they are answered here.
 
     Raises:
         RecipeError: a number breaks its rule, a task is unknown, or a window cannot take the stride.
@@ -76,6 +77,7 @@ class Specification:
     precision: str = "float32"
     key_gain: float | None = None
     key_loss: float | None = None
+    server: str | None = None
 
     def __post_init__(self) -> None:
         for name, nats in (("key_gain", self.key_gain), ("key_loss", self.key_loss)):
@@ -107,6 +109,11 @@ class Specification:
         if self.stride and (self.stride <= window or window in self.windows):
             return self.stride
         return min(max(self.original // 2, self.target // 16), window // 2)
+
+    @property
+    def prompt_precision(self) -> str:
+        """The precision in which prompts are answered, in words where a server chose it: it does not tell."""
+        return self.precision if self.server is None else f"chosen by {self.server}"
 
     def warnings(self, models: Sequence[EvaluatedModel]) -> Iterator[str]:
         """Say what these settings cannot show of some models."""
