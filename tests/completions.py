@@ -73,10 +73,10 @@ def serving(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **how: A
     served = Served(model, tokenizer, **how)
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self.reply(*served.get(self.path))
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             served.keys.append(self.headers.get("Authorization"))
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             self.reply(*served.post(body))

@@ -23,6 +23,7 @@ from skipwise.evaluation.retrieval import Answer, Question, as_far_as_needed
 AT_ONCE = 8  # requests
 TIMEOUT = 600.0  # seconds, as in OpenAI's client
 _CONNECT = 10.0  # seconds
+_FIRST_WORD = 30.0  # seconds until a server must have said what it serves
 _WAITS = (1.0, 5.0)  # seconds before a prompt is sent again
 _BUSY = (429, 502, 503, 504)  # what a server, or what stands before it, says when it may answer later
 # With a temperature of 0 the likeliest token is taken. The penalties are stated because servers take them from the model's
@@ -30,10 +31,21 @@ _BUSY = (429, 502, 503, 504)  # what a server, or what stands before it, says wh
 _GREEDY = {"temperature": 0, "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
 
 
+class _Meta(BaseModel):
+    n_ctx: int | None = Field(default=None, ge=1)
+
+
 class _Model(BaseModel):
+    """A model that is served; vLLM and llama.cpp's server tell its window, each in its own way."""
+
     id: str
     owned_by: str = ""
     max_model_len: int | None = Field(default=None, ge=1)
+    meta: _Meta | None = None
+
+    @property
+    def window(self) -> int | None:
+        return self.max_model_len or (self.meta.n_ctx if self.meta else None)
 
 
 class _Models(BaseModel):
@@ -148,7 +160,7 @@ def connect(
         raise RecipeError(f"the server at {address} does not serve {name!r}; choose one of {', '.join(names)}")
     one = next(one for one in served.data if name in (None, one.id))
     engine = f"{one.owned_by or 'a server'} {version}".strip()
-    return Server(address, one.id, engine, one.max_model_len, at_once, timeout, trusted)
+    return Server(address, one.id, engine, one.window, at_once, timeout, trusted)
 
 
 def _address(url: str) -> str:
@@ -186,7 +198,7 @@ def _key() -> str:
 
 async def _asked_what_it_serves(url: str, timeout: float) -> tuple[_Models, str]:
     """What a server serves, and its version, which is not of the protocol: vLLM tells it."""
-    async with _client(url, timeout) as client:
+    async with _client(url, min(timeout, _FIRST_WORD)) as client:
         served = await _told(_Models, client, "/v1/models")
         with suppress(httpx2.HTTPError, ValidationError):
             return served, _Version.model_validate_json((await client.get("/version")).content).version
@@ -255,9 +267,14 @@ def _refused(client: httpx2.AsyncClient, body: dict[str, Any] | None, answer: ht
 
 
 def _slow(client: httpx2.AsyncClient, body: dict[str, Any] | None) -> NoReturn:
+    if body is None:
+        raise EvaluationError(
+            f"the server at {_base(client)} did not say in {client.timeout.read:g} s what it serves: wait until it has loaded its "
+            "model, or correct --server, and run the command again"
+        )
     raise EvaluationError(
         f"the server at {_base(client)} did not answer {_what(body)} in {client.timeout.read:g} s: give it longer "
-        f"(--server-timeout), or ask fewer at once (--server-requests), and run the command again{_KEPT if body else ''}"
+        f"(--server-timeout), or ask fewer at once (--server-requests), and run the command again{_KEPT}"
     )
 
 

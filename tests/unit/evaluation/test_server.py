@@ -130,7 +130,7 @@ def test_the_key_is_sent_and_not_said(model, served, monkeypatch) -> None:
     measure_retrieval(model, how["specification"], None, QUIET, how["server"])
     assert set(served.keys) == {"Bearer sk-hidden"}
     served.disturb = lambda number: (401, b'{"error":{"message":"Incorrect API key sk-hidden"}}')
-    with pytest.raises(EvaluationError, match="HTTP 401.*Incorrect API key.*OPENAI_API_KEY") as refusal:
+    with pytest.raises(EvaluationError, match=r"HTTP 401.*Incorrect API key.*OPENAI_API_KEY") as refusal:
         measure_retrieval(model, how["specification"], None, QUIET, how["server"])
     assert "hidden" not in str(refusal.value)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-\u00fc")
@@ -150,7 +150,7 @@ def test_what_is_no_address_is_refused(url) -> None:
 
 
 def test_an_address_with_a_password_is_refused() -> None:
-    with pytest.raises(RecipeError, match="commands are recorded.*OPENAI_API_KEY") as refusal:
+    with pytest.raises(RecipeError, match=r"commands are recorded.*OPENAI_API_KEY") as refusal:
         connect("http://me:secret@localhost:8000")
     assert "secret" not in str(refusal.value)
 
@@ -174,6 +174,13 @@ def test_a_server_of_another_protocol_is_said(served) -> None:
     served.get = lambda path: (200, b'{"data": []}')
     with pytest.raises(EvaluationError, match=r"something else than OpenAI's.*data: "):
         connect(served.url)
+
+
+def test_the_window_as_llama_cpp_tells_it(served) -> None:
+    served.get = lambda path: (200, b'{"data": [{"id": "m", "owned_by": "llamacpp", "meta": {"n_ctx": 512}}]}')
+    assert connect(served.url).window == 512
+    served.get = lambda path: (200, b'{"data": [{"id": "m", "meta": null}]}')
+    assert connect(served.url).window is None
 
 
 def test_which_of_several_models_is_asked(served) -> None:
@@ -237,6 +244,16 @@ def test_a_slow_server_is_said_with_the_way_out(model, served, tmp_path) -> None
             EvaluationError, match=r"did not answer a prompt of [0-9]+ tokens in 0.2 s.*--server-timeout"
         ):
             evaluate([model], **how, out=tmp_path / "e", console=QUIET)
+    finally:
+        over.set()
+
+
+def test_a_server_that_does_not_say_what_it_serves_is_not_waited_for(served) -> None:
+    over = threading.Event()
+    served.get = lambda path: (200, b"") if over.wait() else (404, b"")
+    try:
+        with pytest.raises(EvaluationError, match=r"did not say in 0.2 s what it serves: wait .* or correct --server"):
+            connect(served.url, timeout=0.2)
     finally:
         over.set()
 

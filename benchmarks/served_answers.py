@@ -1,0 +1,75 @@
+"""Answers of a server beside those of this process: how many are equal, and how close two tokens were where answers part.
+
+    python benchmarks/served_answers.py MODEL URL [--tasks passkey,ruler] [--lengths 1k,2k] [--trials 8] [--precision bf16]
+
+The server gets the prompts of ``skipwise evaluate --server`` and has to tell token ids, as vLLM does. Both sides write greedily
+to the end of the answer. Where they part, the local model says in float32 how much likelier its own token was: in a tie, about
+as likely, another order of sums or another precision turns the choice round.
+"""
+
+import argparse
+from collections import Counter
+
+import torch
+from rich.console import Console
+
+from skipwise.evaluation.decoding import Reader
+from skipwise.evaluation.models import find_models
+from skipwise.evaluation.perplexity import inference
+from skipwise.evaluation.runner import plan_prompts
+from skipwise.evaluation.server import connect
+from skipwise.evaluation.specification import Specification, read_tasks
+from skipwise.method.lengths import parse_length
+from skipwise.model.loading import load_tokenizer
+
+
+def main() -> None:
+    """Ask both, and print a Markdown table and the places where answers part."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("url")
+    parser.add_argument("--tasks", default="passkey,keys,lines,ruler")
+    parser.add_argument("--lengths", default="1k,2k")
+    parser.add_argument("--trials", type=int, default=8)
+    parser.add_argument("--precision", default="float32")
+    asked = parser.parse_args()
+    [found] = find_models([asked.model], base="")
+    lengths = tuple(parse_length(length) for length in asked.lengths.split(","))
+    specification = Specification(
+        documents=0, tasks=read_tasks(asked.tasks.split(",")), prompt_lengths=lengths, trials=asked.trials
+    )
+    server, tokenizer = connect(asked.url), load_tokenizer(found.name)
+    server.require_window(max(lengths))
+    model = found.load(asked.precision)
+    questions, labels = [], []
+    for batch in plan_prompts(specification, found, tokenizer, Console()):
+        questions += [batch.ask(request).question for request in batch.requests]
+        labels += [f"{request.task} {request.length}" for request in batch.requests]
+    bodies = [{"prompt": question.ids, "max_tokens": question.most} for question in questions]
+    equal: Counter[str] = Counter()
+    for number, completion, _ in server.completions(bodies):
+        question, theirs = questions[number], completion.token_ids or []
+        with inference(model, asked.precision):
+            reader = Reader(model)
+            ours = reader.go_on(
+                question.ids,
+                reader.begin(question.ids, theirs[: question.most - 1]),
+                lambda ids, most=question.most: tokenizer.eos_token_id in ids or len(ids) >= most,
+            )
+        parted = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+        if parted is None:
+            equal[labels[number]] += 1
+            continue
+        row = torch.tensor([question.ids + ours[:parted]], device=model.device)
+        with inference(model, "float32"):
+            logits = model(input_ids=row, attention_mask=torch.ones_like(row), logits_to_keep=1).logits[0, -1]
+        apart = float(logits[ours[parted]] - logits[theirs[parted]])
+        print(f"{labels[number]}, prompt {number}: answers part at token {parted + 1}, {apart:+.4f} nats", flush=True)
+    print(f"\n{server.engine} beside transformers in {asked.precision}\n\n| task, tokens | equal answers |\n|---|---|")
+    for label, prompts in Counter(labels).items():
+        print(f"| {label} | {equal[label]} of {prompts} |")
+    print(f"| all | {equal.total()} of {len(questions)} |")
+
+
+if __name__ == "__main__":
+    main()
