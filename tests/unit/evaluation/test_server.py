@@ -12,8 +12,11 @@ from rich.console import Console
 
 from skipwise.errors import EvaluationError, RecipeError, RunError
 from skipwise.evaluation import server as server_module
+from skipwise.evaluation.decoding import Reader
 from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.models import find_models
+from skipwise.evaluation.retrieval import Question, as_far_as_needed
+from skipwise.evaluation.retrieval import answers as answers_of
 from skipwise.evaluation.same_model import require_served
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.single import measure_retrieval
@@ -68,6 +71,33 @@ def answers(path: Path) -> dict:
     return {
         (r.kind, r.task, r.length, r.trial): replace(r, seconds=0.0, precision="") for r in read_records(path) if r.task
     }
+
+
+def settled(draft: list[int], signs: int) -> Question:
+    """A question whose answer is full as soon as so many signs stand in it."""
+    return Question(list(range(70, 110)), draft, 24, lambda text: float(len(text) >= signs), settled=True)
+
+
+@pytest.mark.parametrize("agreed", [0, 2, 9])
+@pytest.mark.parametrize("full", [1, 4, 12])
+def test_as_much_is_kept_as_the_local_model_would_have_written(agreed, full) -> None:
+    model, tokenizer = llama(WINDOW, tie_word_embeddings=False), byte_tokenizer()
+    prompt = settled([], 99).ids
+    with torch.inference_mode():
+        ids = Reader(model).go_on(prompt, Reader(model).begin(prompt, []), lambda written: len(written) == 24)
+    question = settled([*ids[:agreed], 1], full)
+    [ours] = answers_of(model, tokenizer, [question])
+    kept = as_far_as_needed(0, question, ids, tokenizer, 0.0)
+    assert kept == replace(ours, seconds=0.0)
+    assert full <= len(kept.text) < len(tokenizer.decode(ids).strip())
+
+
+@pytest.mark.parametrize(("window", "most"), [(None, 6), (46, 6), (45, 5), (41, 1)])
+def test_no_more_tokens_are_asked_for_than_the_window_takes(served, window, most) -> None:
+    served.window = window
+    question = Question(list(range(40, 80)), [], 6, lambda text: 0.0)
+    assert len(list(connect(served.url).answers(served.tokenizer, [question]))) == 1
+    assert served.asked[0]["max_tokens"] == most
 
 
 @pytest.mark.parametrize("window", [4096, WINDOW, None])
