@@ -53,7 +53,7 @@ def evaluate(
     original: Annotated[str | None, typer.Option(help="original length, where neither run nor config says it")] = None,
     stride: Stride = None,
     documents: Annotated[
-        int | None, typer.Option(help="how many at the most, the longest first; default: 16, and 0 with --server")
+        int | None, typer.Option(help="how many at the most, the longest first; default: 16, or 0 with --server")
     ] = None,
     tokens_per_document: Tokens = None,
     key_gain: Annotated[
@@ -103,20 +103,15 @@ def evaluate(
     from skipwise.recipes.schema import Data
 
     asked = read_lengths(lengths)
-    if server and len(models) > 1:
-        raise RecipeError(f"--server serves one model, and {', '.join(models)} are named: evaluate each by a command")
-    if server and tasks == "none":
-        raise RecipeError("--server answers prompts, and --tasks none asks for none: name tasks, or leave --server out")
-    if server and (base is None or documents is None):
-        console.print(
-            "the server answers prompts; what it does not answer is measured here, and only if it is asked for: documents "
-            "(--documents 16), the base (--base NAME)",
-            soft_wrap=True,
-        )
-    if documents is None:
-        documents = 0 if server else 16
-    if server and base is None:
-        base = "none"
+    if server:
+        _require_prompts_of_one(models, tasks)
+        if base is None or documents is None:
+            console.print(
+                "the server answers prompts; what it does not answer is measured here, and only if it is asked for: documents "
+                "(--documents 16), the base (--base NAME)",
+                soft_wrap=True,
+            )
+        base, documents = base or "none", documents or 0
     serving = _connected(server, server_model, server_requests, server_timeout, server_check)
     longest = read_length(target) or max(asked or [0]) or None
     found = find_models(models, "" if base == "none" else base, read_length(original), longest)
@@ -126,7 +121,7 @@ def evaluate(
         lengths=asked,
         target=read_length(target),
         stride=read_length(stride),
-        documents=documents,
+        documents=16 if documents is None else documents,
         tokens_per_document=read_length(tokens_per_document),
         tasks=() if tasks == "none" else read_tasks(tasks.split(","), ruler_data),
         ruler_data=ruler_data,
@@ -137,7 +132,7 @@ def evaluate(
         key_loss=key_loss,
         server=serving.engine if serving else None,
     )
-    if not (documents or specification.tasks or benchmarks):
+    if not (specification.documents or specification.tasks or benchmarks):
         raise RecipeError(
             "--documents 0 and --tasks none leave nothing to measure; give documents, tasks or benchmarks"
         )
@@ -298,6 +293,14 @@ def report(
     from skipwise.report.page import write_page
 
     new_console().print(f"report: {write_page(runs, out)}", soft_wrap=True)
+
+
+def _require_prompts_of_one(models: list[str], tasks: str) -> None:
+    """Require that a server has something to answer, and for one model."""
+    if len(models) > 1:
+        raise RecipeError(f"--server serves one model, and {', '.join(models)} are named: evaluate each by a command")
+    if tasks == "none":
+        raise RecipeError("--server answers prompts, and --tasks none asks for none: name tasks, or leave --server out")
 
 
 def _connected(url: str | None, name: str | None, at_once: int, timeout: float, check: bool) -> Any:
