@@ -128,9 +128,9 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
     """Put the shards of one evaluation together in a new folder; those that contradict each other are refused."""
     shared = ("evaluation", "fingerprints", "records")
     folders = [RunFolder(part) for part in parts]
-    facts = [{key: told.get(key) for key in shared} for told in (folder.read() for folder in folders)]
-    for its in facts:  # a shard that was begun earlier lacks newer settings
-        its["evaluation"] = _given(its["evaluation"] or {})
+    facts: list[dict[str, Any]] = [{key: told.get(key) for key in shared} for told in map(RunFolder.read, folders)]
+    for its in facts:
+        its["evaluation"] = _given(its["evaluation"] or {})  # a shard that was begun earlier lacks newer settings
     for folder, its in zip(folders, facts, strict=True):
         if "models" not in its["evaluation"]:
             raise RunError(f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote")
