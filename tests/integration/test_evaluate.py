@@ -107,7 +107,7 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
     assert one.effective.rule in page
     assert "gain by far text" in page
     assert " key tokens of " in page
-    assert "loss below 99 nats, more than 0.001 lower than in windows of 64; lower is better" in page
+    assert "their loss is below 99 nats, and more than 0.001 lower than in windows of 64 tokens" in page
     with open(folder / "numbers.csv", encoding="utf-8") as file:
         numbers = list(csv.DictReader(file))
     sliding = next(r for r in numbers if r["measure"] == "perplexity by sliding window" and r["length"] == "64")

@@ -19,6 +19,7 @@ class LongPerplexities:
     evaluator: Row  # the first extended model, which chooses the key tokens
     key: dict[str, KeyTokens]  # by document
     models: list[tuple[Row, LongPerplexity]]
+    thresholds: tuple[float, float]  # of a key token, in nats: the least gain by far text and the greatest loss
 
     @property
     def share(self) -> str:
@@ -26,6 +27,12 @@ class LongPerplexities:
         tokens = sum(int(chosen.key.sum()) for chosen in self.key.values())
         candidates = sum(chosen.candidates for chosen in self.key.values())
         return f"{counted(tokens, 'key token')} of {candidates:,} in {counted(len(self.key), 'document')}"
+
+    @property
+    def rule(self) -> str:
+        """Which tokens are key, in words."""
+        gain, most = self.thresholds
+        return f"their loss is below {most:g} nats, and more than {gain:g} lower than in windows of {min(self.evaluator.sliding):,} tokens"
 
 
 def long_perplexities(folder: Folder) -> Iterator[LongPerplexities]:
@@ -44,7 +51,9 @@ def long_perplexities(folder: Folder) -> Iterator[LongPerplexities]:
             continue
         if chosen := key_tokens(evaluator.readings(short), evaluator.whole, read, *thresholds(folder)):
             of_all = [(row, long_perplexity(row.whole, chosen, read)) for row in rows if row.data == evaluator.data]
-            yield LongPerplexities(evaluator, chosen, [(row, value) for row, value in of_all if value])
+            yield LongPerplexities(
+                evaluator, chosen, [(row, value) for row, value in of_all if value], thresholds(folder)
+            )
 
 
 def thresholds(folder: Folder) -> tuple[float, float]:
@@ -69,9 +78,7 @@ def longppl_tables(folder: Folder, brief: bool, named: str = "") -> list[Table]:
             ]
             for row, value in one.models
         ]
-        gain, most = thresholds(folder)
-        rule = f"loss below {most:g} nats, more than {gain:g} lower than in windows of {format_length(min(one.evaluator.sliding))}"
-        title = f"LongPPL{named}: {one.share}, chosen by {one.evaluator.label} ({rule}; lower is better)"
+        title = f"LongPPL{named}: {one.share}, chosen by {one.evaluator.label} (lower is better)"
         head = ["model", "LongPPL", "perplexity of all"]
         tables.append(Table(title, "LongPPL", head, cells))
     return tables

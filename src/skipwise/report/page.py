@@ -179,10 +179,10 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"Perplexity: {read}. Every token but the first is scored once, and windows advance by "
             f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, Student's t over documents."
         )
-    if any(True for folder in folders for _ in long_perplexities(folder)):
+    if rules := {one.rule for folder in folders for one in long_perplexities(folder)}:
         parts.append(
-            "LongPPL (Fang et al., ICLR 2025): perplexity of the tokens that a model predicts well with far text and badly "
-            "without. The model that chooses them is favoured by its own choice; the others are compared on equal terms."
+            f"LongPPL (Fang et al., ICLR 2025): perplexity of the key tokens alone, which need far text: {' or '.join(sorted(rules))}. "
+            "The model that chooses them is favoured by its own choice; the others are compared on equal terms."
         )
     if trials:
         asked = Counter(
