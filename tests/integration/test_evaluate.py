@@ -124,6 +124,13 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
     assert (folder / "report.html").read_text() == before
 
 
+def test_without_a_key_token_the_table_says_so(evaluated, monkeypatch, capsys, tmp_path) -> None:
+    run(monkeypatch, "evaluate", evaluated, "--data", "text", *ASKED, "--key-gain", "50", "--out", "strict")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "LongPPL: 0 key tokens of 1,344 in 4 documents, chosen by mine (lower is better)" in printed
+    assert "model LongPPL perplexity of all mine – –" in printed
+
+
 def test_short_ability_is_shown_and_the_benchmarks_that_were_not_run_are_named(finished) -> None:
     printed, folder = finished[1], finished[0] / "evaluations" / "mine"
     read = [r for r in records(folder) if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT]

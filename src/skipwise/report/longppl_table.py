@@ -78,6 +78,7 @@ def longppl_tables(folder: Folder, brief: bool, named: str = "") -> list[Table]:
             ]
             for row, value in one.models
         ]
+        cells = cells or [[one.evaluator.label, "–", "–"]]  # there is no key token, as the title says
         title = f"LongPPL{named}: {one.share}, chosen by {one.evaluator.label} (lower is better)"
         head = ["model", "LongPPL", "perplexity of all"]
         tables.append(Table(title, "LongPPL", head, cells))
