@@ -289,6 +289,7 @@ def test_what_cannot_be_asked_is_said(evaluated, monkeypatch, capsys, tmp_path) 
         return " ".join(refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *words).split())
 
     assert "task 'lins' is unknown (did you mean lines?)" in said("--tasks", "lins")
+    assert "task 'rular' is unknown (did you mean ruler?)" in said("--tasks", "rular")
     assert "trials 0 must be at least 1" in said("--trials", "0")
     assert "shard '3/2' must be PART/PARTS" in said("--shard", "3/2")
     assert "leave nothing to measure" in said("--documents", "0", "--tasks", "none")

@@ -96,7 +96,7 @@ class Specification:
             if is_ruler(task):
                 ruler.ruler_task(task.removeprefix(RULER))
             else:
-                one_of("task", task, TASKS)
+                one_of("task", task, [*TASKS, RULER.removesuffix(":"), *ruler.TASKS])
         for window in self.windows:
             sliding_windows(window, window, self.stride_of(window))
 
