@@ -24,6 +24,7 @@ RUN python3.12 -m venv /opt/venv \
         datasets==5.2.0 \
         filelock==4.2.12 \
         huggingface_hub==2.4.0 \
+        httpx2==2.16.2 \
         jinja2==3.1.6 \
         matplotlib==3.11.2 \
         numpy==2.4.6 \

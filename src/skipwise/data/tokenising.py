@@ -81,18 +81,16 @@ def build_token_store(
     chat = getattr(tokenizer, "chat_template", None)  # any document may be a conversation
     template = "" if chat is None and corpus.kind() is not Conversation else f" {chat}"
     without = f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}"
-    fingerprint, cache = _sha256(without + template), _cache(data)
+    names, cache = (_sha256(without), _sha256(without + template)), _cache(data)
+    if corpus.kind() is not str:
+        names = names[1], names[1]
     try:
-        if template and corpus.kind() is str:  # before mixtures, the template did not count for texts: such stores stay
-            store, _ = _open(cache / "tokens" / _sha256(without))
-            if store is not None:
-                return store
-        store, _ = _open(cache / "tokens" / fingerprint)
+        store, _ = _find(cache / "tokens", names)
         if store is None:
             if data.workers is not None:
                 os.environ["RAYON_NUM_THREADS"] = str(min(data.workers, os.cpu_count() or 1))
             private_folder(cache)
-            return _build(cache / "tokens", fingerprint, corpus, content, tokenizer, data.max_tokens, on_progress, say)
+            return _build(cache / "tokens", names, corpus, content, tokenizer, data.max_tokens, on_progress, say)
     except OSError as error:  # an unreadable source is a DataError already
         raise DataError(
             f"{printable(error.filename or cache)}: the token store cannot be written ({error.strerror or error}); "
@@ -158,7 +156,7 @@ def _cache(data: Data) -> Path:
 
 def _build(
     stores: Path,
-    fingerprint: str,
+    names: tuple[str, str],
     corpus: Corpus,
     content: str,
     tokenizer: Any,
@@ -166,11 +164,11 @@ def _build(
     on_progress: OnProgress | None,
     say: Say,
 ) -> TokenStore:
-    folder, draft = stores / fingerprint, stores / f".draft-{fingerprint}"
+    draft = stores / f".draft-{names[1]}"
     private_folder(stores)
     private_folder(stores / ".locks")
-    with FileLock(stores / ".locks" / fingerprint, mode=0o666 if os.environ.get("SKIPWISE_SHARED") else 0o600):
-        store, damage = _open(folder)
+    with FileLock(stores / ".locks" / names[1], mode=0o666 if os.environ.get("SKIPWISE_SHARED") else 0o600):
+        store, damage = _find(stores, names)
         if store is not None:  # another process built it meanwhile
             return store
         if damage:
@@ -183,6 +181,8 @@ def _build(
                     f"{printable(corpus.source)} was changed while it was read, so its tokens are of no known text; run the "
                     "command again when nothing writes there"
                 )
+            fingerprint = names[bool((draft / "context.bin").stat().st_size)]
+            folder = stores / fingerprint
             about |= {"schema": SCHEMA, "fingerprint": fingerprint, "source": corpus.source, "seal": seal(draft, FILES)}
             write_json(draft / "store.json", about)
             keep_private(draft / "store.json")
@@ -266,6 +266,21 @@ def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Pla
             batch, characters = [], 0
     if batch:
         yield batch, place
+
+
+def _find(stores: Path, names: tuple[str, str]) -> tuple[TokenStore | None, str]:
+    """Return the store of a source, or None and what is wrong with it.
+
+    The template counts for conversations alone, and whether there are any shows when all is read. So a store without one has the
+    first name, whatever the tokenizer's template, and one with some the second.
+    """
+    store, damage = _open(stores / names[0])
+    if store is None and names[1] != names[0]:
+        store, other = _open(stores / names[1])
+        damage = damage or other
+        if store is not None and not store.holds_conversations:  # an early build of 0.2 named it so
+            return None, damage
+    return store, damage
 
 
 def _open(folder: Path) -> tuple[TokenStore | None, str]:

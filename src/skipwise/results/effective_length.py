@@ -63,6 +63,9 @@ def effective_length(
         share = own[1] / own[2]
         needed, of_base = FOUND * share, f" ({FOUND:.0%} of the share that the base finds at {own[0]:,} tokens)"
         base_fails = f"the base itself finds {share:.0%} of the passkeys in {own[0]:,} tokens"
+    blind = base_fails and not needed  # so would any model pass
+    if blind:
+        needed, of_base = FOUND, ""
     rule = (
         f"The longest length such that, at it and at every shorter tested one, at least {needed:.0%} of the passkeys"
         f"{of_base} are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above "
@@ -71,6 +74,10 @@ def effective_length(
     reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
     if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:
         return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
+    if blind:
+        return reads(
+            0, next="Passkeys do not tell how far it reads, because the base finds none of them.", unknown=True
+        )
     reached, lengths = 0, sorted({*found, *excess})
     for length in lengths:
         told = [_judge_passkeys(*found[length], needed)] if length in found else []

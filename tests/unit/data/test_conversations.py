@@ -1,5 +1,6 @@
 """Conversations: five chat templates by an independent count, every form of record, and messages for what is wrong."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from pyarrow import parquet
 from tokenizers import AddedToken
 
+from skipwise.data import tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.examples import IGNORED, PoseDataset
 from skipwise.data.tokenising import build_token_store
@@ -321,13 +323,28 @@ def test_another_template_is_another_store(tmp_path: Path) -> None:
     assert build_token_store(data, tokenizer(CHATML)).fingerprint == one.fingerprint
 
 
-def test_a_store_of_texts_that_was_named_without_the_template_is_used(tmp_path: Path) -> None:
-    """So it was named before a source could mix texts and conversations, and runs that began with it go on."""
+def test_texts_alone_have_one_store_whatever_the_template_and_the_cache(tmp_path: Path) -> None:
+    """Runs know their text by the store's name: it must not depend on who tokenised the text before."""
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "plain"}) + "\n")
     data = Data(source=str(tmp_path / "text.jsonl"), cache=str(tmp_path / "c"))
     fresh = build_token_store(Data(source=data.source, cache=str(tmp_path / "d")), tokenizer(CHATML))
     older = build_token_store(data, tokenizer(None))
-    assert build_token_store(data, tokenizer(CHATML)).fingerprint == older.fingerprint != fresh.fingerprint
+    assert build_token_store(data, tokenizer(CHATML)).fingerprint == older.fingerprint == fresh.fingerprint
+
+
+def test_a_store_of_texts_that_was_named_with_the_template_is_built_again(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "plain"}) + "\n")
+    data = Data(source=str(tmp_path / "text.jsonl"), cache=str(tmp_path / "c"))
+    fresh = build_token_store(data, tokenizer(CHATML))
+    made = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            tokenising, "_sha256", lambda text: made.append(hashlib.sha256(text.encode()).hexdigest()) or made[-1]
+        )
+        build_token_store(data, tokenizer(CHATML))
+    with_template = next(name for name in made[::-1] if name != fresh.fingerprint)
+    fresh.path.rename(fresh.path.with_name(with_template))
+    assert build_token_store(data, tokenizer(CHATML)).fingerprint == fresh.fingerprint
 
 
 def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:

@@ -65,7 +65,14 @@ def test_the_longest_length_at_which_this_and_all_shorter_pass(found, excess, to
         ((8, 50, 100), 50, 0, "Too little .*; the base itself finds 50% of the passkeys in 8 tokens"),
         ((8, 50, 100), 56, 16, "Reads 16 tokens, 2 times its original 8; the base itself finds 50% of the passkeys"),
         ((8, 50, 100), 30, 0, "Not extended: .*; the base itself finds 50% of the passkeys in 8 tokens"),
-        ((8, 0, 100), 0, 16, "Reads 16 tokens, 2 times its original 8; the base itself finds 0% of the passkeys"),
+        (
+            (8, 0, 100),
+            0,
+            0,
+            "Too little was measured .*; the base itself finds 0% of the passkeys",
+        ),  # any model would pass
+        ((8, 0, 100), 99, 0, "Too little was measured .*; the base itself finds 0% of the passkeys"),
+        ((8, 1, 100), 0, 0, "Too little was measured .*; the base itself finds 1% of the passkeys"),
     ],
 )
 def test_where_the_base_fails_in_its_own_window_it_is_the_measure(own, hits, tokens, headline) -> None:
@@ -73,7 +80,7 @@ def test_where_the_base_fails_in_its_own_window_it_is_the_measure(own, hits, tok
     reads = effective_length({8: (hits, 100), 16: (hits, 100)}, {8: GOOD, 16: GOOD}, "its base", own)
     assert reads.tokens == tokens
     assert re.fullmatch(headline + ".*", reads.headline(8))
-    needed = FOUND if own[1] >= 85 else FOUND * own[1] / own[2]
+    needed = FOUND if own[1] >= 85 or not own[1] else FOUND * own[1] / own[2]
     assert f"at least {needed:.0%} of the passkeys" in reads.rule
 
 
