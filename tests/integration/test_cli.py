@@ -214,6 +214,19 @@ def test_a_missing_model_is_said_to_be_missing(monkeypatch, capsys, tmp_path: Pa
         assert "model 'nope' is neither nano nor smollm2, nor a folder" in refused(monkeypatch, capsys, command, "nope")
 
 
+def test_the_folder_of_a_run_is_told_from_its_model(monkeypatch, capsys, tmp_path: Path) -> None:
+    checkpoint(tmp_path / "run" / "model")
+    message = refused(monkeypatch, capsys, "perplexity", tmp_path / "run")
+    assert f"is the folder of a run, and its model lies in it: give {tmp_path / 'run' / 'model'}" in " ".join(
+        message.split()
+    )
+
+
+def test_a_second_text_is_refused(monkeypatch, capsys) -> None:
+    message = " ".join(refused(monkeypatch, capsys, "extend", "--data", "a", "--data", "b", "--dry-run").split())
+    assert "--data is given 2 times (a, b), and a run reads one source: put the files" in message
+
+
 def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_path: Path) -> None:
     run_recipe = load_recipe("nano", {"target": "1k", "seed": 7})
     dump_recipe(run_recipe, tmp_path / "recipe.yaml")

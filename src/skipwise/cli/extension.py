@@ -37,7 +37,9 @@ def extend(
     interpolation: Annotated[
         str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, theta or factors")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="text to train on: file, folder, data set name, stdlib")] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="text to train on: file, folder, data set name, stdlib", metavar="TEXT")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder; default: runs/ and a name")
     ] = None,
@@ -78,7 +80,7 @@ def extend(
         "target": target,
         "interpolation": interpolation,
         "method": method,
-        "data.source": data,
+        "data.source": _one_source(data),
         "existing_rope": existing_rope,
         "seed": seed,
     }
@@ -237,6 +239,16 @@ def _recipe(
         raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
     settings = load_recipe(source, changes, of_run=of_run)
     return load_recipe(source, {"lora": {}, **changes}, of_run=of_run) if lora and settings.lora is None else settings
+
+
+def _one_source(data: list[str] | None) -> str | None:
+    """The text that was given; several are refused, of which the last alone would be read."""
+    if data and len(data) > 1:
+        raise RecipeError(
+            f"--data is given {len(data)} times ({', '.join(data)}), and a run reads one source: put the files, or links to them, "
+            "into one folder, and give that"
+        )
+    return data[0] if data else None
 
 
 def _without(words: list[str], *options: str) -> list[str]:

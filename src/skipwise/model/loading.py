@@ -339,6 +339,8 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
 
 def _unreadable(name: str, error: Exception) -> str:
     said = _invalid(error) if isinstance(error, ValidationError) else reason(error)
+    if (Path(expanded(name)) / "model" / "config.json").exists():
+        return f"{name} is the folder of a run, and its model lies in it: give {Path(name) / 'model'}"
     if Path(expanded(name)).exists():
         return f"model folder {name} cannot be loaded: {said}; correct its files, or fetch the checkpoint again"
     meant, way_out = "", "download it first and give its folder"

@@ -255,8 +255,8 @@ def _packed(run: PreparedRun) -> str | None:
     """Return a sentence on how many conversations are packed, if some are."""
     short = int((run.store.lengths[run.train] < run.train_length).sum())
     return (
-        f"{counted(short, 'conversation')} of fewer than {run.train_length:,} tokens are packed, several in a window; none attends "
-        "to another"
+        f"{counted(short, 'conversation')} of fewer than {run.train_length:,} tokens {'is' if short == 1 else 'are'} packed, several "
+        "in a window; none attends to another"
         if short
         else None
     )

@@ -60,6 +60,7 @@ class RequirePositions(TrainerCallback):
         """
         self._release()
         stock = stock_model(model)
+        _require_extended(stock.config.get_text_config(), self._target)
         probe_connectivity(stock, self._target, precision=precision)
         self._examples = 0
         # Older peft calls the forward of the outer model past its hooks; the inner one is always called as a module.
@@ -106,3 +107,16 @@ class RequirePositions(TrainerCallback):
                 f"no position skips in {self._examples} examples: they are not those of PoseCollator or PoseDataset, or their "
                 f"scheme has no skips; {_KEEP}"
             )
+
+
+def _require_extended(config: Any, target: int) -> None:
+    """Require a model whose config reads the target: the positions of one that does not are not interpolated."""
+    factor = (getattr(config, "rope_parameters", None) or {}).get(
+        "factor"
+    ) or 1  # linear scaling may leave the length as it was
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and longest * factor < target:
+        raise RecipeError(
+            f"the model reads {longest:,} positions by its config, and the examples reach {target:,}: extend it before training, "
+            f"as by skipwise.load_model(name, target_length={target}, interpolation='yarn'), or lower the target length"
+        )

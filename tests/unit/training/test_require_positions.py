@@ -61,6 +61,16 @@ def counted(batch: Batch) -> Batch:
         (restarted, "begin again inside an example.*turn packing and padding_free off"),
     ],
 )
+def test_a_model_that_was_not_extended_is_refused() -> None:
+    guard = RequirePositions(TARGET)
+    with pytest.raises(
+        RecipeError, match=f"reads {TARGET // 2} positions by its config, and the examples reach {TARGET}"
+    ):
+        guard.watch(llama(window=TARGET // 2))
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    guard.watch(llama(window=TARGET // 2, rope_parameters=linear))
+
+
 def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any, message: str) -> None:
     made = trainer(tmp_path, change)
     before = {name: value.clone() for name, value in made.model.state_dict().items()}
