@@ -62,7 +62,8 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             return open_saved(path, data)
-        return FileCorpus(printable(data.source), data.text_field, _folder_files(path))
+        files, unread = _folder_files(path)
+        return FileCorpus(printable(data.source), data.text_field, files, unread=unread)
     _require_file(path)
     if reader_of(path) is None:
         raise DataError(f"{printable(path)}: cannot read files ending in {path.suffix!r}; {_READABLE}")
@@ -84,6 +85,7 @@ class FileCorpus(Corpus):
 
     files: Sequence[tuple[str, Path]]
     skip_undecodable: bool = False
+    unread: Sequence[str] = ()  # names of files beside them whose ending is none of a text's
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         begin, done = place or (0, 0)
@@ -136,18 +138,19 @@ def _topics() -> dict[str, str]:
     return dict(topics)
 
 
-def _folder_files(folder: Path) -> list[tuple[str, Path]]:
-    """List the readable files under ``folder`` by name, except hidden ones."""
-    files = dict(_walk(folder))
+def _folder_files(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+    """List the readable files under ``folder`` by name, except hidden ones, and the names of those that are not readable."""
+    found = dict(_walk(folder))
+    files = {name: path for name, path in found.items() if reader_of(path) is not None}
     for path in files.values():
         _require_file(path)
     if not files:
         raise DataError(f"{printable(folder)} holds no document; {_READABLE}")
-    return sorted(files.items())
+    return sorted(files.items()), sorted(found.keys() - files.keys())
 
 
 def _walk(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of what ends like a readable file, except hidden ones and those in a ``skipped`` folder."""
+    """Yield name and path of every file, except hidden ones and those in a ``skipped`` folder."""
     walked = set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         if os.path.realpath(parent) in walked:  # a link to a folder above it, or to one seen already
@@ -156,8 +159,7 @@ def _walk(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple
         walked.add(os.path.realpath(parent))
         folders[:] = [name for name in sorted(folders) if not name.startswith(".") and name not in skipped]
         for path in (Path(parent, name) for name in names if not name.startswith(".")):
-            if reader_of(path) is not None:
-                yield document_name(path.relative_to(folder).as_posix()), path
+            yield document_name(path.relative_to(folder).as_posix()), path
 
 
 def _require_file(path: Path) -> None:

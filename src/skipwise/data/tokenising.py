@@ -28,7 +28,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.corpus import Corpus, Document, Place
-from skipwise.data.documents import open_corpus
+from skipwise.data.documents import FileCorpus, open_corpus
 from skipwise.data.draft import Draft, keep_private
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.names import printable
@@ -106,6 +106,12 @@ def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> Tok
 
     The time left is told where it is known how much text there is: not of one file of records, and not of a stream.
     """
+    if Path(Data.of(source).source).is_dir():  # nothing is opened at the hub twice
+        corpus = open_corpus(source)
+        if isinstance(corpus, FileCorpus) and (unread := corpus.unread):
+            names = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
+            told = f"{corpus.source}: left out {counted(len(unread), 'file')} whose endings no text has: {names}"
+            console.print(told, style="yellow", markup=False, soft_wrap=True)
     doing = f"tokenising {printable(Data.of(source).source)}"
     began = printed = time.monotonic()
     first: float | None = None  # the share that was done at the first call; more than a batch, if a build is continued

@@ -721,3 +721,13 @@ def test_no_more_threads_than_cores(monkeypatch, tmp_path) -> None:
     (tmp_path / "x.txt").write_text("some text")
     build_token_store(tmp_path / "x.txt", byte_tokenizer(), cache=tmp_path / "cache", workers=1_024)
     assert int(os.environ["RAYON_NUM_THREADS"]) == os.cpu_count()
+
+
+def test_files_that_are_not_read_are_named(tmp_path, tokenizer):
+    (folder := tmp_path / "mixed").mkdir()
+    for name in ("a.txt", "b.json", "c.csv", "d.html", "e", ".hidden.json"):
+        (folder / name).write_text("here we go")
+    log = io.StringIO()
+    store = tokenise(Data(source=str(folder), cache=str(tmp_path / "cache")), tokenizer, Console(file=log, width=400))
+    assert list(store.names) == ["a.txt"]
+    assert "mixed: left out 4 files whose endings no text has: b.json, c.csv, d.html, ..." in log.getvalue()
