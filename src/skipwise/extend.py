@@ -20,6 +20,7 @@ from skipwise.errors import ModelError, PeerError, RunError, SkipwiseError, coun
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.forecast import (
     batches_of,
+    beyond_memory,
     measuring_seconds,
     planned_operations,
     told,
@@ -178,14 +179,17 @@ def print_forecast(prepared: PreparedRun, evaluation: RunEvaluation, console: Co
     console.print(told(training, measuring_seconds(batches_of(evaluation), cost, speed)))
 
 
-def print_planned_measuring(recipe: Recipe, rate: float, console: Console) -> None:
-    """Print how long one GPU of ``rate`` operations a second measures what a recipe asks for."""
+def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console: Console) -> None:
+    """Print how long one GPU of ``rate`` operations a second measures what a recipe asks for, and what of it cannot fit
+    ``memory`` bytes."""
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     lengths = extension.rope.original_length, extension.target_length
     operations = planned_operations(recipe, *lengths, ForwardCost.of_config(config))
     seconds = {part: count / rate for part, count in operations.items()}
     console.print(f"Besides training, {told_measuring(seconds)}, on one GPU.")
+    for told_of in beyond_memory(recipe, *lengths, config, memory):
+        console.print(told_of, style="yellow", soft_wrap=True)
 
 
 def evaluation_facts(evaluation: RunEvaluation) -> dict[str, object]:

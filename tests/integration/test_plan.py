@@ -119,6 +119,14 @@ def test_a_plan_that_nothing_makes_fit_says_so(model, monkeypatch, capsys) -> No
     assert "PoSE does not fit, nor does anything that was tried, up to 64 GPUs" in " ".join(printed.split())
 
 
+def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:
+    _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "80GB")
+    assert "does not fit: it takes" not in printed
+    _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "0.3GB")
+    assert "Measuring at 65,536 tokens does not fit: it takes" in printed
+    assert "--set evaluation.passkey_lengths=[" in printed
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -132,7 +132,7 @@ def plan(
     settings = _recipe(recipe, options, set_, lora)
     hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
     compare_costs(settings, hardware, console)
-    print_planned_measuring(settings, hardware.peak * hardware.utilisation, console)
+    print_planned_measuring(settings, hardware.peak * hardware.utilisation, hardware.memory, console)
 
 
 def coverage(

@@ -1,6 +1,6 @@
 """How long a run takes on this machine, before it begins: training, and measuring by what is measured."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 import numpy as np
@@ -14,9 +14,11 @@ from skipwise.evaluation.other import KINDS, longest_segment, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.specification import specification_of
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
+from skipwise.model.memory import parameters_of, token_bytes
 from skipwise.recipes.schema import Recipe
 
 _TIMED_WINDOW = 2048  # tokens, at the most
+_BF16 = 2  # bytes of a number
 _STEP = 3  # times the operations of a forward pass: backward takes twice as many
 
 
@@ -76,6 +78,20 @@ def planned_operations(recipe: Recipe, original: int, target: int, cost: Forward
         f"{what} {length:,} tokens": fed * sum(cost.of_token(length, scored=what.endswith("of")))
         for what, length, fed in parts
     }
+
+
+def beyond_memory(recipe: Recipe, original: int, target: int, config: PretrainedConfig, memory: float) -> Iterator[str]:
+    """Say which windows and prompts are certain not to fit a GPU of ``memory`` bytes beside the model in bf16."""
+    asked, weights = specification_of(recipe, original, target, "bf16"), _BF16 * (parameters_of(config) or 0)
+    for what, measured, cached in (("windows", asked.windows, False), ("passkey_lengths", asked.prompt_lengths, True)):
+        each, lengths = token_bytes(config, _BF16, cached=cached), sorted(set(measured))
+        fitting = [length for length in lengths if weights + length * each <= memory]
+        if fitting != lengths:
+            yield (
+                f"Measuring at {lengths[-1]:,} tokens does not fit: it takes {(weights + lengths[-1] * each) / 1e9:.1f} GB at the "
+                f"least, of {memory / 1e9:.1f} GB. Leave it out, --set evaluation.{what}=[{', '.join(map(str, fitting))}], and measure it "
+                "on a larger GPU, or prompts through a server (skipwise evaluate)."
+            )
 
 
 def told(training: float, measuring: dict[str, float]) -> str:
