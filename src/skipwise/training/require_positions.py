@@ -63,8 +63,9 @@ class RequirePositions(TrainerCallback):
         _require_extended(stock.config.get_text_config(), self._target)
         probe_connectivity(stock, self._target, precision=precision)
         self._examples = 0
-        # Older peft calls the forward of the outer model past its hooks; the inner one is always called as a module.
-        self._hook = stock.base_model.register_forward_pre_hook(self._check, with_kwargs=True)
+        # Older peft calls the forward of the outer model past its hooks; the inner one is always called as a module. First, as
+        # sliding layers' own hook replaces the mask of the batch by one for each kind of layer.
+        self._hook = stock.base_model.register_forward_pre_hook(self._check, prepend=True, with_kwargs=True)
 
     def _release(self) -> None:
         if self._hook is not None:
@@ -82,7 +83,7 @@ class RequirePositions(TrainerCallback):
             )
         steps, mask = positions.diff(dim=-1), given.get("attention_mask")
         within = torch.ones_like(steps, dtype=torch.bool)  # whether a step stays in one text
-        if mask is not None and mask.ndim == 4:
+        if isinstance(mask, torch.Tensor) and mask.ndim == 4:
             if (kernel := cast(Any, model.config)._attn_implementation) != "sdpa":
                 raise RecipeError(
                     f"the batch has several texts in a window, which {kernel} attention may not keep apart; load the model with "

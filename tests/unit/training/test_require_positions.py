@@ -8,9 +8,11 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from skipwise.errors import ModelError, RecipeError
+from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator
 from skipwise.training.require_positions import RequirePositions
+from tests import families
 from tests.tiny import llama
 
 TRAIN, TARGET = 16, 128
@@ -25,7 +27,9 @@ class Documents(torch.utils.data.Dataset):
         return {"input_ids": [(index + place) % 250 for place in range(100)]}
 
 
-def trainer(folder: Path, change: Any = lambda batch: batch, steps: int = 1, batch: int = 2, **options: Any) -> Trainer:
+def trainer(
+    folder: Path, change: Any = lambda batch: batch, steps: int = 1, batch: int = 2, model: Any = None, **options: Any
+) -> Trainer:
     """A Trainer whose collator changes what PoseCollator makes."""
     collator = PoseCollator(TRAIN, TARGET, **options)
     arguments = TrainingArguments(
@@ -37,7 +41,7 @@ def trainer(folder: Path, change: Any = lambda batch: batch, steps: int = 1, bat
         disable_tqdm=True,
         save_strategy="no",
     )
-    model = llama(window=TARGET).train()
+    model = (model or llama(window=TARGET)).train()
     return Trainer(model, arguments, lambda items: change(collator(items)), Documents(), callbacks=[collator])
 
 
@@ -78,6 +82,19 @@ def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any
         made.train()
     assert made.state.global_step == 0
     assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_a_model_with_sliding_layers_is_watched_too(tmp_path: Path, family: str) -> None:
+    """Its masks by position replace the mask of the batch; the check reads the batch's own."""
+    model = families.model(family, vocab_size=257)
+    mask_by_position(model)
+    made = trainer(tmp_path, model=model)
+    made.train()
+    assert made.state.global_step == 1
+    for change, message in ((restarted, "begin again inside"), (without("attention_mask"), "got no attention_mask")):
+        with pytest.raises(RecipeError, match=message):
+            trainer(tmp_path, change, model=model).train()
 
 
 def test_positions_that_never_skip_stop_the_run_after_256_examples(tmp_path: Path) -> None:
