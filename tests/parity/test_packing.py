@@ -99,20 +99,35 @@ def test_the_same_key_packs_the_same_window(store: TokenStore) -> None:
     assert any((one[index]["input_ids"] != other[index]["input_ids"]).any() for index in range(10))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
-def test_packed_losses_are_those_of_each_conversation_alone(store: TokenStore, family: str) -> None:
-    model: PreTrainedModel = families.model(family, "sdpa", vocab_size=300).train()
+SLIDING = {"sliding_window": 16}
+FITTED = [  # family, attention, what its config has otherwise
+    ("llama", "sdpa", {}),
+    ("llama", "eager", {}),
+    ("qwen3", "sdpa", {}),
+    ("gemma3", "sdpa", {}),
+    ("gemma3", "eager", {}),
+    ("gemma2", None, {}),  # its own kernel, eager
+    ("mistral", "sdpa", SLIDING),  # every layer slides
+    ("qwen2", "sdpa", {**SLIDING, "use_sliding_window": True, "max_window_layers": 1}),
+]
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(("family", "attention", "changes"), FITTED)
+def test_packed_logits_are_those_of_each_conversation_alone(
+    store: TokenStore, family: str, attention: str | None, changes: dict[str, Any], mode: str
+) -> None:
+    model: PreTrainedModel = families.model(family, attention, vocab_size=300, **changes).train(mode == "train")
     mask_by_position(model)
     for example in packed_examples(data_of(store))[:6]:
         batch = collate([example])
+        given = {name: batch[name] for name in ("input_ids", "position_ids", "attention_mask")}
         with torch.no_grad():
-            together = model(
-                input_ids=batch["input_ids"], position_ids=batch["position_ids"], attention_mask=batch["attention_mask"]
-            )
+            together = model(**given).logits
             for part in texts_of(example):
                 one = {name: batch[name][:, part] for name in ("input_ids", "position_ids")}
-                alone = model(**one, attention_mask=torch.ones_like(one["input_ids"]))
-                torch.testing.assert_close(together.logits[:, part], alone.logits, rtol=1e-4, atol=1e-4)
+                alone = model(**one, attention_mask=torch.ones_like(one["input_ids"])).logits
+                torch.testing.assert_close(together[:, part], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_the_mask_is_causal_inside_each_text() -> None:
@@ -129,7 +144,8 @@ def batch_of(store: TokenStore) -> dict[str, torch.Tensor]:
     return collate(packed_examples(data_of(store))[:2])
 
 
-def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_path: Path) -> None:
+def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("skipwise.training.trainer.mask_by_position", lambda model: None)  # which would fit the mask
     batch = batch_of(store)
     one = batch["input_ids"], batch["position_ids"], batch["attention_mask"]
     require_apart(llama(TARGET, vocab_size=300), *one)
@@ -148,15 +164,20 @@ def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_pat
             train(model, data, collate, settings, **options)
 
 
-def test_a_guarded_model_takes_packed_batches_under_sdpa_alone(store: TokenStore) -> None:
-    model, batch = llama(TARGET, vocab_size=300).train(), batch_of(store)
-    RequirePositions(TARGET).watch(model)
-    model(**batch)
-    model.set_attn_implementation("eager")
-    RequirePositions(TARGET).watch(model)
-    with pytest.raises(RecipeError, match="which eager attention may not keep apart"):
+def test_a_guarded_model_takes_packed_batches_if_its_layers_keep_them_apart(store: TokenStore) -> None:
+    batch = batch_of(store)
+    cases = [("llama", "sdpa", True), ("llama", "eager", False), ("gemma3", "sdpa", False), ("gemma2", "eager", False)]
+    for family, attention, at_once in cases:
+        model = families.model(family, attention, vocab_size=300).train()
+        if not at_once:
+            RequirePositions(TARGET).watch(model)
+            with pytest.raises(
+                RecipeError, match=f"{attention} attention does not keep apart; load the model with skipwise.load_model"
+            ):
+                model(**batch)
+            mask_by_position(model)  # as load_model does
+        RequirePositions(TARGET).watch(model)
         model(**batch)
-    model.set_attn_implementation("sdpa")
     RequirePositions(TARGET).watch(model)
     with pytest.raises(RecipeError, match="begin again inside an example"):
         model(**batch | {"attention_mask": torch.ones_like(batch["input_ids"])})

@@ -127,8 +127,8 @@ def require_apart(
     if (change := (logits[1] - logits[0]).abs().max()) > 0:
         raise ModelError(
             f"packed conversations attend to each other under {model.config._attn_implementation} attention: a change in one "
-            f"changed the logits of another by {change:g}. Choose attn_implementation sdpa, or leave short conversations out "
-            "with data.min_tokens"
+            f"changed the logits of another by {change:g}. Leave conversations shorter than the window out: set "
+            f"data.min_tokens={ids.shape[1]}"
         )
 
 

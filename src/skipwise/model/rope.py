@@ -248,7 +248,7 @@ def rope_of(config: PretrainedConfig) -> dict[str, Any]:
 def sliding_layers(config: PretrainedConfig) -> str | None:
     """Return a sentence on the layers whose reach does not grow with the extension, or None if there are none."""
     kinds = getattr(config, "layer_types", None) or []
-    if not _slides(config) or _FULL not in kinds:
+    if not slides(config) or _FULL not in kinds:
         return None
     own_rope = " and keep their own RoPE" if _FULL in config.rope_parameters else ""
     return (
@@ -312,7 +312,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
 
 def _check_sliding_window(config: PretrainedConfig, target: int) -> None:
     """Refuse a model in which every layer slides: it counts tokens, so skipped positions never reach the target."""
-    if _slides(config) and not sliding_layers(config) and config.sliding_window < target:
+    if slides(config) and not sliding_layers(config) and config.sliding_window < target:
         raise ModelError(
             f"config has sliding_window {config.sliding_window:,}, below the target {target:,}: no token would attend "
             "that far in training; set sliding_window to null in config.json if the model tolerates full "
@@ -320,7 +320,8 @@ def _check_sliding_window(config: PretrainedConfig, target: int) -> None:
         )
 
 
-def _slides(config: PretrainedConfig) -> bool:
+def slides(config: PretrainedConfig) -> bool:
+    """Return whether any layer attends to the last tokens alone; configs of older classes do not list their layers."""
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None) or ["sliding_attention"]
     return bool(window and getattr(config, "use_sliding_window", True) is not False and "sliding_attention" in layers)

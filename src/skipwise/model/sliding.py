@@ -2,6 +2,9 @@
 
 A sliding layer attends to the last ``w`` tokens, and transformers counts tokens in the input. After a skip, the first
 tokens of a chunk would attend to the previous chunk, at a distance that such a layer never covers when it reads text.
+
+Of packed texts (``data.packing.apart``) the batch has a mask of its own. transformers gives it to every layer as it is: to
+sliding layers, which would see all of a text, and to eager attention, which would add the bool mask to its scores.
 """
 
 from typing import Any
@@ -12,20 +15,34 @@ from transformers.masking_utils import create_causal_mask
 
 from skipwise.model import lora
 from skipwise.model.cache_argument import CACHE
-from skipwise.model.rope import sliding_layers
+from skipwise.model.rope import slides, sliding_layers
 
 
 def mask_by_position(model: PreTrainedModel) -> None:
     """Make the sliding layers of ``model`` count their window in positions while it trains, in any training loop.
 
     The decoder builds the masks itself, in a forward pre-hook. So they are the same in a plain loop, in any Trainer and
-    under peft, DDP and torch.compile. Nothing changes in eval mode, with a cache, or in a model without sliding layers.
+    under peft, DDP and torch.compile. Nothing changes in eval mode, with a cache, or in a model without sliding layers. But
+    the mask of packed texts is fitted to sliding layers and to eager attention in eval mode too, where positions do not count.
     """
     decoder: Any = lora.stock_model(model).base_model
     config = decoder.config.get_text_config()
-    two_kinds = sliding_layers(config) and set(config.layer_types) == {"full_attention", "sliding_attention"}
-    if two_kinds and _set_masks not in decoder._forward_pre_hooks.values():
+    as_it_is = config._attn_implementation != "eager" and not slides(config)
+    if not as_it_is and not other_layers(config) and _set_masks not in decoder._forward_pre_hooks.values():
         decoder.register_forward_pre_hook(_set_masks, with_kwargs=True)
+
+
+def takes_packed(decoder: Any) -> bool:
+    """Return whether the layers of ``decoder`` read the mask of packed texts as it is meant, by themselves or by the hook."""
+    config = decoder.config.get_text_config()
+    if _set_masks in decoder._forward_pre_hooks.values():
+        return config._attn_implementation in ("sdpa", "eager")
+    return config._attn_implementation == "sdpa" and not slides(config) and not other_layers(config)
+
+
+def other_layers(config: Any) -> list[str]:
+    """Return the kinds of layers that neither attend to all tokens nor slide; they may read across packed texts."""
+    return sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
 
 
 def attention_masks(
@@ -55,21 +72,34 @@ def attention_masks(
 
 
 def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Replace the decoder's mask of ones by a mask for each kind of layer. A module function, so that it can be copied."""
+    """Replace the decoder's mask by one that fits each kind of layer. A module function, so that it can be copied."""
     mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
     config = decoder.config.get_text_config()
+    by_position = positions if decoder.training and sliding_layers(config) else None
     if (
-        not decoder.training
-        or any(kwargs.get(name) is not None for name in (CACHE, "past_key_values"))
+        any(kwargs.get(name) is not None for name in (CACHE, "past_key_values"))
         or not isinstance(mask, torch.Tensor)
-        or mask.ndim not in (2, 4)
-        or positions is None
         or "flash" in str(config._attn_implementation)  # its kernels take no such mask
     ):
         return None
-    if mask.ndim == 4:  # of several texts in a window, bool [batch, 1, tokens, tokens]
-        near = positions[:, None, :, None] - positions[:, None, None, :] < config.sliding_window
-        masks: dict[str, Any] = {"full_attention": mask, "sliding_attention": mask & near}
-    else:
-        masks = attention_masks(config, mask, positions.expand_as(mask), decoder.dtype)
-    return args, kwargs | {"attention_mask": masks}
+    if mask.ndim == 4 and mask.dtype == torch.bool:  # of several texts in a window
+        places = torch.arange(mask.shape[-1], device=mask.device)[None] if by_position is None else by_position
+        return args, kwargs | {"attention_mask": _packed_masks(config, mask, places, decoder.dtype)}
+    if mask.ndim == 2 and by_position is not None:
+        masks = attention_masks(config, mask, by_position.expand_as(mask), decoder.dtype)
+        return args, kwargs | {"attention_mask": masks}
+    return None
+
+
+def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: torch.dtype) -> Any:
+    """Return the mask of packed texts, bool [batch, 1, tokens, tokens], as each kind of layer and the kernel take it."""
+
+    def fitted(seen: torch.Tensor) -> torch.Tensor:
+        if config._attn_implementation != "eager":
+            return seen
+        return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+    if not slides(config):
+        return fitted(mask)
+    near = fitted(mask & (places[:, None, :, None] - places[:, None, None, :] < config.sliding_window))
+    return {"full_attention": fitted(mask), "sliding_attention": near} if sliding_layers(config) else near

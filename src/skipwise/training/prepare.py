@@ -22,6 +22,7 @@ from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
 from skipwise.model.rope import Extension, extension_of, sliding_layers
 from skipwise.model.sealed import require_unchanged
+from skipwise.model.sliding import other_layers
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora, Recipe
 from skipwise.training import processes
@@ -140,6 +141,8 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     _check_sharding(recipe)
     if recipe.lora:
         _check_lora(recipe.model, recipe.lora)
+    if packs:
+        _check_layers(config, store.lengths[long], train_length)
     dropped = len(train) - len(long)
     run = PreparedRun(
         recipe, extension, train_length, tokenizer, store, long, held_out, shortest, dropped, default_device()
@@ -177,6 +180,16 @@ def require_trainable(recipe: Recipe) -> None:
         raise ModelError(
             f"{what} of {recipe.model}, {parameters:,} parameters, takes {needed / 1e9:,.0f} GB at the least, and this {place} "
             f"has {memory / 1e9:,.0f} GB; choose {ways}"
+        )
+
+
+def _check_layers(config: Any, lengths: np.ndarray, train_length: int) -> None:
+    """Refuse to pack conversations for a model with layers that take no mask of packed texts."""
+    short = int((lengths < train_length).sum())
+    if short and (kinds := other_layers(config.get_text_config())):
+        raise DataError(
+            f"{counted(short, 'conversation')} of fewer than {train_length:,} tokens cannot be packed: the model's layers of kind "
+            f"{', '.join(kinds)} would read across them; set data.min_tokens={train_length} to leave them out"
         )
 
 

@@ -14,6 +14,7 @@ from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.model.lora import stock_model
 from skipwise.model.probe import probe_connectivity
+from skipwise.model.sliding import takes_packed
 
 _EXAMPLES = 256  # of which one must skip; a share of examples may have no skip
 
@@ -84,10 +85,11 @@ class RequirePositions(TrainerCallback):
         steps, mask = positions.diff(dim=-1), given.get("attention_mask")
         within = torch.ones_like(steps, dtype=torch.bool)  # whether a step stays in one text
         if isinstance(mask, torch.Tensor) and mask.ndim == 4:
-            if (kernel := cast(Any, model.config)._attn_implementation) != "sdpa":
+            if not takes_packed(model):
                 raise RecipeError(
-                    f"the batch has several texts in a window, which {kernel} attention may not keep apart; load the model with "
-                    "attn_implementation='sdpa'"
+                    f"the batch has several texts in a window, which this model's {cast(Any, model.config)._attn_implementation} "
+                    "attention does not keep apart; load the model with skipwise.load_model, or give the data set texts of at "
+                    "least the train length alone"
                 )
             within = mask[:, 0].diagonal(offset=-1, dim1=1, dim2=2)
         if ((steps <= 0) & within).any():

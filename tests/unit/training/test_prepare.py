@@ -1,6 +1,7 @@
 """What a recipe comes to before training: every setting arrives, and what cannot be is refused."""
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from skipwise.data.documents import is_held_out
-from skipwise.errors import ModelError, RecipeError, RunError
+from skipwise.errors import DataError, ModelError, RecipeError, RunError
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data, load_recipe
 from skipwise.training.prepare import PreparedRun, prepare
@@ -95,3 +96,26 @@ def test_a_sharded_model_cannot_be_measured_during_training(tmp_path, monkeypatc
     monkeypatch.setattr("skipwise.training.processes.engine", lambda: "zero3")
     with pytest.raises(RecipeError, match=r"leave it out, with evaluation\.keep, or choose"):
         prepared(tmp_path, **{"evaluation.keep": "best", "evaluation.steps": [1]})
+
+
+def test_conversations_are_not_packed_for_layers_that_may_read_across_them(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "model", window=64)
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] + '</s>' }}{% endfor %}")
+    words = ["ask " * 9, "say " * 9] * 3
+    rows = [
+        [{"role": ("user", "assistant")[i % 2], "content": f"{n} {word}"} for i, word in enumerate(words)]
+        for n in range(9)
+    ]
+    rows += [row[:2] for row in rows[:1]] + [
+        [{**row[0], "content": "Hi"}, {**row[1], "content": "Hello"}] for row in rows[:2]
+    ]
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    settings = {"data.source": str(chat), "data.held_out": 0.0}
+    assert len(prepared(tmp_path, model, **settings).train) == 12
+    config = json.loads((model / "config.json").read_text())
+    kinds = ["chunked_attention"] + ["full_attention"] * (config["num_hidden_layers"] - 1)
+    (model / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
+    with pytest.raises(DataError, match=r"2 conversations of fewer than 64.*chunked_attention.*set data.min_tokens=64"):
+        prepared(tmp_path, model, **settings)
+    assert len(prepared(tmp_path, model, **settings, **{"data.min_tokens": 64}).train) == 10
