@@ -34,6 +34,14 @@ class Conversation(str):
 
     __slots__ = ()
 
+    def identity(self) -> str:
+        """Return what the conversation is recognised by, whatever form its record has: role and content of its turns."""
+        held = json.loads(self)
+        if "prompt" in held:
+            return self
+        turns = [{"role": message["role"], "content": message["content"]} for message in held["messages"]]
+        return json.dumps({"messages": turns, "begun": 0}, ensure_ascii=False)
+
 
 def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str) -> Conversation:
     """Return the conversation that a record has in one of the ``FORMS``.

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from skipwise.data.conversations import Conversation
 from skipwise.data.corpus import Document, Place
 from skipwise.errors import DataError
 from skipwise.results.files import private_folder, read_json, write_json
@@ -144,7 +145,8 @@ def _hash(path: Path, size: int) -> Any:
 
 
 def text_digest(text: str) -> bytes:
-    """The first 8 bytes of the hash of a text: equal texts have equal ones."""
+    """The first 8 bytes of the hash of a text: equal texts have equal ones, and so have conversations of equal turns."""
+    text = text.identity() if isinstance(text, Conversation) else text
     digest = hashlib.blake2b(digest_size=8)
     for begin in range(0, len(text), _BLOCK):  # not encoded as a whole: it may be long
         digest.update(text[begin : begin + _BLOCK].encode("utf-8", "surrogatepass"))

@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 
 from skipwise.data import tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
+from skipwise.data.draft import text_digest
 from skipwise.data.examples import IGNORED, PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError
@@ -193,6 +194,17 @@ def test_every_form_in_every_kind_of_file(tmp_path: Path, kind: str, form: str) 
         places = np.arange(store.offsets[index], store.offsets[index + 1])
         assert store.document(index).tolist() == ids
         assert (~store.is_context(places)).tolist() == said
+
+
+def test_a_conversation_is_recognised_in_every_form(tmp_path: Path) -> None:
+    """By its turns alone; a run records these digests, so that of ``messages`` stays what it was."""
+    forms = {form: record for form, record in RECORDS.items() if form != "two texts"}
+    found = set()
+    for form, record in forms.items():
+        (tmp_path / form).mkdir()
+        found |= set(build_token_store(write(tmp_path / form, "jsonl", record), tokenizer(CHATML)).digests.tolist())
+    before = json.dumps({"messages": messages(*TURNS), "begun": 0})
+    assert found == {int.from_bytes(text_digest(before), "little")}
 
 
 def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> None:
