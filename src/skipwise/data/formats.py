@@ -174,14 +174,13 @@ def text_of(record: Any, field: str, where: str) -> str:
     """Return the text of a record, its conversation or its tokens; or raise a DataError that says what it holds instead."""
     if not isinstance(record, Mapping):
         raise DataError(f"{where}: holds a {type(record).__name__}, not an object with the field {field!r}")
-    columns = require_columns(list(record), field, where)
-    kind = kind_of(columns)
+    form = _form_of(record, field, where)
+    kind = _FORMS.get(form, str)
     if kind is Tokenised:
         return tokenised_of(record, where)
-    text = conversation_of(record, columns, where) if kind is Conversation else record[field]
+    text = conversation_of(record, form, where) if kind is Conversation else record[field]
     if not isinstance(text, str):
-        held = "empty (null)" if text is None else f"of type {type(text).__name__}"
-        raise DataError(f"{where}: field {field!r} is {held}, not text; {_NAME_THE_FIELD}")
+        raise DataError(f"{where}: field {field!r} is of type {type(text).__name__}, not text; {_NAME_THE_FIELD}")
     for begin in range(0, len(text), _PART):  # not encoded as a whole: it may be long
         try:
             text[begin : begin + _PART].encode()
@@ -203,26 +202,42 @@ def _require_bearable(size: int, where: str, limit: int = LARGEST) -> None:
         )
 
 
-def require_columns(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
-    """Return the fields that hold a document: ``field``, those of a conversation, or token ids and perhaps labels.
+def _form_of(record: Mapping[str, Any], field: str, where: str) -> tuple[str, ...]:
+    """The fields that hold the document of a record; a field that is null is absent, as in a table of several forms."""
+    if given := _forms([name for name, value in record.items() if value is not None], field):
+        return given[0]
+    empty = next(name for name in require_columns(list(record), field, where) if record[name] is None)
+    way_out = f"not text; {_NAME_THE_FIELD}" if empty == field else "and no other holds a document; remove the record"
+    raise DataError(f"{where}: field {empty!r} is empty (null), {way_out}")
 
-    The latter are looked for if ``field`` is the default, ``text``, or names one of them.
+
+def require_columns(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
+    """Return the columns of a table that may hold documents: ``field`` and those of conversations, first what a record is
+    if it has several; or token ids and perhaps labels.
+
+    Others than ``field`` are looked for if it is the default, ``text``, or names one of them.
 
     Raises:
         DataError: there are neither; it names the existing ``fields``.
     """
-    if field in fields and (field,) not in _FORMS:
-        return (field,)
-    forms = _FORMS if field == "text" else [(field,)] if (field,) in _FORMS else []
-    if form := next((form for form in forms if set(form) <= set(fields)), ()):
-        return (*form, tokenised.LABELS) if form == tokenised.FORM and tokenised.LABELS in fields else form
-    there = ", ".join(repr(name) for name in fields) or "none"
-    known = ", ".join(" and ".join(form) for form in _FORMS)
-    raise DataError(f"{where}: no field {field!r} among {there}, nor one of {known}; {_NAME_THE_FIELD}")
+    forms = _forms(fields, field)
+    if not forms:
+        there = ", ".join(repr(name) for name in fields) or "none"
+        known = ", ".join(" and ".join(form) for form in _FORMS)
+        raise DataError(f"{where}: no field {field!r} among {there}, nor one of {known}; {_NAME_THE_FIELD}")
+    if forms[0] == tokenised.FORM:
+        return (*tokenised.FORM, tokenised.LABELS) if tokenised.LABELS in fields else tokenised.FORM
+    return tuple(name for form in forms if form != tokenised.FORM for name in form)
+
+
+def _forms(fields: Sequence[str], field: str) -> list[tuple[str, ...]]:
+    """The forms of a document that ``fields`` are enough for, first the one that is preferred."""
+    known = dict.fromkeys([(field,), *(_FORMS if field == "text" else ())])
+    return [form for form in known if set(form) <= set(fields)]
 
 
 def kind_of(columns: tuple[str, ...]) -> type[str]:
-    """Return the class of the documents that the columns of ``require_columns`` hold: str, Conversation or Tokenised."""
+    """Return the class of the documents that are preferred of ``require_columns``: str, Conversation or Tokenised."""
     return next((kind for form, kind in _FORMS.items() if columns[: len(form)] == form), str)
 
 

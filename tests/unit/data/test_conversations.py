@@ -166,7 +166,10 @@ RECORDS = {
 
 
 def write(folder: Path, kind: str, record: dict[str, Any], rows: int = 3) -> Data:
-    table = [record] * rows
+    return write_rows(folder, kind, [record] * rows)
+
+
+def write_rows(folder: Path, kind: str, table: list[dict[str, Any]]) -> Data:
     if kind == "jsonl":
         (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
         return Data(source=str(folder / "chat.jsonl"), cache=str(folder / "cache"))
@@ -244,6 +247,7 @@ def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> Non
         ({"messages": messages(("user", "q"), ("robot", "a"))}, "turn 2: role 'robot' is none of system, user"),
         ({"messages": [{"role": "user", "content": ["q"]}]}, r"turn 1 \(user\): its content is of type list, not text"),
         ({"messages": []}, "field 'messages' is empty, not a list of turns"),
+        ({"messages": None}, r"field 'messages' is empty \(null\), and no other holds a document; remove the record"),
         ({"messages": "q"}, "field 'messages' is of type str, not a list of turns"),
         (
             {"prompt": "q", "completion": messages(("assistant", "a"))},
@@ -292,6 +296,30 @@ def test_texts_and_conversations_may_share_a_source(tmp_path: Path, turned: int)
         assert both.is_context(places).tolist() == alone.is_context(np.arange(alone.offsets[1])).tolist()
     assert both.holds_conversations
     assert not own["plain"].holds_conversations
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+def test_of_a_table_of_texts_and_conversations_null_is_absent(tmp_path: Path, kind: str) -> None:
+    chat, plain = {"text": None, "messages": messages(*TURNS)}, {"text": "plain", "messages": None}
+    texts = {"prompt": "Where? ", "completion": "Here."}
+    rows = [{**dict.fromkeys(texts), **one} for one in (chat, plain)] + [{"text": None, "messages": None, **texts}]
+    made, found = tokenizer(CHATML), []
+    for turned in (1, -1):
+        (tmp_path / str(turned)).mkdir()
+        store = build_token_store(write_rows(tmp_path / str(turned), kind, rows[::turned]), made)
+        found.append([made.decode(store.document(index)) for index in range(3)][::turned])
+        assert store.holds_conversations
+    assert found[0] == found[1]
+    assert found[0][0].startswith("<|im_start|>user\nWhere?")
+    assert found[0][1] == "plain"
+    assert found[0][2].startswith("Where? Here.")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+def test_a_record_in_which_all_is_null_is_refused(tmp_path: Path, kind: str) -> None:
+    rows = [{"text": None, "messages": messages(*TURNS)}, {"text": None, "messages": None}]
+    with pytest.raises(DataError, match=r"(line|row) 2: field 'text' is empty \(null\), not text; name the field"):
+        build_token_store(write_rows(tmp_path, kind, rows), tokenizer(CHATML))
 
 
 def test_of_a_mixture_texts_are_trained_whole_and_of_conversations_what_the_assistant_says(tmp_path: Path) -> None:
