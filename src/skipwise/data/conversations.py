@@ -86,8 +86,12 @@ def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int]
 
 def _encode_texts(prompt: str, completion: str, tokenizer: Any) -> tuple[list[int], Spans]:
     encoding = tokenizer(prompt + completion, return_offsets_mapping=True, truncation=False, verbose=False)
-    said = [begin >= len(prompt) for begin, _ in encoding["offset_mapping"]]
-    return encoding["input_ids"], runs(said)
+    ids, said = list(encoding["input_ids"]), [begin >= len(prompt) for begin, _ in encoding["offset_mapping"]]
+    if (end := tokenizer.eos_token_id) is not None:  # otherwise the model would not learn to stop
+        if ids[-1:] != [end]:
+            ids, said = [*ids, end], [*said, True]
+        said[-1] = True  # one that the tokenizer has added stands for no character of the completion
+    return ids, runs(said)
 
 
 def _encode_messages(

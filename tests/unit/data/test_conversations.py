@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 
 from skipwise.data import tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
@@ -155,6 +156,28 @@ def test_of_a_prompt_of_messages_only_the_completion_is_said() -> None:
     assert said == [one and place > len(said) // 2 for place, one in enumerate(expected(made, *chatml())[1])]
 
 
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("completion", ["Here.", "Here.<|endoftext|>"])
+def test_a_completion_that_is_a_text_ends_in_one_trained_end_token(completion: str, adds: bool) -> None:
+    made = tokenizer(None)
+    if adds:
+        made.backend_tokenizer.post_processor = TemplateProcessing(
+            single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", 0)]
+        )
+    held = json.dumps({"prompt": "Where? ", "completion": completion.removesuffix("<|endoftext|>" if adds else "")})
+    ids, context = conversation_encoder(made)(held, "x:1")
+    assert made.decode(ids) == "Where? Here.<|endoftext|>"
+    assert context == [(0, len("Where? "))]
+
+
+def test_without_an_end_token_a_completion_stays_as_it_is() -> None:
+    made = tokenizer(None)
+    made.eos_token = None
+    ids, context = conversation_encoder(made)(json.dumps({"prompt": "Where? ", "completion": "Here."}), "x:1")
+    assert made.decode(ids) == "Where? Here."
+    assert context == [(0, len("Where? "))]
+
+
 RECORDS = {
     "messages": {"messages": messages(*TURNS)},
     "conversations": {
@@ -187,7 +210,7 @@ def test_every_form_in_every_kind_of_file(tmp_path: Path, kind: str, form: str) 
     store = build_token_store(write(tmp_path, kind, RECORDS[form]), made)
     assert len(store) == 3
     if form == "two texts":
-        pieces = [("Where? ", False), ("Here.", True)]
+        pieces = [("Where? ", False), ("Here.<|endoftext|>", True)]
     elif form == "prompt and completion":
         pieces = [(text, said and place > 8) for place, (text, said) in enumerate(chatml())]
     else:
