@@ -7,23 +7,29 @@ A record that lacks the text field may hold a conversation instead, in one of th
     prompt, completion                        two texts, or two lists of messages
 
 What the assistant says are the tokens that the template marks with ``{% generation %}``. Most templates mark nothing. Then the
-template is rendered once more for each turn of the assistant, with another text in its place: what differs is what it says,
-together with the special token right behind it, which ends the turn.
+template is rendered once more for each turn of the assistant, with a sign in its place: what differs is what it says, calls of
+tools and reasoning too, together with the special token right behind it, which ends the turn.
 """
 
 import json
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from skipwise.data.spans import Spans, complement, runs
 from skipwise.errors import DataError, reason
 
 FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
+TOOLS = "tools"  # of a record: what the assistant may call
 
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
 _KNOWN = ("system", "user", "assistant", "tool")
+_CALLS = ("tool_calls", "function_call")
+_SAYS = (*_CALLS, "reasoning_content", "reasoning", "thinking")  # what an assistant's turn may say beside its content
+_BY_HAND = "write the conversation as text yourself and give its input_ids, with labels"
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 
 Message = dict[str, Any]
@@ -49,9 +55,14 @@ def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str
     Raises:
         DataError: a turn has no role or no text, roles are out of order, or the assistant says nothing.
     """
+    tools = _objects(record.get(TOOLS), TOOLS, where)
     if form == ("prompt", "completion"):
         prompt, completion = record["prompt"], record["completion"]
         if isinstance(prompt, str) and isinstance(completion, str):
+            if tools:
+                raise DataError(
+                    f"{where}: has 'tools', and prompt and completion are texts, which no template writes; remove the field"
+                )
             return Conversation(json.dumps({"prompt": prompt, "completion": completion}, ensure_ascii=False))
         turns = [*_listed(prompt, "prompt", where), *_listed(completion, "completion", where)]
         begun = len(prompt)
@@ -61,7 +72,11 @@ def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str
     _require_order(messages, where)
     if not any(message["role"] == "assistant" for message in messages[begun:]):
         raise DataError(f"{where}: the assistant says nothing in it, so there is nothing to train; remove the record")
-    return Conversation(json.dumps({"messages": messages, "begun": begun}, ensure_ascii=False))
+    held = {"messages": messages, "begun": begun, **({TOOLS: tools} if tools else {})}
+    try:
+        return Conversation(json.dumps(held, ensure_ascii=False))
+    except TypeError as error:  # a date, or bytes, in a call of a tool
+        raise DataError(f"{where}: {error}; give tools and calls of them as JSON") from error
 
 
 def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int], Spans]]:
@@ -78,7 +93,7 @@ def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int]
         if "prompt" in held:
             ids, said = _encode_texts(held["prompt"], held["completion"], tokenizer)
         else:
-            ids, said = _encode_messages(held["messages"], held["begun"], name, tokenizer, special)
+            ids, said = _encode_messages(held, name, tokenizer, special)
         return ids, complement(said, len(ids))
 
     return encode
@@ -94,19 +109,24 @@ def _encode_texts(prompt: str, completion: str, tokenizer: Any) -> tuple[list[in
     return ids, runs(said)
 
 
-def _encode_messages(
-    messages: list[Message], begun: int, name: str, tokenizer: Any, special: set[int]
-) -> tuple[list[int], Spans]:
+def _encode_messages(held: Mapping[str, Any], name: str, tokenizer: Any, special: set[int]) -> tuple[list[int], Spans]:
+    messages, begun, tools = held["messages"], held["begun"], held.get(TOOLS)
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         raise DataError(
             f"{name} is a conversation, and this model's tokenizer has no chat template to write it with; choose an instruct "
             "model, or give text"
         )
-    text = _rendered(messages, name, tokenizer)
+    _require_written(messages, tools, str(template), name)
+    text = _rendered(messages, tools, name, tokenizer)
     if _MARKED.search(str(template)) and not begun:
         made = tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, add_generation_prompt=False
+            messages,
+            tools,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            add_generation_prompt=False,
         )
         return list(made["input_ids"]), runs([bool(one) for one in made["assistant_masks"]])
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False)
@@ -115,7 +135,7 @@ def _encode_messages(
     for turn, message in enumerate(messages):
         if message["role"] != "assistant" or turn < begun:
             continue
-        first, end = _place(messages, turn, text, name, tokenizer)
+        first, end = _place(messages, tools, turn, text, name, tokenizer)
         begin, after = bisect_left(begins, first), bisect_left(begins, end)
         if begin < after < len(ids) and begins[after] == end and ids[after] in special:
             after += 1  # it ends the turn
@@ -123,12 +143,32 @@ def _encode_messages(
     return ids, runs(said)
 
 
-def _place(messages: list[Message], turn: int, text: str, name: str, tokenizer: Any) -> tuple[int, int]:
-    """Where in the rendered text the assistant says its turn: what differs if it says something else."""
-    content = str(messages[turn]["content"]).strip() or "-"
-    other = f"{'B' if content[0] == 'A' else 'A'}-{'B' if content[-1] == 'A' else 'A'}"  # begins and ends otherwise
-    changed = [*messages[:turn], {**messages[turn], "content": other}, *messages[turn + 1 :]]
-    rendered = _rendered(changed, name, tokenizer)
+def _require_written(messages: list[Message], tools: Any, template: str, name: str) -> None:
+    """Raise a DataError for what the template never reads, which would be lost without a word."""
+    lost = [(name, TOOLS)] if tools and not re.search(rf"\{{[{{%][^}}]*\b{TOOLS}\b", template) else []
+    for number, message in enumerate(messages, 1):
+        unread = (field for field in _SAYS if field in message and not re.search(rf"[.'\"]{field}\b", template))
+        lost += [(f"{name}, turn {number}", field) for field in unread]
+    if lost:
+        where, field = lost[0]
+        raise DataError(
+            f"{where}: has {field!r}, which the tokenizer's chat template does not read, so it would be lost; remove the "
+            f"field, or {_BY_HAND}"
+        )
+
+
+def _place(messages: list[Message], tools: Any, turn: int, text: str, name: str, tokenizer: Any) -> tuple[int, int]:
+    """Where in the rendered text the assistant says its turn: what differs if it says a sign that the text has nowhere."""
+    sign = next(sign for sign in map(chr, range(ord("①"), sys.maxunicode)) if sign not in text)
+    silent = {field: value for field, value in messages[turn].items() if field not in _SAYS}
+    changed = [*messages[:turn], {**silent, "content": sign}, *messages[turn + 1 :]]
+    where = f"{name}, with another text as turn {turn + 1}"
+    rendered = _rendered(changed, tools, where, tokenizer)
+    if any(field in messages[turn] for field in _CALLS) and not text.endswith(rendered.rpartition(sign)[2]):
+        raise DataError(
+            f"{where}: the tokenizer's chat template writes later turns in another way, so where this turn ends is unknown; "
+            f"remove its calls of tools, or {_BY_HAND}"
+        )
     begin = _alike(text, rendered)
     return begin, len(text) - _alike(text[begin:][::-1], rendered[begin:][::-1])
 
@@ -139,9 +179,9 @@ def _alike(one: str, other: str) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _rendered(messages: list[Message], name: str, tokenizer: Any) -> str:
+def _rendered(messages: list[Message], tools: Any, name: str, tokenizer: Any) -> str:
     try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
+        return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=False))
     except Exception as error:  # a template may raise what it likes, and jinja its own
         raise DataError(
             f"{name}: the tokenizer's chat template refuses this conversation ({reason(error)}); correct or remove the record"
@@ -156,7 +196,7 @@ def _listed(value: Any, field: str, where: str) -> list[Any]:
 
 
 def _message(turn: Any, number: int, where: str) -> Message:
-    """A turn with the names of OpenAI's API; of other entries those that templates read are kept."""
+    """A turn with the names of OpenAI's API; of other entries those that say something are kept."""
     turn = turn if isinstance(turn, Mapping) else {}
     given = turn.get("role", turn.get("from"))
     role, content = _ROLES.get(str(given).lower(), given), turn.get("content", turn.get("value"))
@@ -164,13 +204,41 @@ def _message(turn: Any, number: int, where: str) -> Message:
         raise DataError(
             f"{where}, turn {number}: role {given!r} is none of {', '.join((*_KNOWN, *_ROLES))}; correct the record"
         )
-    calls = {name: turn[name] for name in ("tool_calls", "name", "tool_call_id") if turn.get(name)}
-    if not isinstance(content, str) and not calls:
+    more = {name: turn[name] for name in (*_SAYS, "name", "tool_call_id") if turn.get(name)}
+    if "tool_calls" in more:
+        more["tool_calls"] = _objects(more["tool_calls"], "tool_calls", f"{where}, turn {number} ({role})")
+    if not isinstance(content, str) and (content is not None or not any(name in more for name in _CALLS)):
         raise DataError(
             f"{where}, turn {number} ({role}): its content is of type {type(content).__name__}, not text; correct or remove the "
             "record"
         )
-    return {"role": role, "content": content or "", **calls}
+    for name in (name for name in _SAYS if name in more):
+        if role != "assistant":
+            raise DataError(
+                f"{where}, turn {number} ({role}): has {name!r}, which only an assistant has; remove the field"
+            )
+        if name not in _CALLS and not isinstance(more[name], str):
+            held = type(more[name]).__name__
+            raise DataError(
+                f"{where}, turn {number} ({role}): {name!r} is of type {held}, not text; correct the record"
+            )
+    return {"role": role, "content": content or "", **more}
+
+
+def _objects(value: Any, field: str, where: str) -> list[Any]:
+    """A list of objects, or the JSON of one, in which tables hold what has other fields in each record."""
+    given = value
+    if isinstance(value, str):
+        with suppress(ValueError):  # refused below
+            value = json.loads(value or "null")
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+        return value
+    raise DataError(
+        f"{where}: field {field!r} is of type {type(given).__name__}, neither a list of objects nor the JSON of one; correct or "
+        "remove it"
+    )
 
 
 def _require_order(messages: list[Message], where: str) -> None:

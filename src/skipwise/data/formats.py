@@ -213,7 +213,7 @@ def _form_of(record: Mapping[str, Any], field: str, where: str) -> tuple[str, ..
 
 def require_columns(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
     """Return the columns of a table that may hold documents: ``field`` and those of conversations, first what a record is
-    if it has several; or token ids and perhaps labels.
+    if it has several, and their tools; or token ids and perhaps labels.
 
     Others than ``field`` are looked for if it is the default, ``text``, or names one of them.
 
@@ -227,7 +227,9 @@ def require_columns(fields: Sequence[str], field: str, where: str) -> tuple[str,
         raise DataError(f"{where}: no field {field!r} among {there}, nor one of {known}; {_NAME_THE_FIELD}")
     if forms[0] == tokenised.FORM:
         return (*tokenised.FORM, tokenised.LABELS) if tokenised.LABELS in fields else tokenised.FORM
-    return tuple(name for form in forms if form != tokenised.FORM for name in form)
+    columns = [name for form in forms if form != tokenised.FORM for name in form]
+    chats = any(form in conversations.FORMS for form in forms)
+    return (*columns, conversations.TOOLS) if chats and conversations.TOOLS in fields else tuple(columns)
 
 
 def _forms(fields: Sequence[str], field: str) -> list[tuple[str, ...]]:

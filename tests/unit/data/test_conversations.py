@@ -63,6 +63,17 @@ SPECIAL = [
     "<start_of_turn>",
     "<end_of_turn>",
 ]
+AGENT = (  # as Qwen's templates write tools, reasoning and calls
+    "{% if tools %}{{ '<|im_start|>system\n' + tools | tojson + '<|im_end|>\n' }}{% endif %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>\n' + m.reasoning_content + '\n</think>\n\n' }}{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls %}{{ '\n<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+)
+LOOKS_BACK = AGENT.replace(  # the turn of a tool says whether it was called
+    "{{ m.content }}",
+    "{% if m.role == 'tool' and messages[loop.index0 - 1].tool_calls %}{{ 'of a call: ' }}{% endif %}{{ m.content }}",
+)
 TURNS = [("user", "Where?"), ("assistant", "Here, A."), ("user", "And now?"), ("assistant", "There.")]
 
 
@@ -148,6 +159,85 @@ def test_thoughts_are_said_where_the_template_keeps_them() -> None:
     ids, said = encoded(made, messages(("user", "q"), ("assistant", "<think>\nhm\n</think>\n\nyes")))
     spoken = made.decode([token for token, one in zip(ids, said, strict=True) if one])
     assert spoken == "hm\n</think>\n\nyes<|im_end|>"
+
+
+CALL = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+CALLED = [
+    {"role": "user", "content": "Add."},
+    {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": CALL},
+    {"role": "tool", "content": "2"},
+    {"role": "assistant", "content": "It is 2."},
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "saved"])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_tools_are_written_and_calls_and_reasoning_are_said(tmp_path: Path, kind: str, as_json: bool) -> None:
+    given: Any = {"messages": CALLED, "tools": TOOLS}
+    if as_json:
+        turns = [turn | {"tool_calls": json.dumps(CALL) if "tool_calls" in turn else None} for turn in CALLED]
+        given = {"messages": turns, "tools": json.dumps(TOOLS)}
+    made = tokenizer(AGENT)
+    store = build_token_store(write(tmp_path, kind, given, rows=1), made)
+    call = '<think>\nI add.\n</think>\n\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    ids, said = expected(
+        made,
+        (f"<|im_start|>system\n{json.dumps(TOOLS)}<|im_end|>\n<|im_start|>user\nAdd.<|im_end|>\n", False),
+        *[("<|im_start|>assistant\n", False), (call, True), ("\n<|im_start|>tool\n2<|im_end|>\n", False)],
+        *[("<|im_start|>assistant\n", False), ("It is 2.<|im_end|>", True), ("\n", False)],
+    )
+    assert made.decode(store.document(0)) == made.decode(ids)
+    assert (~store.is_context(np.arange(len(ids)))).tolist() == said
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "message"),
+    [
+        (CHATML, {"messages": messages(*TURNS), "tools": TOOLS}, "chat.jsonl:1: has 'tools', which .* does not read"),
+        (
+            CHATML,
+            {"messages": CALLED},
+            "chat.jsonl:1, turn 2: has 'tool_calls', which .* lost; remove the field, or write",
+        ),
+        (
+            CHATML,
+            {"messages": [CALLED[0], {"role": "assistant", "content": "x", "reasoning_content": "y"}]},
+            "turn 2: has 'reasoning_content', which the tokenizer's chat template does not read",
+        ),
+        (
+            LOOKS_BACK,
+            {"messages": CALLED},
+            "chat.jsonl:1, with another text as turn 2: .* writes later turns in another way.* remove its calls",
+        ),
+        (AGENT, {"messages": messages(*TURNS), "tools": "add"}, "line 1: field 'tools' is of type str, neither a list"),
+        (
+            AGENT,
+            {"prompt": "a", "completion": "b", "tools": TOOLS},
+            "line 1: has 'tools', and prompt and completion are",
+        ),
+        (
+            AGENT,
+            {"messages": [CALLED[0], {"role": "assistant", "content": "x", "tool_calls": [1]}]},
+            r"turn 2 \(assistant\): field 'tool_calls' is of type list, neither a list of objects",
+        ),
+        (
+            AGENT,
+            {"messages": [CALLED[0], {"role": "assistant", "content": "x", "reasoning_content": ["y"]}]},
+            r"turn 2 \(assistant\): 'reasoning_content' is of type list, not text",
+        ),
+        (
+            AGENT,
+            {"messages": [{"role": "user", "content": "x", "tool_calls": CALL}]},
+            r"turn 1 \(user\): has 'tool_calls', which only an assistant has; remove the field",
+        ),
+    ],
+)
+def test_nothing_of_a_turn_or_of_its_tools_is_lost_without_a_word(
+    tmp_path: Path, template: str, record: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        build_token_store(write(tmp_path, "jsonl", record, rows=1), tokenizer(template))
 
 
 def test_of_a_prompt_of_messages_only_the_completion_is_said() -> None:
