@@ -53,6 +53,7 @@ _BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take 
 _BATCH_DOCUMENTS = 2**13
 _ABANDONED_SECONDS = 7 * 86_400
 _IDENTITY = 1  # part of every fingerprint; runs record those, so it changes only if the tokens of a text do
+_CONVERSATIONS = 2  # the same, of stores with conversations alone
 
 OnProgress = Callable[[int, int, float | None], None]
 Say = Callable[[str], None]
@@ -79,10 +80,13 @@ def build_token_store(
     limit = "" if data.max_tokens is None else f" {data.max_tokens}"
     content = corpus.fingerprint()
     chat = getattr(tokenizer, "chat_template", None)  # any document may be a conversation
-    template = "" if chat is None and corpus.kind() is not Conversation else f" {chat}"
+    kind = corpus.kind()
+    template = "" if chat is None and kind is not Conversation else f" {chat}"
+    if template and kind is not Tokenised:
+        template += f" {_CONVERSATIONS}"
     without = f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}"
     names, cache = (_sha256(without), _sha256(without + template)), _cache(data)
-    if corpus.kind() is not str:
+    if kind is not str:
         names = names[1], names[1]
     try:
         store, _ = _find(cache / "tokens", names)
