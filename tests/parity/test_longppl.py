@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from skipwise.errors import RunError
 from skipwise.evaluation.batches import Readings
 from skipwise.results.longppl import GAIN, MOST, key_tokens, long_perplexity
 from skipwise.results.records import ReadingRecord
@@ -103,9 +104,13 @@ def test_other_tokens_and_lost_or_damaged_losses_give_none(tmp_path: Path) -> No
     chosen = key_tokens(readings[SHORT], readings[LENGTH], read)
     other = measured(confident(1), [document[::-1].copy()], "b", tmp_path)
     assert long_perplexity(other[LENGTH], chosen, read) is None
-    (path := tmp_path / f"{readings[SHORT][0].key}.npz").write_bytes(path.read_bytes()[:100])
-    assert key_tokens(readings[SHORT], readings[LENGTH], read) == {}
-    path.unlink()
-    assert key_tokens(readings[SHORT], readings[LENGTH], read) == {}
     none = {"d0": replace(chosen["d0"], key=np.zeros_like(chosen["d0"].key))}
     assert long_perplexity(readings[LENGTH], none, read) is None
+    (path := tmp_path / f"{readings[SHORT][0].key}.npz").write_bytes(path.read_bytes()[:100])
+    with pytest.raises(RunError, match=f"{path.name} is damaged .*; restore it, or remove it"):
+        key_tokens(readings[SHORT], readings[LENGTH], read)
+    (tmp_path / f"{readings[LENGTH][0].key}.npz").rename(path)
+    with pytest.raises(RunError, match="it is of the reading"):
+        key_tokens(readings[SHORT], readings[LENGTH], read)
+    path.unlink()
+    assert key_tokens(readings[SHORT], readings[LENGTH], read) == {}

@@ -168,7 +168,7 @@ def test_a_guarded_model_takes_packed_batches_if_its_layers_keep_them_apart(stor
     batch = batch_of(store)
     cases = [("llama", "sdpa", True), ("llama", "eager", False), ("gemma3", "sdpa", False), ("gemma2", "eager", False)]
     for family, attention, at_once in cases:
-        model = families.model(family, attention, vocab_size=300).train()
+        model = families.model(family, attention, vocab_size=300, max_position_embeddings=TARGET).train()
         if not at_once:
             RequirePositions(TARGET).watch(model)
             with pytest.raises(

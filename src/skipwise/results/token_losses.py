@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from skipwise.errors import RunError
 from skipwise.results.files import replacing
 
 FOLDER = "token_losses"
@@ -29,14 +30,25 @@ def save_losses(folder: Path, key: str, document: np.ndarray, nll: np.ndarray) -
     """Write the losses ``nll`` [tokens - 1] of a document [tokens], whole."""
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / f"{key}.npz") as file:
-        np.savez(file, tokens=np.asarray(document[1:], dtype=np.int32), nll=nll.astype(np.float32))
+        np.savez(file, key=np.array(key), tokens=np.asarray(document[1:], dtype=np.int32), nll=nll.astype(np.float32))
 
 
 def read_losses(folder: Path, key: str) -> TokenLosses | None:
-    """Read the losses of a reading; None where they were not kept, or are damaged."""
+    """Read the losses of a reading; None where they were not kept.
+
+    Raises:
+        RunError: the file is not what was written for this reading.
+    """
+    path = folder / f"{key}.npz"
     try:
-        with np.load(folder / f"{key}.npz", allow_pickle=False) as kept:
-            losses = TokenLosses(kept["tokens"], kept["nll"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        with np.load(path, allow_pickle=False) as kept:
+            losses, whose = TokenLosses(kept["tokens"], kept["nll"]), str(kept["key"])
+        if whose != key or losses.tokens.shape != losses.nll.shape or losses.nll.ndim != 1:
+            raise ValueError(f"it is of the reading {whose}")
+    except FileNotFoundError:
         return None
-    return losses if losses.tokens.shape == losses.nll.shape and losses.nll.ndim == 1 else None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise RunError(
+            f"{path} is damaged ({error}); restore it, or remove it, and LongPPL leaves this document out"
+        ) from error
+    return losses

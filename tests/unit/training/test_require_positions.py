@@ -65,16 +65,6 @@ def counted(batch: Batch) -> Batch:
         (restarted, "begin again inside an example.*turn packing and padding_free off"),
     ],
 )
-def test_a_model_that_was_not_extended_is_refused() -> None:
-    guard = RequirePositions(TARGET)
-    with pytest.raises(
-        RecipeError, match=f"reads {TARGET // 2} positions by its config, and the examples reach {TARGET}"
-    ):
-        guard.watch(llama(window=TARGET // 2))
-    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-    guard.watch(llama(window=TARGET // 2, rope_parameters=linear))
-
-
 def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any, message: str) -> None:
     made = trainer(tmp_path, change)
     before = {name: value.clone() for name, value in made.model.state_dict().items()}
@@ -87,7 +77,7 @@ def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_a_model_with_sliding_layers_is_watched_too(tmp_path: Path, family: str) -> None:
     """Its masks by position replace the mask of the batch; the check reads the batch's own."""
-    model = families.model(family, vocab_size=257)
+    model = families.model(family, vocab_size=257, max_position_embeddings=TARGET)
     mask_by_position(model)
     made = trainer(tmp_path, model=model)
     made.train()
@@ -144,3 +134,13 @@ def test_low_rank_additions_are_watched_too(tmp_path: Path) -> None:
     RequirePositions(TARGET).watch(model.train())
     with pytest.raises(RecipeError, match="got no position_ids"):
         model(input_ids=torch.arange(8)[None])
+
+
+def test_a_model_that_was_not_extended_is_refused() -> None:
+    guard = RequirePositions(TARGET)
+    with pytest.raises(
+        RecipeError, match=f"reads {TARGET // 2} positions by its config, and the examples reach {TARGET}"
+    ):
+        guard.watch(llama(window=TARGET // 2))
+    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    guard.watch(llama(window=TARGET // 2, rope_parameters=linear))
