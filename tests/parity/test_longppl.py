@@ -106,10 +106,10 @@ def test_other_tokens_and_lost_or_damaged_losses_give_none(tmp_path: Path) -> No
     assert long_perplexity(other[LENGTH], chosen, read) is None
     none = {"d0": replace(chosen["d0"], key=np.zeros_like(chosen["d0"].key))}
     assert long_perplexity(readings[LENGTH], none, read) is None
-    (path := tmp_path / f"{readings[SHORT][0].key}.npz").write_bytes(path.read_bytes()[:100])
+    (path := tmp_path / f"{readings[SHORT][0].key}.losses").write_bytes(path.read_bytes()[:100])
     with pytest.raises(RunError, match=f"{path.name} is damaged .*; restore it, or remove it"):
         key_tokens(readings[SHORT], readings[LENGTH], read)
-    (tmp_path / f"{readings[LENGTH][0].key}.npz").rename(path)
+    (tmp_path / f"{readings[LENGTH][0].key}.losses").rename(path)
     with pytest.raises(RunError, match="it is of the reading"):
         key_tokens(readings[SHORT], readings[LENGTH], read)
     path.unlink()

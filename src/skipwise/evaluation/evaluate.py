@@ -154,7 +154,7 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
         raise RunError(f"{out} exists and {why}; give another --out")
     whole.begin(**facts[0])
     for folder in folders:
-        for kept in (folder.path / token_losses.FOLDER).glob("*.npz"):
+        for kept in (folder.path / token_losses.FOLDER).glob(f"*{token_losses.ENDING}"):
             (whole.path / token_losses.FOLDER).mkdir(exist_ok=True)
             shutil.copyfile(kept, whole.path / token_losses.FOLDER / kept.name)
     append_record(whole.results, *merged.values())

@@ -1,9 +1,11 @@
-"""The losses of single tokens, beside the records of an evaluation: ``token_losses/KEY.npz`` for the reading with that key.
+"""The losses of single tokens, beside the records of an evaluation: ``token_losses/KEY.losses`` for the reading with that key.
 
 A record holds sums over ranges of positions. What is asked of single tokens, as LongPPL asks, needs each of them: 8 bytes a
-token, kept of the shortest and of the longest window. A file is there before its record is.
+token, kept of the shortest and of the longest window. A file is there before its record is: a SHA-256, and the arrays as npz.
 """
 
+import hashlib
+import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,8 @@ import numpy as np
 from skipwise.errors import RunError
 from skipwise.results.files import replacing
 
-FOLDER = "token_losses"
+FOLDER, ENDING = "token_losses", ".losses"
+_DIGEST = 32  # bytes
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,10 @@ class TokenLosses:
 def save_losses(folder: Path, key: str, document: np.ndarray, nll: np.ndarray) -> None:
     """Write the losses ``nll`` [tokens - 1] of a document [tokens], whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / f"{key}.npz") as file:
-        np.savez(file, key=np.array(key), tokens=np.asarray(document[1:], dtype=np.int32), nll=nll.astype(np.float32))
+    arrays = io.BytesIO()
+    np.savez(arrays, key=np.array(key), tokens=np.asarray(document[1:], dtype=np.int32), nll=nll.astype(np.float32))
+    with replacing(folder / f"{key}{ENDING}") as file:
+        file.write(hashlib.sha256(arrays.getvalue()).digest() + arrays.getvalue())
 
 
 def read_losses(folder: Path, key: str) -> TokenLosses | None:
@@ -39,9 +44,12 @@ def read_losses(folder: Path, key: str) -> TokenLosses | None:
     Raises:
         RunError: the file is not what was written for this reading.
     """
-    path = folder / f"{key}.npz"
+    path = folder / f"{key}{ENDING}"
     try:
-        with np.load(path, allow_pickle=False) as kept:
+        written = path.read_bytes()
+        if hashlib.sha256(written[_DIGEST:]).digest() != written[:_DIGEST]:
+            raise ValueError("its hash is another")
+        with np.load(io.BytesIO(written[_DIGEST:]), allow_pickle=False) as kept:
             losses, whose = TokenLosses(kept["tokens"], kept["nll"]), str(kept["key"])
         if whose != key or losses.tokens.shape != losses.nll.shape or losses.nll.ndim != 1:
             raise ValueError(f"it is of the reading {whose}")
