@@ -161,8 +161,8 @@ def test_thoughts_are_said_where_the_template_keeps_them() -> None:
     assert spoken == "hm\n</think>\n\nyes<|im_end|>"
 
 
-CALL = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
-TOOLS = [{"type": "function", "function": {"name": "add"}}]
+CALL = [{"function": {"arguments": {"a": 1}, "name": "add"}, "type": "function"}]
+TOOLS = [{"function": {"name": "add"}, "type": "function"}]
 CALLED = [
     {"role": "user", "content": "Add."},
     {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": CALL},
@@ -180,7 +180,7 @@ def test_tools_are_written_and_calls_and_reasoning_are_said(tmp_path: Path, kind
         given = {"messages": turns, "tools": json.dumps(TOOLS)}
     made = tokenizer(AGENT)
     store = build_token_store(write(tmp_path, kind, given, rows=1), made)
-    call = '<think>\nI add.\n</think>\n\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>'
+    call = '<think>\nI add.\n</think>\n\n\n<tool_call>\n{"arguments": {"a": 1}, "name": "add"}\n</tool_call><|im_end|>'
     ids, said = expected(
         made,
         (f"<|im_start|>system\n{json.dumps(TOOLS)}<|im_end|>\n<|im_start|>user\nAdd.<|im_end|>\n", False),
