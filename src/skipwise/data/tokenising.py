@@ -66,7 +66,8 @@ def build_token_store(
 
     A document gets the special tokens that the tokenizer gives a single sequence. If two processes need the same store
     at once, one waits for the other. An interrupted build continues after its last complete batch. A store or draft
-    that is not what was written, by its hashes, is built again, and ``say`` gets a sentence about it.
+    that is not what was written, by its hashes, is built again, and ``say`` gets a sentence about it, and about files that
+    are not read.
 
     Of a recipe's data section ``max_tokens``, ``cache`` and ``workers`` apply too. The threads start when a process
     tokenises for the first time; a later change of ``workers`` has no effect. ``on_progress`` gets after each
@@ -77,6 +78,9 @@ def build_token_store(
     """
     data = Data.of(source)
     corpus = open_corpus(data)
+    if isinstance(corpus, FileCorpus) and (unread := corpus.unread):
+        some = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
+        say(f"{corpus.source}: left out {counted(len(unread), 'file')} whose endings no text has: {some}")
     limit = "" if data.max_tokens is None else f" {data.max_tokens}"
     content = corpus.fingerprint()
     chat = getattr(tokenizer, "chat_template", None)  # any document may be a conversation
@@ -110,12 +114,6 @@ def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> Tok
 
     The time left is told where it is known how much text there is: not of one file of records, and not of a stream.
     """
-    if Path(Data.of(source).source).is_dir():  # nothing is opened at the hub twice
-        corpus = open_corpus(source)
-        if isinstance(corpus, FileCorpus) and (unread := corpus.unread):
-            names = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
-            told = f"{corpus.source}: left out {counted(len(unread), 'file')} whose endings no text has: {names}"
-            console.print(told, style="yellow", markup=False, soft_wrap=True)
     doing = f"tokenising {printable(Data.of(source).source)}"
     began = printed = time.monotonic()
     first: float | None = None  # the share that was done at the first call; more than a batch, if a build is continued

@@ -33,8 +33,9 @@ class PoseCollator(RequirePositions):
     An item is a mapping with ``input_ids``, a list, array or tensor of at least ``train_length`` token ids without
     padding, and perhaps ``labels`` of the same length, in which -100 stands for labels that are not trained. Of a long
     item a span of up to ``target_length`` tokens is drawn, and the plan takes its chunks from the span, as in
-    ``PoseDataset``: around a label that is trained, if some are not. An item whose labels are all -100 trains nothing. The batch holds int64 tensors [items, tokens]:
-    ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Other fields are dropped.
+    ``PoseDataset``: around a label that is trained, if some are not. An item whose labels are all -100 trains nothing. The
+    batch holds int64 tensors [items, tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Other
+    fields are dropped.
 
     What is drawn for an item is a pure function of (seed, epoch, a hash of its ``input_ids``). So the order of the
     items, the batch, the worker, the rank and a resume change nothing, and nothing has to be saved. Two items with the

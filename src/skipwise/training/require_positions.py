@@ -114,9 +114,8 @@ class RequirePositions(TrainerCallback):
 
 def _require_extended(config: Any, target: int) -> None:
     """Require a model whose config reads the target: the positions of one that does not are not interpolated."""
-    factor = (getattr(config, "rope_parameters", None) or {}).get(
-        "factor"
-    ) or 1  # linear scaling may leave the length as it was
+    rope = getattr(config, "rope_parameters", None) or {}
+    factor = rope.get("factor") or 1  # linear scaling may leave the length as it was
     longest = getattr(config, "max_position_embeddings", None)
     if isinstance(longest, int) and longest * factor < target:
         raise RecipeError(
