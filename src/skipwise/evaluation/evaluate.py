@@ -15,12 +15,12 @@ from typing import Any
 from rich.console import Console
 
 from skipwise.errors import DataError, RunError
-from skipwise.evaluation.batches import Batch, Prompts, Readings
+from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import other_text
-from skipwise.evaluation.runner import ask, measure, missing, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.runner import answer, missing, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.same_model import require_served
 from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, is_ruler
@@ -96,12 +96,8 @@ def evaluate(
     keep = partial(append_record, folder.results)
     for model in models:
         planned = _keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
-        if left := missing(planned, known, shard):
-            if server and not model.control:
-                ask(server, left, console, keep)
-                left = [batch for batch in left if not isinstance(batch, Prompts)]
-            if left:
-                measure(model.load(specification.precision), left, console, keep)
+        load = partial(model.load, specification.precision)
+        answer(load, missing(planned, known, shard), console, keep, None if model.control else server)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, specification.precision, records, keep, console)
     return folder

@@ -199,6 +199,21 @@ def require_memory(
             )
 
 
+def answer(
+    model: Callable[[], PreTrainedModel],
+    batches: Sequence[Batch],
+    console: Console,
+    on_record: Callable[[Record], None],
+    server: Server | None = None,
+) -> None:
+    """Answer every request: prompts by the ``server`` if there is one, and all else by the model, loaded if it is needed."""
+    if server:
+        ask(server, batches, console, on_record)
+        batches = [batch for batch in batches if not isinstance(batch, Prompts)]
+    if batches:
+        measure(model(), batches, console, on_record)
+
+
 def answered(
     model: Callable[[], PreTrainedModel],
     batches: Sequence[Batch],
@@ -220,12 +235,7 @@ def answered(
         if results is not None:
             append_record(results, record)
 
-    left = missing(batches, known)
-    if server:
-        ask(server, left, console, keep)
-        left = [batch for batch in left if not isinstance(batch, Prompts)]
-    if left:
-        measure(model(), left, console, keep)
+    answer(model, missing(batches, known), console, keep, server)
     return [made[request.key] for batch in batches for request in batch.requests]
 
 

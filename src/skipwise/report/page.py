@@ -166,53 +166,17 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
     records = [record for folder in folders for record in folder.records]
     readings = [r for r in records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None]
     trials = [r for r in records if isinstance(r, TrialRecord)]
-    parts = []
-    if readings:
-        texts = " and ".join(sorted({r.data for r in readings} - {""})) or "a text without a name"
-        if all(r.digest for r in readings):
-            documents = len({(r.data, r.document) for r in readings})
-            lengths = _span([r.tokens + 1 for r in readings])
-            read = f"{counted(documents, 'document')} of {texts}, {lengths} tokens of each"
-        else:  # records of skipwise 0.1, which are sums over documents
-            read = f"{' and '.join(sorted({r.document for r in readings}))} of {texts}"
-        parts.append(
-            f"Perplexity: {read}. Every token but the first is scored once, and windows advance by "
-            f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, Student's t over documents."
-        )
+    ruler = [r for r in records if isinstance(r, RulerRecord)]
+    parts = [_of_readings(readings)] if readings else []
     if rules := {one.rule for folder in folders for one in long_perplexities(folder)}:
         parts.append(
             f"LongPPL (Fang et al., ICLR 2025): perplexity of the key tokens alone, which need far text: {' or '.join(sorted(rules))}. "
             "The model that chooses them is favoured by its own choice; the others are compared on equal terms."
         )
     if trials:
-        asked = Counter(
-            (folder.name, r.arm, r.task, r.length)
-            for folder in folders
-            for r in folder.records
-            if isinstance(r, TrialRecord)
-        )
-        seeds = sorted({r.seed for r in trials})
-        parts.append(
-            f"Retrieval: {_span(asked.values())} prompt{'s' if max(asked.values()) > 1 else ''} of each length, at "
-            f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be "
-            f"right. Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
-        )
-    if ruler := [r for r in records if isinstance(r, RulerRecord)]:
-        each = Counter(
-            (f.name, r.arm, r.task, r.length) for f in folders for r in f.records if isinstance(r, RulerRecord)
-        )
-        style = (
-            ""
-            if all(r.real_data for r in ruler)
-            else (
-                " A text that ships with skipwise stands in for RULER's essays in tasks marked (style); their scores do not "
-                "compare with published ones."
-            )
-        )
-        parts.append(
-            f"RULER: {_span(each.values())} prompts of each task and length, answered greedily and scored by RULER's rule; "
-            f"prompt and answer fit the length. Intervals: 95%, Wilson.{style}"
-        )
+        parts.append(_of_trials(trials, _asked(folders, TrialRecord)))
+    if ruler:
+        parts.append(_of_ruler(ruler, _asked(folders, RulerRecord)))
     if prices := [price for folder in folders for price in prices_of(folder)]:
         parts.append(
             f"Other text: documents that ship with skipwise, {_span([p.segments for p in prices])} segments of each, "
@@ -224,11 +188,53 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             "The paper's benchmarks: as lm-evaluation-harness scores them. The standard error of a difference is that of two "
             "models that answer different questions; they answered the same ones, so the true error is smaller."
         )
-    if precisions := sorted(
-        ({r.precision for r in readings} | {r.precision for r in trials} | {r.precision for r in ruler}) - {""}
-    ):
+    if precisions := sorted({r.precision for kind in (readings, trials, ruler) for r in kind} - {""}):
         parts.append(f"Precision: {' and '.join(precisions)}.")
     return parts
+
+
+def _of_readings(readings: Sequence[ReadingRecord]) -> str:
+    texts = " and ".join(sorted({r.data for r in readings} - {""})) or "a text without a name"
+    if all(r.digest for r in readings):
+        documents = len({(r.data, r.document) for r in readings})
+        lengths = _span([r.tokens + 1 for r in readings])
+        read = f"{counted(documents, 'document')} of {texts}, {lengths} tokens of each"
+    else:  # records of skipwise 0.1, which are sums over documents
+        read = f"{' and '.join(sorted({r.document for r in readings}))} of {texts}"
+    return (
+        f"Perplexity: {read}. Every token but the first is scored once, and windows advance by "
+        f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, Student's t over documents."
+    )
+
+
+def _of_trials(trials: Sequence[TrialRecord], asked: Collection[int]) -> str:
+    seeds = sorted({r.seed for r in trials})
+    return (
+        f"Retrieval: {_span(asked)} prompt{'s' if max(asked) > 1 else ''} of each length, at "
+        f"{' and '.join(sorted({r.depths for r in trials}))} depths, answered greedily; all five digits must be "
+        f"right. Seed {', '.join(map(str, seeds))}. Intervals: 95%, Wilson."
+    )
+
+
+def _of_ruler(ruler: Sequence[RulerRecord], asked: Collection[int]) -> str:
+    style = (
+        ""
+        if all(r.real_data for r in ruler)
+        else (
+            " A text that ships with skipwise stands in for RULER's essays in tasks marked (style); their scores do not "
+            "compare with published ones."
+        )
+    )
+    return (
+        f"RULER: {_span(asked)} prompts of each task and length, answered greedily and scored by RULER's rule; "
+        f"prompt and answer fit the length. Intervals: 95%, Wilson.{style}"
+    )
+
+
+def _asked(folders: Sequence[Folder], kind: type[TrialRecord] | type[RulerRecord]) -> Collection[int]:
+    """How many prompts each model was asked of each task and length."""
+    asked = Counter((f.name, r.arm, r.task, r.length) for f in folders for r in f.records if isinstance(r, kind))
+    return asked.values()
 
 
 def _span(values: Collection[int]) -> str:
