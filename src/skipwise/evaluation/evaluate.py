@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from transformers import PreTrainedModel
 
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.batches import Batch, Readings
@@ -94,10 +95,13 @@ def evaluate(
     records = read_records(folder.results)
     known = {record.key for record in records if isinstance(record, Measured)}
     keep = partial(append_record, folder.results)
+
+    def load(model: EvaluatedModel) -> PreTrainedModel:
+        return model.load(specification.precision)
+
     for model in models:
         planned = _keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
-        load = partial(model.load, specification.precision)
-        answer(load, missing(planned, known, shard), console, keep, None if model.control else server)
+        answer(partial(load, model), missing(planned, known, shard), console, keep, None if model.control else server)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, specification.precision, records, keep, console)
     return folder
