@@ -27,7 +27,8 @@ from skipwise.data.passkey import answer_ids, passkey_prompt
 from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
 from skipwise.evaluation.retrieval import is_hit, retrieve
 from skipwise.method.lengths import parse_length
-from skipwise.model.loading import load_model, load_tokenizer, resolve
+from skipwise.model.config import resolve
+from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.precision import AUTOCAST, choose_precision
 
 ROUNDS = 3

@@ -26,7 +26,8 @@ from skipwise.engines.compare import COMPARED
 from skipwise.engines.gguf import TYPES, write_gguf
 from skipwise.engines.request import Request, find_engines
 from skipwise.evaluation.texts import fair_documents, longest_documents
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
 from skipwise.recipes.schema import Data
 from skipwise.results.statistics import Interval, mean_interval

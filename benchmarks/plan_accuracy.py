@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from reproduction.costs import most_held
 from skipwise.data.examples import collate
 from skipwise.errors import SkipwiseError
-from skipwise.model.loading import load_config
+from skipwise.model.config import load_config
 from skipwise.model.lora import adapt
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Recipe, load_recipe

@@ -17,8 +17,8 @@ from reproduction.bases import BASES, base_folder
 from reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes
 from reproduction.scales import MODELS, Scale
 from skipwise.evaluation.specification import doubled_windows
+from skipwise.model.config import load_config, resolve
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_config, resolve
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data, Positions, Recipe, Training, load_recipe
 from skipwise.training.run import deciding_settings

@@ -1,6 +1,7 @@
 """Tiny models and tokenizers, made in a moment; the hub cannot be reached and is not needed."""
 
 import io
+import json
 from pathlib import Path
 
 import torch
@@ -65,6 +66,13 @@ def checkpoint(folder: Path, window: int = 32, **changes: object) -> Path:
     llama(window, **changes).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def with_config(folder: Path, **changes: object) -> str:
+    """Save ``checkpoint`` with changed entries in its config.json, and return the folder's name."""
+    path = checkpoint(folder, window=64) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return str(folder)
 
 
 def corpus(folder: Path, documents: int = 30, words: int = 60) -> Path:

@@ -24,7 +24,7 @@ _PUBLIC = {
     "Plans": "skipwise.method.positions",
     "pose": "skipwise.method.positions",
     "Rng": "skipwise.method.rng",
-    "load_config": "skipwise.model.loading",
+    "load_config": "skipwise.model.config",
     "load_model": "skipwise.model.loading",
     "load_tokenizer": "skipwise.model.loading",
     "probe_connectivity": "skipwise.model.probe",
@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.method.positions import Plans as Plans
     from skipwise.method.positions import pose as pose
     from skipwise.method.rng import Rng as Rng
-    from skipwise.model.loading import load_config as load_config
+    from skipwise.model.config import load_config as load_config
     from skipwise.model.loading import load_model as load_model
     from skipwise.model.loading import load_tokenizer as load_tokenizer
     from skipwise.model.probe import probe_connectivity as probe_connectivity

@@ -30,9 +30,10 @@ from skipwise.evaluation.forecast import (
 from skipwise.evaluation.runner import answered, require_memory
 from skipwise.method.coverage import coverage
 from skipwise.model import lora
+from skipwise.model.config import load_config
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.forward_cost import ForwardCost, Speed
-from skipwise.model.loading import load_config, load_model
+from skipwise.model.loading import load_model
 from skipwise.model.memory import parameters_of
 from skipwise.model.precision import AUTOCAST
 from skipwise.model.probe import Probe, probe_connectivity

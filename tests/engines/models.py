@@ -5,8 +5,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from skipwise.model.config import load_config
 from skipwise.model.convert import convert
-from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.rope import plan_extension
 from skipwise.model.saving import save_extended
 

@@ -16,9 +16,10 @@ from skipwise.engines.compare import TEXTS, tokens_of
 from skipwise.engines.gguf_in import convert_gguf
 from skipwise.engines.request import Request, find_engines
 from skipwise.errors import EngineError, ModelError
+from skipwise.model.config import load_config
 from skipwise.model.gguf import GGUFFile
 from skipwise.model.gguf_tokenizer import read_tokenizer
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.rope import original_length
 from skipwise.results.files import write_checksum
 from tests.command_line import refused, run

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lm_eval.tasks import TaskManager
 
-from skipwise.model.loading import resolve
+from skipwise.model.config import resolve
 from skipwise.report.summary import read_folder
 from skipwise.report.tables import tables_of
 from skipwise.results.benchmarks import PAPER

@@ -12,7 +12,7 @@ import yaml
 import skipwise
 from skipwise.cli.terminal import prepare_process
 from skipwise.data.documents import is_held_out
-from skipwise.model.loading import load_config
+from skipwise.model.config import load_config
 from skipwise.model.memory import parameters_of
 from skipwise.recipes.schema import dump_recipe, load_recipe
 from skipwise.results.records import read_records

@@ -14,7 +14,8 @@ from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from skipwise.method.interpolation import Rope
-from skipwise.model.loading import load_config, load_model
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_model
 from skipwise.model.rope import plan_extension, rope_of, sliding_layers
 from skipwise.model.saving import save_extended
 from tests import families

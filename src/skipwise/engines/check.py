@@ -13,8 +13,9 @@ from skipwise.engines.compare import GGUF_TOLERANCES, TOLERANCE, Comparison, com
 from skipwise.engines.gguf import write_gguf
 from skipwise.engines.request import Engine, find_engines
 from skipwise.errors import EngineError, ModelError, RecipeError, pip_install
+from skipwise.model.config import load_config, resolve
 from skipwise.model.legacy_config import contradictions
-from skipwise.model.loading import load_config, load_tokenizer, resolve
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
 from skipwise.model.origin import promised_length, read_origin
 from skipwise.model.rope import original_length

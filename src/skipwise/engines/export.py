@@ -12,7 +12,8 @@ from skipwise.engines.check import check_gguf, comparison_table, lengths_of, mod
 from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_gguf, write_modelfile
 from skipwise.engines.request import find_engines
 from skipwise.errors import EngineError, RunError, one_of
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import promised_length
 from skipwise.results.files import keep_for_this_process, write_checksum
 

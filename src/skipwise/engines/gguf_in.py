@@ -16,9 +16,10 @@ from skipwise.engines.compare import compare, plan_request
 from skipwise.engines.quantise import writer_like
 from skipwise.engines.request import Engine, find_engines, missing
 from skipwise.errors import EngineError, RunError, reason
+from skipwise.model.config import load_config
 from skipwise.model.gguf import GGUFFile, write_checkpoint
 from skipwise.model.gguf_tokenizer import SPLITS
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.rope import original_length
 from skipwise.results.files import new_folder, require_checksum, require_free
 

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from skipwise.errors import EngineError, one_of, pip_install
-from skipwise.model.loading import load_config
+from skipwise.model.config import load_config
 
 # Engine: the package that it is installed by, and its script.
 ENGINES = {

@@ -26,8 +26,9 @@ from skipwise.evaluation.same_model import require_served
 from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import EvaluationText
+from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost, Speed
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
 from skipwise.model.precision import default_device
 from skipwise.results import token_losses

@@ -10,8 +10,9 @@ import torch
 from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
+from skipwise.model.config import load_config, resolve
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_config, load_model, resolve
+from skipwise.model.loading import load_model
 from skipwise.model.origin import promised_length, read_origin
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.model.rope import Extension, original_length

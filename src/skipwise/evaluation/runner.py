@@ -34,8 +34,9 @@ from skipwise.evaluation.texts import (
     spread_segments,
 )
 from skipwise.evaluation.windows import position_buckets
+from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost
-from skipwise.model.loading import load_config, load_tokenizer
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.memory import machine_memory, token_bytes
 from skipwise.model.origin import Origin
 from skipwise.model.precision import AUTOCAST

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skipwise.errors import ModelError
 from skipwise.model import lora
-from skipwise.model.loading import load_config, resolve
+from skipwise.model.config import load_config, resolve
 from skipwise.results.files import file_digest
 
 _PARTS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.jinja")  # weights, configs, tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from pydantic import ValidationError
 
-from skipwise.model.loading import load_config, resolve
+from skipwise.model.config import load_config, resolve
 from skipwise.model.sealed import damaged, read_seal, write_seal
 from skipwise.recipes.schema import Data, load_recipe
 

@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
 from skipwise.model import lora, serving
-from skipwise.model.loading import resolve
+from skipwise.model.config import resolve
 from skipwise.model.origin import promised_length
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.summary import Row

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig
 
 from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
 from skipwise.method.lengths import format_length
-from skipwise.model.loading import load_config
+from skipwise.model.config import load_config
 from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing

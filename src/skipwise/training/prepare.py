@@ -15,8 +15,9 @@ from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, 
 from skipwise.errors import DataError, ModelError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
+from skipwise.model.config import load_config, resolve
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_config, load_model, load_tokenizer, resolve
+from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.memory import machine_memory, parameters_of
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device

@@ -15,7 +15,8 @@ from skipwise.data.tokens import split_by_name
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.runner import answered
-from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.model.rope import extension_of
 from skipwise.recipes.schema import load_recipe

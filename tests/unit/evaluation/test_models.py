@@ -9,7 +9,7 @@ from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.evaluation.models import find_models
-from skipwise.model.loading import load_config
+from skipwise.model.config import load_config
 from skipwise.model.origin import Origin
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data

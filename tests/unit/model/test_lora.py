@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model import lora
+from skipwise.model.config import load_config
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.loading import load_config, load_model
+from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin
 from skipwise.model.rope import Extension, plan_extension
 from skipwise.model.saving import save_extended

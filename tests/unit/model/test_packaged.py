@@ -7,7 +7,8 @@ import pytest
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import gguf, packaged
-from skipwise.model.loading import load_tokenizer, resolve
+from skipwise.model.config import resolve
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.sealed import write_seal
 from skipwise.results.files import file_digest
 from tests import tiny

@@ -21,7 +21,8 @@ from transformers import (
 
 from skipwise.errors import ModelError, RecipeError, RunError
 from skipwise.method.interpolation import RopeSettings
-from skipwise.model.loading import load_config, load_model
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_model
 from skipwise.model.rope import check_frequencies, extension_of, original_length, plan_extension, set_interpolation
 from skipwise.recipes.schema import dump_recipe, load_recipe, parse_changes
 from skipwise.results.files import file_digest

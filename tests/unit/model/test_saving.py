@@ -3,7 +3,8 @@
 import pytest
 
 from skipwise.errors import ModelError
-from skipwise.model.loading import load_config, load_model
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_model
 from skipwise.model.rope import plan_extension
 from skipwise.model.saving import save_extended
 from tests.tiny import byte_tokenizer, checkpoint

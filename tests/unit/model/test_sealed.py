@@ -8,7 +8,8 @@ import pytest
 
 from skipwise.engines.check import model_folder
 from skipwise.errors import ModelError, RunError
-from skipwise.model.loading import load_config, load_model, load_tokenizer
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.model.rope import plan_extension
 from skipwise.model.saving import require_saved, save_extended

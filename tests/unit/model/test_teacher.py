@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from skipwise.model import teacher as subject
-from skipwise.model.loading import load_config, load_model
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_model
 from skipwise.model.lora import adapt
 from skipwise.model.rope import plan_extension, set_interpolation
 from skipwise.model.teacher import Teacher

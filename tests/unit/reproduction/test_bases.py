@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reproduction import bases
 from reproduction.bases import BASES, base_folder, make_base, new_model
-from skipwise.model.loading import load_config
+from skipwise.model.config import load_config
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data
 from tests.tiny import corpus
