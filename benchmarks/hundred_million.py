@@ -17,7 +17,8 @@ from rich.table import Table
 from reproduction.bases import SmallBase, new_model
 from reproduction.exhibits import TRAINED
 from reproduction.intervals import seeds_interval
-from skipwise.data.examples import PoseDataset, collate
+from skipwise.data.examples import PoseDataset
+from skipwise.data.window import collate
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data, Positions, Training, load_recipe
 from skipwise.results.records import ReadingRecord, read_records

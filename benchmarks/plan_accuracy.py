@@ -32,7 +32,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from reproduction.costs import most_held
-from skipwise.data.examples import collate
+from skipwise.data.window import collate
 from skipwise.errors import SkipwiseError
 from skipwise.model.config import load_config
 from skipwise.model.lora import adapt

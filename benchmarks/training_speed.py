@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup  # noqa: E402
 
-from skipwise.data.examples import collate  # noqa: E402
+from skipwise.data.window import collate  # noqa: E402
 from skipwise.model.config import load_config  # noqa: E402
 from skipwise.model.loading import load_model  # noqa: E402
 from skipwise.model.precision import AUTOCAST, autocast, choose_precision  # noqa: E402

@@ -20,7 +20,8 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.data.documents import open_corpus
-from skipwise.data.examples import PoseDataset, collate
+from skipwise.data.examples import PoseDataset
+from skipwise.data.window import collate
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data, Positions, Training
 from skipwise.results.files import default_cache

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise.data.examples import collate
+from skipwise.data.window import collate
 from skipwise.errors import ModelError, PeerError, RunError, SkipwiseError, counted
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.forecast import (

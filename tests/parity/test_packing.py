@@ -9,10 +9,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from skipwise.data.examples import IGNORED, PoseDataset, collate
+from skipwise.data.cutting import IGNORED
+from skipwise.data.examples import PoseDataset
 from skipwise.data.packing import apart
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
+from skipwise.data.window import collate
 from skipwise.errors import DataError, ModelError, RecipeError
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position

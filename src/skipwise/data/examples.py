@@ -5,7 +5,6 @@ positions are new in every epoch, and the same on every worker, rank and machine
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,93 +12,23 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.answers import NOWHERE, Answers, aim
-from skipwise.data.packing import Packed, apart, pack
+from skipwise.data.answers import NOWHERE, Answers
+from skipwise.data.cutting import IGNORED, ExampleRules
+from skipwise.data.packing import Packed, pack
 from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, keep_long, split_by_name
-from skipwise.data.training_prompts import TrainingPrompt, require_room, training_prompt
+from skipwise.data.training_prompts import require_room, training_prompt
+from skipwise.data.window import Example, Window, one_text
 from skipwise.errors import DataError, counted
 from skipwise.method.lengths import parse_length
-from skipwise.method.positions import SCHEMES, Plans
+from skipwise.method.positions import Plans
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Data, Positions
 
-IGNORED = -100  # labels with this value do not count in the loss of transformers and torch
-
-# Draw numbers of what is chosen before the plan; far above those that a plan uses.
-_DOCUMENT, _ORIGIN, _PROMPT = 2**40, 2**40 + 1, 2**40 + 2
+# Draw numbers of what is chosen before the plan; far above those that a plan uses. 2**40 + 1 is that of data.cutting.
+_DOCUMENT, _PROMPT = 2**40, 2**40 + 2
 _PACKED = 1  # apart from the numbers of prompts
-
-Example = dict[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class ExampleRules:
-    """How an example is taken from a document, and which of its labels are trained.
-
-    The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps``
-    trains it all the same. A label is trained only if at least ``min_context`` tokens directly before it in the
-    document also stand directly before it in the example; above 0, that leaves out the first labels of each chunk.
-    """
-
-    train_length: int
-    target_length: int
-    positions: Positions
-    train_jumps: bool = False
-    min_context: int = 0
-
-    def __post_init__(self) -> None:
-        self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))
-        train, chunks = self.train_length, self.positions.chunks
-        if train < 4 * chunks:
-            raise DataError(
-                f"train length {train:,} is too short for {chunks} chunks; choose at least {4 * chunks:,} tokens, so that "
-                "there is something to predict inside a chunk"
-            )
-        if self.min_context * chunks >= train:  # the longest chunk has at least train_length / chunks tokens
-            raise DataError(
-                f"min_context {self.min_context:,} may leave no label of {train:,} tokens in {chunks} chunks; choose a "
-                f"value below {train / chunks:g}"
-            )
-
-    @property
-    def context(self) -> int:
-        """The fewest tokens of its own text that stand before a trained label; a window's first token has no prediction."""
-        return max(self.min_context, 1)
-
-    def plan(self, rng: Rng, spans: np.ndarray) -> Plans:
-        """Draw the plan of each example; ``spans`` int64 [examples] are the tokens that it may take text from."""
-        scheme = SCHEMES[self.positions.scheme]
-        return scheme(rng, self.train_length, self.target_length, spans, self.positions.rules)
-
-    def cut(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> tuple[Plans, np.ndarray]:
-        """Draw the span of each document, L_t tokens or all of it, and its plan: the plans, and the starts int64 [examples].
-
-        ``aims`` int64 [examples] are places that the examples of long documents must hold (``answers.aim``).
-        """
-        spans = lengths if self.positions.span == "document" else np.minimum(lengths, self.target_length)
-        plans, origins = self.plan(rng, spans), rng.integers(_ORIGIN, 0, lengths - spans)
-        if aims is None:
-            return plans, origins
-        aligned = self.positions.scheme == "pose" and self.positions.content == "aligned"
-        largest_skip = self.target_length - self.train_length if aligned else None
-        room = {"spans": spans, "lengths": lengths}
-        return aim(rng, plans, origins, aims=aims, context=self.context, largest_skip=largest_skip, **room)
-
-    def trained(self, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return ``labels`` [examples, tokens] with ``IGNORED`` where they are not trained.
-
-        ``places`` int64 [examples, tokens] are the tokens' places in their documents.
-        """
-        begins = np.ones(places.shape, dtype=bool)
-        begins[:, 1:] = np.diff(places, axis=1) != 1
-        column = np.arange(places.shape[1])
-        context = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
-        left_out = context < self.min_context
-        if not self.train_jumps:
-            left_out[:, 1:] |= begins[:, 1:]
-        return np.where(left_out, IGNORED, labels)
 
 
 class PoseDataset(torch.utils.data.Dataset[Example]):
@@ -253,52 +182,17 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if outside := [i for i in indices if not 0 <= i < len(self)]:
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
         chosen, plans, origins, rng = self._drawn(np.asarray(indices))
-        rows, positions = origins[:, None] + plans.content_indices(), plans.position_ids()
-        read, texts = np.tile(np.arange(rows.shape[1]), (len(rows), 1)), np.ones(rows.shape, dtype=np.int64)
-        for row in np.flatnonzero(self._short[chosen]):
-            packed = self._pack(int(indices[int(row)]), int(chosen[row]))
-            rows[row], positions[row], read[row], texts[row] = (
-                packed.rows,
-                packed.positions,
-                packed.places,
-                packed.texts,
-            )
-        input_ids = self.store.tokens[rows].astype(np.int64)
-        labels = self.rules.trained(rows, input_ids)
-        labels[(texts > 1) & (read < self.rules.context)] = IGNORED  # the first of a text follows from nothing
-        if self._without_context:
-            labels[self.store.is_context(rows)] = IGNORED
-        drawn = rng.uniform(_PROMPT)
-        passkeys, prompted = drawn < self.passkey, drawn < self.passkey + self.retrieval
-        written = ~prompted & (drawn < self.passkey + self.retrieval + self.written_share)
-        text_follows, label_weights = np.ones(labels.shape, dtype=bool), np.ones(labels.shape, dtype=np.float32)
-        replaced = prompted | written
-        read[replaced], texts[replaced] = np.arange(labels.shape[1]), 1
-        for row in np.flatnonzero(written):
-            self._take_written(int(indices[int(row)]), input_ids[row], labels[row], positions[row])
-        for row in np.flatnonzero(prompted):
-            index = int(indices[int(row)])
-            origin = min(int(origins[row]), len(self.store.tokens) - labels.shape[1])  # a packed one may lie at the end
-            if passkeys[row]:
-                text_follows[row] = self._write_passkey(index, origin, input_ids[row], labels[row])
-            else:
-                prompt = self._write_retrieval(index, origin, input_ids[row], labels[row], positions[row])
-                text_follows[row] = prompt.text_follows
-                label_weights[row, prompt.asked :] = self.answer_weight
-        examples = examples_of(input_ids, positions, labels, texts)
-        if self.answer_weight != 1 and self.retrieval:
-            for example, weights in zip(examples, label_weights, strict=True):
-                example["label_weights"] = weights
-        if self.teacher_weight or self.written_weight:
-            taught = (positions == read) & text_follows
-            taught[:, :-1] &= texts[:, 1:] == texts[:, :-1]  # behind a text follows another one
-            if self.written is not None:
-                read[written] %= self.written.shape[1]
-                taught[written] = read[written] < self.written.shape[1] - 1
-            weights = np.where(written[:, None], self.written_weight, self.teacher_weight)
-            for example, shares, places in zip(examples, (weights * taught).astype(np.float32), read, strict=True):
-                example |= {"teacher_weights": shares, "teacher_positions": places}
-        return examples
+        windows = self._of_text(indices, chosen, plans, origins)
+        replaced = {0: self._of_passkey, 1: self._of_retrieval, 2: self._of_the_base}  # the others stay text
+        shares = np.cumsum([self.passkey, self.retrieval, self.written_share])
+        for row, kind in enumerate(np.searchsorted(shares, rng.uniform(_PROMPT), side="right").tolist()):
+            if kind in replaced:
+                windows[row] = replaced[kind](int(indices[row]), windows[row], int(origins[row]))
+        weighted, taught = (
+            self.answer_weight != 1 and self.retrieval > 0,
+            bool(self.teacher_weight or self.written_weight),
+        )
+        return [window.example(weighted=weighted, taught=taught) for window in windows]
 
     def plans(self, indices: np.ndarray) -> Plans:
         """Return the position plans of the examples ``indices`` [examples], without their text."""
@@ -318,6 +212,28 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         plans, origins = self.rules.cut(rng, lengths, aims)
         return chosen, plans, self.store.offsets[documents] + origins, rng
 
+    def _of_text(self, indices: Sequence[int], chosen: np.ndarray, plans: Plans, origins: np.ndarray) -> list[Window]:
+        """Return the windows of text by their plans, and packed ones where the drawn document is too short for a plan."""
+        rows, positions = origins[:, None] + plans.content_indices(), plans.position_ids()
+        places, texts = np.tile(np.arange(rows.shape[1]), (len(rows), 1)), np.ones_like(rows)
+        for row in np.flatnonzero(self._short[chosen]):
+            packed = self._pack(int(indices[int(row)]), int(chosen[row]))
+            rows[row], positions[row], places[row], texts[row] = (
+                packed.rows,
+                packed.positions,
+                packed.places,
+                packed.texts,
+            )
+        input_ids = self.store.tokens[rows].astype(np.int64)
+        labels = self.rules.trained(rows, input_ids)
+        labels[(texts > 1) & (places < self.rules.context)] = IGNORED  # the first of a text follows from nothing
+        if self._without_context:
+            labels[self.store.is_context(rows)] = IGNORED
+        taught = positions == places
+        taught[:, :-1] &= texts[:, 1:] == texts[:, :-1]  # behind a text follows another one
+        columns = zip(input_ids, positions, labels, places, texts, self.teacher_weight * taught, strict=True)
+        return [Window(*column) for column in columns]
+
     def _pack(self, index: int, chosen: int) -> Packed:
         """Return the packed example ``index``, which begins with a short document."""
         rules, short = self.rules, self.documents[self._short]
@@ -325,56 +241,65 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         first = int(self.documents[chosen])
         return pack(self.store, short, first, rules.train_length, rules.target_length, rules.positions, rng)
 
-    def _take_written(self, index: int, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray) -> None:
-        """Replace one example by texts of ``written`` that are joined, in place; no position skips."""
-        if self.written is None:
-            raise DataError(f"written_share = {self.written_share:g} needs texts; give written, or set it to 0")
-        tokens, pieces = self.written.shape[1], len(self.written)
-        rng = np.random.default_rng([self.seed, int(self._epoch), index])
-        chosen = rng.integers(0, pieces, -(-len(input_ids) // tokens))
-        input_ids[:] = self.written[chosen].ravel()[: len(input_ids)]
-        positions[:] = np.arange(len(input_ids))
-        labels[:] = input_ids
-        before = np.arange(len(labels)) % tokens
-        labels[before < max(self.rules.min_context, not self.rules.train_jumps)] = IGNORED
-
-    def _write_passkey(self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Write contiguous text and then a passkey prompt with its answer into one example, in place.
-
-        Return after which tokens text of the document follows, bool [tokens].
-        """
+    def _of_passkey(self, index: int, window: Window, origin: int) -> Window:
+        """Return text of the document and then a passkey prompt with its answer, at the positions of ``window``."""
         assert self.tokenizer is not None
-        rng = np.random.default_rng([self.seed, int(self._epoch), index])
-        prompt = training_passkey(self.tokenizer, len(input_ids), rng)
-        text = len(input_ids) - len(prompt)
-        input_ids[:text] = self.store.tokens[origin : origin + text]
-        input_ids[text:] = prompt
-        labels[:] = input_ids
-        labels[: text if self._without_context else min(text, self.rules.min_context)] = IGNORED
+        length = len(window.labels)
+        prompt = training_passkey(self.tokenizer, length, self._rng(index))
+        text = self._text(origin, length)[: length - len(prompt)]
+        ids = np.concatenate([text, prompt])
+        labels = ids.copy()
+        labels[: len(text) if self._without_context else min(len(text), self.rules.min_context)] = IGNORED
         if not self.rules.train_jumps:
-            labels[text] = IGNORED
-        return np.arange(1, len(input_ids) + 1) < text
+            labels[len(text)] = IGNORED
+        text_follows = np.arange(1, len(ids) + 1) < len(text)
+        return one_text(ids, window.positions, labels, self._taught(window.positions, text_follows))
 
-    def _write_retrieval(
-        self, index: int, origin: int, input_ids: np.ndarray, labels: np.ndarray, positions: np.ndarray
-    ) -> TrainingPrompt:
-        """Write contiguous text with facts and questions into one example, in place.
+    def _of_retrieval(self, index: int, window: Window, origin: int) -> Window:
+        """Return text of the document with facts in it and questions behind it.
 
         Under ``pose`` the positions skip once, by u ~ U{0..L_t - L_c}, anywhere from the first fact to the questions, so
         that facts stand near and far.
         """
         assert self.tokenizer is not None
-        rng = np.random.default_rng([self.seed, int(self._epoch), index])
-        prompt = training_prompt(self.tokenizer, self.store.tokens[origin : origin + len(input_ids)], rng)
-        input_ids[:] = prompt.ids
-        labels[:] = np.where(prompt.trained, prompt.ids, IGNORED)
+        rng, positions = self._rng(index), window.positions
+        prompt = training_prompt(self.tokenizer, self._text(origin, len(window.labels)), rng)
+        labels = np.where(prompt.trained, prompt.ids, IGNORED)
         labels[: prompt.asked if self._without_context else min(prompt.told, self.rules.min_context)] = IGNORED
         if self.rules.positions.scheme == "pose":
             at = int(rng.integers(prompt.told, prompt.asked + 1))
-            skip = int(rng.integers(0, self.rules.target_length - len(input_ids) + 1))
-            positions[:] = np.arange(len(input_ids))
+            skip = int(rng.integers(0, self.rules.target_length - len(labels) + 1))
+            positions = np.arange(len(labels))
             positions[at:] += skip
-        return prompt
+        label_weights = np.ones(len(labels), dtype=np.float32)
+        label_weights[prompt.asked :] = self.answer_weight
+        taught = self._taught(positions, prompt.text_follows)
+        return one_text(prompt.ids, positions, labels, taught, label_weights=label_weights)
+
+    def _of_the_base(self, index: int, window: Window, origin: int) -> Window:
+        """Return texts of ``written`` that are joined; no position skips, and the teacher reads each text alone."""
+        if self.written is None:
+            raise DataError(f"written_share = {self.written_share:g} needs texts; give written, or set it to 0")
+        (pieces, tokens), length = self.written.shape, len(window.labels)
+        chosen = self._rng(index).integers(0, pieces, -(-length // tokens))
+        ids = self.written[chosen].ravel()[:length].astype(np.int64)
+        places = np.arange(length) % tokens
+        labels = ids.copy()
+        labels[places < max(self.rules.min_context, not self.rules.train_jumps)] = IGNORED
+        taught = self.written_weight * (places < tokens - 1)
+        return one_text(ids, np.arange(length), labels, taught, places=places)
+
+    def _text(self, origin: int, length: int) -> np.ndarray:
+        """Return contiguous text, int64 [length], from ``origin`` on; a packed window may lie at the store's end."""
+        begin = min(origin, len(self.store.tokens) - length)
+        return self.store.tokens[begin : begin + length].astype(np.int64)
+
+    def _taught(self, positions: np.ndarray, text_follows: np.ndarray) -> np.ndarray:
+        """Return the teacher's weights where it has read the same at the same positions, and text follows."""
+        return self.teacher_weight * (text_follows & (positions == np.arange(len(positions))))
+
+    def _rng(self, index: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, int(self._epoch), index])
 
 
 def _check_shares(shares: dict[str, float]) -> None:
@@ -410,23 +335,3 @@ def _check_prompts(shares: dict[str, float], tokenizer: PreTrainedTokenizerBase 
 def shared_epoch(epoch: int = 0) -> torch.Tensor:
     """Return an epoch number in shared memory, so that DataLoader workers that outlive an epoch see the next one."""
     return torch.tensor(epoch, dtype=torch.int64).share_memory_()
-
-
-def examples_of(
-    input_ids: np.ndarray, position_ids: np.ndarray, labels: np.ndarray, texts: np.ndarray | None = None
-) -> list[Example]:
-    """Return one example per row of the int64 arrays [examples, tokens]; ``texts`` are the attention mask, default: ones."""
-    columns = input_ids, position_ids, labels, np.ones_like(input_ids) if texts is None else texts
-    names = "input_ids", "position_ids", "labels", "attention_mask"
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
-
-def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-    """Stack examples of one length into a batch of int64 tensors [examples, tokens].
-
-    If an example is of several texts, ``attention_mask`` is that of ``packing.apart``, bool [examples, 1, tokens, tokens].
-    """
-    batch = {key: torch.from_numpy(np.stack([example[key] for example in examples])) for key in examples[0]}
-    if "attention_mask" in batch and (batch["attention_mask"] > 1).any():
-        batch["attention_mask"] = apart(batch["attention_mask"])
-    return batch

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from skipwise.data.answers import draw_aims
-from skipwise.data.examples import IGNORED, ExampleRules, collate, examples_of, shared_epoch
+from skipwise.data.cutting import IGNORED, ExampleRules
+from skipwise.data.examples import shared_epoch
 from skipwise.errors import DataError, RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
@@ -112,7 +113,13 @@ class PoseCollator(RequirePositions):
         tokens, labels = (
             np.stack([row[column][place] for row, place in zip(rows, places, strict=True)]) for column in (0, 1)
         )
-        return collate(examples_of(tokens, plans.position_ids(), self.rules.trained(places, labels)))
+        columns = {
+            "input_ids": tokens,
+            "position_ids": plans.position_ids(),
+            "labels": self.rules.trained(places, labels),
+            "attention_mask": np.ones_like(tokens),
+        }
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
 
 
 def _tokens_and_labels(item: Item) -> tuple[np.ndarray, np.ndarray]:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipwise.data.answers import NOWHERE, Answers, aim
-from skipwise.data.examples import IGNORED, ExampleRules, PoseDataset
+from skipwise.data.cutting import IGNORED, ExampleRules
+from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError

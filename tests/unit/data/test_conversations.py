@@ -15,8 +15,9 @@ from tokenizers.processors import TemplateProcessing
 
 from skipwise.data import tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
+from skipwise.data.cutting import IGNORED
 from skipwise.data.draft import text_digest
-from skipwise.data.examples import IGNORED, PoseDataset
+from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data

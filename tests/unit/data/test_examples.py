@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from skipwise.data.examples import IGNORED, PoseDataset, collate
+from skipwise.data.cutting import IGNORED
+from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
+from skipwise.data.window import collate
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data, Positions
 from tests.tiny import byte_tokenizer, corpus

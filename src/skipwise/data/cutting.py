@@ -1,0 +1,83 @@
+"""How an example is cut from a document: its span, the plan of its chunks, and which of its labels are trained."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from skipwise.data.answers import aim
+from skipwise.errors import DataError
+from skipwise.method.positions import SCHEMES, Plans
+from skipwise.method.rng import Rng
+from skipwise.recipes.schema import Positions
+
+IGNORED = -100  # labels with this value do not count in the loss of transformers and torch
+
+_ORIGIN = 2**40 + 1  # the number of a draw, beside those of skipwise.data.examples
+
+
+@dataclass(frozen=True)
+class ExampleRules:
+    """How an example is taken from a document, and which of its labels are trained.
+
+    The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps``
+    trains it all the same. A label is trained only if at least ``min_context`` tokens directly before it in the
+    document also stand directly before it in the example; above 0, that leaves out the first labels of each chunk.
+    """
+
+    train_length: int
+    target_length: int
+    positions: Positions
+    train_jumps: bool = False
+    min_context: int = 0
+
+    def __post_init__(self) -> None:
+        self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))
+        train, chunks = self.train_length, self.positions.chunks
+        if train < 4 * chunks:
+            raise DataError(
+                f"train length {train:,} is too short for {chunks} chunks; choose at least {4 * chunks:,} tokens, so that "
+                "there is something to predict inside a chunk"
+            )
+        if self.min_context * chunks >= train:  # the longest chunk has at least train_length / chunks tokens
+            raise DataError(
+                f"min_context {self.min_context:,} may leave no label of {train:,} tokens in {chunks} chunks; choose a "
+                f"value below {train / chunks:g}"
+            )
+
+    @property
+    def context(self) -> int:
+        """The fewest tokens of its own text that stand before a trained label; a window's first token has no prediction."""
+        return max(self.min_context, 1)
+
+    def plan(self, rng: Rng, spans: np.ndarray) -> Plans:
+        """Draw the plan of each example; ``spans`` int64 [examples] are the tokens that it may take text from."""
+        scheme = SCHEMES[self.positions.scheme]
+        return scheme(rng, self.train_length, self.target_length, spans, self.positions.rules)
+
+    def cut(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> tuple[Plans, np.ndarray]:
+        """Draw the span of each document, L_t tokens or all of it, and its plan: the plans, and the starts int64 [examples].
+
+        ``aims`` int64 [examples] are places that the examples of long documents must hold (``answers.aim``).
+        """
+        spans = lengths if self.positions.span == "document" else np.minimum(lengths, self.target_length)
+        plans, origins = self.plan(rng, spans), rng.integers(_ORIGIN, 0, lengths - spans)
+        if aims is None:
+            return plans, origins
+        aligned = self.positions.scheme == "pose" and self.positions.content == "aligned"
+        largest_skip = self.target_length - self.train_length if aligned else None
+        room = {"spans": spans, "lengths": lengths}
+        return aim(rng, plans, origins, aims=aims, context=self.context, largest_skip=largest_skip, **room)
+
+    def trained(self, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return ``labels`` [examples, tokens] with ``IGNORED`` where they are not trained.
+
+        ``places`` int64 [examples, tokens] are the tokens' places in their documents.
+        """
+        begins = np.ones(places.shape, dtype=bool)
+        begins[:, 1:] = np.diff(places, axis=1) != 1
+        column = np.arange(places.shape[1])
+        context = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
+        left_out = context < self.min_context
+        if not self.train_jumps:
+            left_out[:, 1:] |= begins[:, 1:]
+        return np.where(left_out, IGNORED, labels)
