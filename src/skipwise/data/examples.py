@@ -277,11 +277,20 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         return one_text(prompt.ids, positions, labels, taught, label_weights=label_weights)
 
     def _of_the_base(self, index: int, window: Window, origin: int) -> Window:
-        """Return texts of ``written`` that are joined; no position skips, and the teacher reads each text alone."""
+        """Return texts of ``written`` that are joined; no position skips, and the teacher reads each text alone.
+
+        None stands in a window twice: the model would copy it, and the teacher, which reads each text alone, teach it not to.
+        """
         if self.written is None:
             raise DataError(f"written_share = {self.written_share:g} needs texts; give written, or set it to 0")
         (pieces, tokens), length = self.written.shape, len(window.labels)
-        chosen = self._rng(index).integers(0, pieces, -(-length // tokens))
+        needed = -(-length // tokens)
+        if needed > pieces:
+            raise DataError(
+                f"written holds {counted(pieces, 'text')} of {tokens:,} tokens, and a window of {length:,} needs {needed} of them, "
+                "each once; write more, or set written_share to 0"
+            )
+        chosen = self._rng(index).choice(pieces, needed, replace=False)
         ids = self.written[chosen].ravel()[:length].astype(np.int64)
         places = np.arange(length) % tokens
         labels = ids.copy()

@@ -46,10 +46,12 @@ def write(
 
 
 def tokens_of(recipe: Recipe, train_length: int) -> int:
-    """Return how many tokens the base writes for a run."""
+    """Return how many tokens the base writes for a run: at least a window, which holds no text twice."""
     share = recipe.teacher.written if recipe.teacher else 0.0
+    if not share:
+        return 0
     examples = recipe.training.max_steps * recipe.training.batch_size
-    return min(math.ceil(share * examples * train_length), _MOST_TOKENS)
+    return max(min(math.ceil(share * examples * train_length), _MOST_TOKENS), train_length)
 
 
 def read(path: Path) -> tuple[np.ndarray, str]:

@@ -169,7 +169,7 @@ def test_labels_of_answers_count_as_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("train_jumps", [False, True])
 def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_jumps: bool) -> None:
-    texts = 500 + np.arange(7)[:, None] * 30 + np.arange(30)  # seven texts of 30 tokens that stand nowhere else
+    texts = 500 + np.arange(20)[:, None] * 30 + np.arange(30)  # twenty texts of 30 tokens that stand nowhere else
     shared = {"train_length": 400, "target_length": 1280, "train_jumps": train_jumps}
     shared |= {"passkey": 0.2, "tokenizer": byte_tokenizer()}
     store = stored(tmp_path, words=400)
@@ -185,6 +185,7 @@ def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_ju
             continue
         pieces = [(example["input_ids"][place] - 500) // 30 for place in range(0, 400, 30)]
         chosen += pieces
+        assert len(set(pieces)) == 14  # a text that came twice would be copied, against what the teacher says
         assert (example["input_ids"] == np.concatenate([texts[piece] for piece in pieces])[:400]).all()
         assert (example["position_ids"] == np.arange(400)).all()
         kept = np.ones(400, dtype=bool) if train_jumps else ~begins
@@ -192,7 +193,13 @@ def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_ju
         assert (example["teacher_positions"] == np.arange(400) % 30).all()
         assert (example["teacher_weights"] == np.where(np.arange(400) % 30 == 29, 0, 2)).all()
     assert 8 < len(chosen) / 14 < 28
-    assert set(chosen) == set(range(7))
+    assert set(chosen) == set(range(20))
+
+
+def test_too_few_written_texts_to_fill_a_window_are_refused(store: TokenStore) -> None:
+    texts = np.zeros((12, 8), dtype=np.int64)
+    with pytest.raises(DataError, match=r"written holds 12 texts of 8 tokens, and a window of 100 needs 13 of them"):
+        dataset(store, train_length=100, target_length=1280, written=texts, written_share=1.0)[0]
 
 
 def test_shares_of_prompts_are_drawn_apart(tmp_path: Path) -> None:
