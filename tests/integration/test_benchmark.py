@@ -1,11 +1,13 @@
 """``skipwise benchmark`` by the real command, against the harness run by hand; no network."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
 import lm_eval
+import numpy as np
 import pytest
 import torch
 from lm_eval.tasks import TaskManager
@@ -115,6 +117,8 @@ def test_numbers_are_those_of_the_harness_run_by_hand(tasks, tmp_path, monkeypat
             assert record.value == theirs[f"{metric},{kind or 'none'}"]
             assert record.standard_error == theirs.get(f"{metric}_stderr,{kind or 'none'}")
             assert (record.arm, record.target, record.samples, record.limit) == ("nano", 256, 4, None)
+            of_questions = [*map(float, record.scores)]
+            assert record.metric == "brier_score" or np.mean(of_questions) == pytest.approx(record.value)
     values = {record.metric: record.value for record in records}
     assert 0 < values["brier_score"] < 2  # a number that every log-probability moves
     assert 0 < values["exact_match,number"] < 1  # and answers that the model wrote
@@ -273,4 +277,9 @@ def test_one_command_measures_all_and_shows_the_papers_table(tmp_path, monkeypat
             for arm in ("mine", "base (base)")
         )
         assert table.rows[1][number].startswith(f"{100 * own.value:.2f} (")
-        assert table.rows[2][number].startswith(f"{100 * (own.value - base.value):+.2f} (")
+        apart = np.subtract([*map(float, own.scores)], [*map(float, base.scores)])
+        error = 100 * apart.std(ddof=1) / math.sqrt(32)
+        assert table.rows[2][number] == f"{100 * (own.value - base.value):+.2f} ({error:.2f})"
+    assert any(r.questions for r in records)
+    run(monkeypatch, *words, "--benchmarks", "boolq", *more, "--limit", "20")
+    assert "* not paired" not in capsys.readouterr().out  # both were asked again, and the last records count

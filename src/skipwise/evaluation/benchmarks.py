@@ -1,13 +1,17 @@
 """Benchmarks of EleutherAI's lm-evaluation-harness at the extended length: a list of tasks -> records, task by task."""
 
+import hashlib
+import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
+from numbers import Real
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -170,7 +174,10 @@ class Benchmarks:
 
 def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
     """A record for each metric of a task that was run; ``about`` are the fields that all of them share."""
+    asked = sorted(results["samples"][one.task], key=lambda sample: sample["doc_id"])
     for metric, value, error in _scores(results["results"][one.task]):
+        name, _, kind = metric.partition(",")
+        answered = [sample for sample in asked if sample["filter"] == (kind or "none")]
         yield BenchmarkRecord(
             **about,
             task=one.task,
@@ -180,7 +187,29 @@ def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> 
             samples=results["n-samples"][one.task]["effective"],
             value=value,
             standard_error=error,
+            scores=_by_question([sample.get(name) for sample in answered], value),
+            questions=_digest(results["versions"].get(one.task), answered),
         )
+
+
+def _by_question(scores: Sequence[Any], value: float) -> str | list[float]:
+    """The scores of single questions as a record holds them: a digit each where all are 0 or 1, and numbers otherwise.
+
+    Empty where ``value`` is not their mean, as of F1 and of what the harness corrects afterwards.
+    """
+    if not scores or not all(isinstance(score, Real) and math.isfinite(score) for score in scores):
+        return ""
+    if all(score in (0, 1) for score in scores):
+        kept: str | list[float] = "".join(str(int(score)) for score in scores)
+    else:
+        kept = [float(f"{score:.6g}") for score in scores]  # the files stay small
+    return kept if math.isclose(fmean(map(float, kept)), value, rel_tol=1e-5, abs_tol=1e-9) else ""
+
+
+def _digest(version: Any, samples: Sequence[Mapping[str, Any]]) -> str:
+    """16 hex digits of a task's version, and of its questions with their prompts and right answers, in order."""
+    hashes = [[sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")] for sample in samples]
+    return hashlib.sha256(json.dumps([version, hashes], default=str).encode()).hexdigest()[:16]
 
 
 def _fewshot(task: str, asked: int | None, own: int | None) -> int:

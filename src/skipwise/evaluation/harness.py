@@ -216,13 +216,14 @@ def run_task(
     limit: int | None,
     changes: dict[str, Any],
 ) -> dict[str, Any]:
-    """Run one task, with ``changes`` to its settings, and return what ``lm_eval.simple_evaluate`` does."""
+    """Run one task, with ``changes`` to its settings, and return what ``lm_eval.simple_evaluate`` does, every question
+    with its scores among it."""
     model.task = task
     # A member of a group can be given settings, where a task that is named alone cannot.
     asked = {"group": f"{task} of skipwise", "task": [{"task": task, **changes}]} if changes else task
     try:
         results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=model, tasks=[asked], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=False
+            model=model, tasks=[asked], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=True
         )
     except torch.OutOfMemoryError as error:
         raise EvaluationError(

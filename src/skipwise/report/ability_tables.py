@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from skipwise.report.price import Price, prices_of
 from skipwise.report.summary import Folder, arm_name, benchmarks_of
 from skipwise.report.table import Table
-from skipwise.results.benchmarks import PAPER, PaperTask, Score, average, is_of_paper, paper_scores
+from skipwise.results.benchmarks import PAPER, PaperTask, Score, average, difference, is_of_paper, paper_records, score
 from skipwise.results.records import BenchmarkRecord
 
 _AVERAGE = "average"
@@ -43,33 +43,66 @@ def _ability_table(prices: Sequence[Price], title: str) -> Table:
 
 def benchmark_tables(folders: Sequence[Folder], brief: bool) -> list[Table]:
     """The paper's table of models, if its benchmarks were run, and a table of all others."""
-    records = benchmarks_of(folders)
-    bases = {str(m.get("label")): str(m.get("base") or "") for folder in folders for m in folder.models}
-    rest = [record for record in records if not is_of_paper(record)]
-    return [_paper_table([r for r in records if is_of_paper(r)], bases, brief), _rest_table(rest)]
+    rest = [record for record in benchmarks_of(folders) if not is_of_paper(record)]
+    return [_paper_table(folders, brief), _rest_table(rest)]
 
 
-def _paper_table(records: Sequence[BenchmarkRecord], bases: Mapping[str, str], brief: bool) -> Table:
+def paper_differences(folders: Sequence[Folder]) -> dict[str, dict[str, Score]]:
+    """What each extended model scores more than its base in the paper's benchmarks, and on average, by label and task."""
+    found = paper_records(benchmarks_of(folders))
+    bases = {label: found.get(base, {}) for label, base in _bases(folders).items()}
+    apart = {
+        label: {task: difference(own[task], bases[label][task]) for task in own if task in bases.get(label, {})}
+        for label, own in found.items()
+    }
+    return {label: _with_average(scores) for label, scores in apart.items() if scores}
+
+
+def paper_sentence(folders: Sequence[Folder]) -> str:
+    """How the errors in the paper's table are meant; empty where its benchmarks were not run."""
+    apart = [score for scores in paper_differences(folders).values() for score in scores.values()]
+    parts = ["The paper's benchmarks: as lm-evaluation-harness scores them."]
+    if any(score.paired for score in apart):
+        parts.append(
+            "The standard error of a difference is over questions that both models answered, paired: the differences of "
+            "their scores, question by question."
+        )
+    if any(score.paired is False for score in apart):
+        parts.append(
+            "With a * it is that of two models that answer different questions, because the records hold no score of each "
+            "question, or the questions differ. Of models that answered the same ones the true error is smaller."
+        )
+    return " ".join(parts) if paper_records(benchmarks_of(folders)) else ""
+
+
+def _bases(folders: Sequence[Folder]) -> dict[str, str]:
+    """The label of each model's base, by the model's label."""
+    return {str(m.get("label")): str(m.get("base") or "") for folder in folders for m in folder.models}
+
+
+def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
     """The paper's Table 3: a row for each model, bases first, and below each extended one its difference to its base.
 
-    ``bases`` names the base of each model by its label. Standard errors stand behind values, or if ``brief`` those of
-    differences below them.
+    Standard errors stand behind values, or if ``brief`` those of differences below them.
     """
-    scores = {label: _with_average(own) for label, own in paper_scores(records).items()}
+    found, differences = paper_records(benchmarks_of(folders)), paper_differences(folders)
+    scores = {label: _with_average({task: score(r) for task, r in own.items()}) for label, own in found.items()}
     columns = [task for task in (*PAPER, _AVERAGE) if any(task in own for own in scores.values())]
-    rows = []
-    for label in sorted(scores, key=lambda label: label not in bases.values()):
-        own, base = scores[label], scores.get(bases.get(label, ""), {})
-        rows.append([label, *(_cell(own.get(task), "{:.2f}", brief) for task in columns)])
-        if apart := {task: own[task].less(base[task]) for task in own if task in base}:
+    rows, bases = [], set(_bases(folders).values())
+    for label in sorted(scores, key=lambda label: label not in bases):
+        rows.append([label, *(_cell(scores[label].get(task), "{:.2f}", brief) for task in columns)])
+        if apart := differences.get(label):
             named = "  less its base" if brief else f"{label} less its base"
             rows.append([named, *(_cell(apart.get(task), "{:+.2f}", brief) for task in columns)])
             if brief:
-                rows.append(["  standard error", *(_error(apart.get(task)) for task in columns)])
+                rows.append(["  standard error", *(_error(apart.get(task)) or "–" for task in columns)])
     asked = {name: _asked(task, brief) for name, task in PAPER.items()}
-    limits = sorted({record.limit for record in records if record.limit})
+    limits = sorted({record.limit for own in found.values() for record in own.values() if record.limit})
     some = f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
-    title = f"The paper's benchmarks (its Table 3) in %{'' if brief else ' (standard error)'}{some}"
+    starred = any(one.paired is False and _error(one) for apart in differences.values() for one in apart.values())
+    kinds = ["" if brief else "standard error", "* not paired" if starred else ""]
+    told = f" ({'; '.join(filter(None, kinds))})" if any(kinds) else ""
+    title = f"The paper's benchmarks (its Table 3) in %{told}{some}"
     return Table(title, "benchmarks", ["model", *(asked.get(task, task) for task in columns)], rows)
 
 
@@ -88,11 +121,15 @@ def _with_average(scores: Mapping[str, Score]) -> dict[str, Score]:
 def _cell(score: Score | None, form: str, brief: bool) -> str:
     if score is None:
         return "–"
-    return form.format(score.value) + ("" if brief or score.error is None else f" ({score.error:.2f})")
+    error = "" if brief else _error(score)
+    return form.format(score.value) + (f" ({error})" if error else "")
 
 
 def _error(score: Score | None) -> str:
-    return "–" if score is None or score.error is None else f"{score.error:.2f}"
+    """A standard error, with a star where it is that of a difference and not paired; empty where it is not known."""
+    if score is None or score.error is None:
+        return ""
+    return f"{score.error:.2f}" + ("*" if score.paired is False else "")
 
 
 def benchmarks_sentence(folder: Folder) -> str:

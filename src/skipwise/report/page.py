@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from skipwise.errors import RunError, counted
-from skipwise.report.ability_tables import benchmarks_sentence
+from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import draw_figures
 from skipwise.report.longppl_table import long_perplexities
@@ -30,7 +30,6 @@ from skipwise.report.summary import (
     rows_of,
 )
 from skipwise.report.tables import tables_of
-from skipwise.results.benchmarks import is_of_paper
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Z, wilson_interval
@@ -183,11 +182,8 @@ def _conditions(folders: Sequence[Folder]) -> list[str]:
             f"{_span([p.tokens for p in prices])} tokens long. Intervals: 95%, Student's t over segments, if there are "
             f"{FEWEST_SEGMENTS}."
         )
-    if any(is_of_paper(r) for r in benchmarks_of(folders)):
-        parts.append(
-            "The paper's benchmarks: as lm-evaluation-harness scores them. The standard error of a difference is that of two "
-            "models that answer different questions; they answered the same ones, so the true error is smaller."
-        )
+    if told := paper_sentence(folders):
+        parts.append(told)
     if precisions := sorted({r.precision for kind in (readings, trials, ruler) for r in kind} - {""}):
         parts.append(f"Precision: {' and '.join(precisions)}.")
     return parts
@@ -302,6 +298,12 @@ def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Ju
         half = None if r.standard_error is None else Z * r.standard_error
         span = ["", ""] if half is None else [r.value - half, r.value + half]
         yield [r.arm, "", f"benchmark {r.task}, {r.fewshot}-shot, {r.metric}", "", r.value, *span]
+    for label, apart in paper_differences(folders).items():
+        for task, score in apart.items():
+            half = None if score.error is None else Z * score.error
+            span = ["", ""] if half is None else [score.value - half, score.value + half]
+            paired = "paired" if score.paired else "not paired"
+            yield [label, "", f"benchmark {task}, % less its base's, {paired}", "", score.value, *span]
     for folder in folders:
         for read in long_perplexities(folder):
             for row, found in read.models:

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from skipwise.results.records import BenchmarkRecord
 
 
@@ -29,17 +31,15 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Score:
-    """A value with its standard error, both in per cent; the error is None where a part of it is not known."""
+    """A value with its standard error, both in per cent; the error is None where a part of it is not known.
+
+    ``paired`` says of a difference whether its error is that of the differences of single questions, which both models
+    answered; else it is that of two models that answered different questions.
+    """
 
     value: float
     error: float | None
-
-    def less(self, other: "Score") -> "Score":
-        """This score less another, with the standard error of two scores on questions that have nothing in common.
-
-        Two models answer the same questions, and mostly the same ones rightly, so the true error is smaller.
-        """
-        return Score(self.value - other.value, _root_of_squares([self.error, other.error]))
+    paired: bool | None = None  # None: it is no difference
 
 
 def is_of_paper(record: BenchmarkRecord) -> bool:
@@ -48,13 +48,31 @@ def is_of_paper(record: BenchmarkRecord) -> bool:
     return task is not None and (record.fewshot, record.metric) == (task.fewshot, task.metric)
 
 
-def paper_scores(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, Score]]:
-    """By model and the paper's tasks what it scored; models in the order of their records."""
-    scores: dict[str, dict[str, Score]] = {}
+def paper_records(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, BenchmarkRecord]]:
+    """The records of the paper's tasks, by model and task; models in the order of their records."""
+    found: dict[str, dict[str, BenchmarkRecord]] = {}
     for r in filter(is_of_paper, records):
-        error = None if r.standard_error is None else 100 * r.standard_error
-        scores.setdefault(r.arm, {})[r.task] = Score(100 * r.value, error)
-    return scores
+        found.setdefault(r.arm, {})[r.task] = r
+    return found
+
+
+def score(record: BenchmarkRecord) -> Score:
+    """What a record says, in per cent."""
+    return Score(100 * record.value, None if record.standard_error is None else 100 * record.standard_error)
+
+
+def difference(own: BenchmarkRecord, base: BenchmarkRecord) -> Score:
+    """What one model scored more than another, in per cent.
+
+    Where both records hold the scores of the same questions, the standard error is that of the mean of the differences,
+    question by question. Two models mostly answer the same ones rightly, so it is smaller than that of two models that
+    answered different questions, which is given otherwise.
+    """
+    value = 100 * (own.value - base.value)
+    if own.questions and own.questions == base.questions and len(own.scores) == len(base.scores) > 1:
+        apart = np.subtract([*map(float, own.scores)], [*map(float, base.scores)])
+        return Score(value, float(100 * apart.std(ddof=1) / math.sqrt(len(apart))), paired=True)
+    return Score(value, _root_of_squares([score(own).error, score(base).error]), paired=False)
 
 
 def average(scores: Mapping[str, Score]) -> Score | None:
@@ -62,8 +80,9 @@ def average(scores: Mapping[str, Score]) -> Score | None:
     if any(task not in scores for task in PAPER):
         return None
     asked = [scores[task] for task in PAPER]
-    error = _root_of_squares([score.error for score in asked])
-    return Score(sum(score.value for score in asked) / len(asked), None if error is None else error / len(asked))
+    error = _root_of_squares([one.error for one in asked])
+    paired = None if asked[0].paired is None else all(one.paired for one in asked)
+    return Score(sum(one.value for one in asked) / len(asked), None if error is None else error / len(asked), paired)
 
 
 def _root_of_squares(errors: Iterable[float | None]) -> float | None:

@@ -33,6 +33,7 @@ Real = Annotated[float, Strict()]
 Amount = Annotated[float, Field(ge=0), Strict()]
 Share = Annotated[float, Field(ge=0, le=1), Strict()]
 Flag = Annotated[bool, Strict()]
+Rights = Annotated[str, Field(pattern="^[01]*$"), Strict()]
 
 
 class Measured:
@@ -247,10 +248,13 @@ class BenchmarkRecord(Measured):
         value: of the metric.
         standard_error: None where the harness has none.
         seconds: of the whole task.
+        scores: of each question in order, where ``value`` is their mean: a digit each if all are 0 or 1, and numbers
+            otherwise. Empty where the metric is no mean, and in records of version 0.2 and earlier.
+        questions: 16 hex digits of the task's version, and of the questions with their prompts and right answers.
     """
 
     kind: ClassVar[str] = "benchmark"
-    ANSWER: ClassVar[tuple[str, ...]] = ("samples", "value", "standard_error", "seconds")
+    ANSWER: ClassVar[tuple[str, ...]] = ("samples", "value", "standard_error", "seconds", "scores", "questions")
     arm: str
     task: str
     metric: str
@@ -264,6 +268,13 @@ class BenchmarkRecord(Measured):
     value: Real = 0.0
     standard_error: Amount | None = None
     seconds: Amount = 0.0
+    scores: Rights | list[Real] = ""
+    questions: str = ""
+
+    def problem(self) -> str:
+        """What contradicts itself in the record; empty if nothing does."""
+        wrong = len(self.scores) not in (0, self.samples)
+        return f"it has {len(self.scores)} scores of {self.samples} questions" if wrong else ""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Which tasks a list stands for, their data, and what is refused before any work."""
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import benchmarks, harness
-from skipwise.evaluation.benchmarks import Asked, Benchmarks, _scores, parse_tasks, ruler_lengths
+from skipwise.evaluation.benchmarks import Asked, Benchmarks, _by_question, _digest, _scores, parse_tasks, ruler_lengths
 from skipwise.results.benchmarks import PAPER
 from tests.tiny import byte_tokenizer
 
@@ -204,3 +206,28 @@ def test_scores_are_metrics_with_their_errors() -> None:
         ("acc_norm", 0.25, None),
         ("8192", 0.5, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "value", "kept"),
+    [
+        ([1.0, 0, True, np.float64(0)], 0.5, "1010"),
+        ([np.float64(0.1234567), 0.5], 0.31172835, [0.123457, 0.5]),
+        ([1, 0, 1], 0.8, ""),  # a metric that is no mean, as F1
+        ([(0, 1), (1, 1)], 0.5, ""),  # parts of a score
+        ([1.0, math.nan], math.nan, ""),
+        ([None, None], 0.0, ""),
+        ([], 0.0, ""),
+    ],
+)
+def test_scores_of_questions_are_kept_where_the_value_is_their_mean(scores, value, kept) -> None:
+    assert _by_question(scores, value) == kept
+
+
+def test_questions_are_told_apart_by_text_prompt_answer_order_and_version() -> None:
+    one, two = ({"doc_hash": n, "prompt_hash": "p", "target_hash": "t", "resps": n} for n in "ab")
+    first = _digest(1.0, [one, two])
+    assert first == _digest(1.0, [{**one, "resps": "other"}, two])
+    others = [(2.0, [one, two]), (1.0, [two, one]), (1.0, [one])]
+    others += [(1.0, [{**one, key: "other"}, two]) for key in ("doc_hash", "prompt_hash", "target_hash")]
+    assert len({first, *(_digest(*other) for other in others)}) == 7

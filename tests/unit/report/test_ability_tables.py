@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from skipwise.report.ability_tables import benchmarks_sentence
+from skipwise.report.ability_tables import benchmarks_sentence, paper_sentence
 from skipwise.report.figures import ruler_plots
 from skipwise.report.shown import Shown
 from skipwise.report.summary import Folder, read_folder
@@ -43,10 +43,39 @@ def test_the_papers_table_has_the_base_first_and_the_difference_with_its_error(t
     base, own, apart = table.rows
     assert base == ["base", *["50.00 (1.00)"] * 6, f"50.00 ({1 / math.sqrt(6):.2f})"]
     assert own[:2] == ["m", "49.00 (1.00)"]
-    assert apart == ["m less its base", *["-1.00 (1.41)"] * 6, f"-1.00 ({math.sqrt(2 / 6):.2f})"]
+    assert apart == ["m less its base", *["-1.00 (1.41*)"] * 6, f"-1.00 ({math.sqrt(2 / 6):.2f}*)"]
+    assert table.title.endswith("in % (standard error; * not paired)")
     [brief] = tables_of([folder], brief=True)
     assert max(map(len, shown(rich_table(brief)).splitlines())) <= 80
     assert benchmarks_sentence(folder) == ""
+
+
+def answered_alike(arm: str, scores: str) -> list[BenchmarkRecord]:
+    return [replace(r, samples=4, scores=scores, questions="q") for r in paper(arm, scores.count("1") / 4)]
+
+
+def test_models_that_answered_the_same_questions_are_compared_question_by_question(tmp_path) -> None:
+    records = [*answered_alike("m", "1110"), *answered_alike("base", "1010")]
+    folder = read_folder(evaluation_folder(tmp_path / "e", records))
+    [table] = tables_of([folder])
+    assert table.rows[2] == ["m less its base", *["+25.00 (25.00)"] * 6, f"+25.00 ({25 / math.sqrt(6):.2f})"]
+    assert table.title.endswith("in % (standard error)")
+    assert "over questions that both models answered, paired" in (told := paper_sentence([folder]))
+    assert "With a *" not in told
+
+
+def test_a_table_says_which_of_its_errors_are_not_paired(tmp_path) -> None:
+    old = [replace(r, scores="", questions="") if r.task == "piqa" else r for r in answered_alike("base", "1010")]
+    folder = read_folder(evaluation_folder(tmp_path / "e", [*answered_alike("m", "1110"), *old]))
+    [table], [brief] = tables_of([folder]), tables_of([folder], brief=True)
+    assert [cell.count("*") for cell in table.rows[2]] == [0, 0, 1, 0, 0, 0, 0, 1]  # the average has a part of it
+    assert [cell.count("*") for cell in brief.rows[3]] == [0, 0, 1, 0, 0, 0, 0, 1]
+    assert "* not paired" in table.title
+    assert "* not paired" in brief.title
+    told = paper_sentence([folder])
+    assert "paired: the differences of their scores" in told
+    assert "With a * it is that of two models that answer different questions" in told
+    assert paper_sentence([several(2)]) == ""
 
 
 def test_a_task_that_is_missing_or_without_an_error_is_not_made_up(tmp_path) -> None:

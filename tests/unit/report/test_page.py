@@ -1,7 +1,9 @@
 """The page of a run, of several runs and of an evaluation: what it says, that it is inert, and what is refused."""
 
 import csv
+import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -200,7 +202,10 @@ def test_several_runs_are_compared_on_a_page_of_their_own(tmp_path, undrawn):
 def test_an_evaluation_has_a_page_of_the_same_make(tmp_path, undrawn):
     own = [r for w in WINDOWS for r in (*readings("m", w, 15.0), *trials("m", w, 100))]
     benchmark = BenchmarkRecord("m", "boolq", "acc", 0, 2048, None, "float32", "0.4", "d", 4, 0.5, 0.1)
-    folder = evaluation_folder(tmp_path / "e", [*own, *readings("base", 256, 15.0), benchmark], records=430)
+    both = [
+        replace(benchmark, arm=name, scores=right, questions="q") for name, right in (("m", "1100"), ("base", "1001"))
+    ]
+    folder = evaluation_folder(tmp_path / "e", [*own, *readings("base", 256, 15.0), *both], records=430)
     text = write_page([folder]).read_text().replace("\u00a0", " ")
     assert "Skipwise evaluation · e" in text
     assert re.search(r"<h1>\s*Reads 2,048 tokens, 8 times its original 256\s*</h1>", text)
@@ -212,7 +217,13 @@ def test_an_evaluation_has_a_page_of_the_same_make(tmp_path, undrawn):
         '<td data-head="over the base (nats)">+0.000<small>+0.000 to +0.000</small></td>',
     ):
         assert cell in text
-    assert (folder / "numbers.csv").exists()
+    assert "over questions that both models answered, paired" in text
+    half = 1.959964 * 100 * math.sqrt(2 / 3 / 4)  # of the differences 0, 1, 0, -1
+    [apart] = [
+        row for row in csv.reader((folder / "numbers.csv").read_text().splitlines()) if "less its base" in row[2]
+    ]
+    assert apart[:5] == ["m", "", "benchmark boolq, % less its base's, paired", "", "0.0"]
+    assert [*map(float, apart[5:])] == pytest.approx([-half, half])
 
 
 def test_an_unfinished_evaluation_gets_no_headline(tmp_path, undrawn):

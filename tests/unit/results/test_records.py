@@ -34,9 +34,11 @@ READING = ReadingRecord(
 )  # fmt: skip
 TRIAL = TrialRecord("original", "passkey", 512, 0, 3, "spread", "float32", "cd", 0.9, 505, True, "12345", 0.5)
 COVERAGE = CoverageRecord("2 chunks", 2048, 16384, [1, 2048], [1.0, 0.1428], [0.0, 0.0])
-BENCHMARK = BenchmarkRecord("pose", "boolq", "acc", 0, 256, None, "float32", "0.4.13", "ef", 40, 0.5, None, 1.0)
+BENCHMARK = BenchmarkRecord(
+    "pose", "boolq", "acc", 0, 256, None, "float32", "0.4.13", "ef", 4, 0.5, None, 1.0, "0110", "a5"
+)  # fmt: skip
 COST = CostRecord("pose", 512, 256, 2, [0.3, 0.1], 2000, 1000, "cpu", "f05")
-EVERY_KIND = [TRAINING, READING, TRIAL, COVERAGE, BENCHMARK, COST]
+EVERY_KIND = [TRAINING, READING, TRIAL, COVERAGE, BENCHMARK, replace(BENCHMARK, scores=[0.5, 0.25, 0.5, 0.75]), COST]
 
 
 @pytest.fixture
@@ -110,6 +112,18 @@ def test_a_line_is_an_object_with_schema_and_kind(path: Path) -> None:
     (line,) = path.read_text(encoding="utf-8").splitlines()
     written = json.loads(line)
     assert (written["schema"], written["kind"], written["window"]) == (SCHEMA, "reading", 512)
+
+
+def test_ten_thousand_questions_take_kilobytes(path: Path) -> None:
+    append_record(path, replace(BENCHMARK, samples=10_000, scores="01" * 5_000))
+    assert path.stat().st_size < 10_500
+
+
+@pytest.mark.parametrize(("scores", "message"), [("011", "it has 3 scores of 4 questions"), ("0120", "scores")])
+def test_scores_are_a_digit_or_a_number_for_each_question(path: Path, scores: str, message: str) -> None:
+    append_record(path, replace(BENCHMARK, scores=scores))
+    with pytest.raises(RunError, match=rf"line 1: not a result record \(.*{message}"):
+        read_records(path)
 
 
 def test_a_missing_file_gives_no_records(path: Path) -> None:
