@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from skipwise.data.window import collate
 from skipwise.errors import ModelError, PeerError, RunError, SkipwiseError, counted
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
+from skipwise.evaluation.batches import keeping_losses
 from skipwise.evaluation.forecast import (
     batches_of,
     beyond_memory,
@@ -41,12 +42,14 @@ from skipwise.model.rope import check_frequencies, extension_of
 from skipwise.model.saving import require_saved, save_extended
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Recipe
+from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.model_card import write_card
 from skipwise.report.page import write_page
 from skipwise.report.price import price_warning
 from skipwise.report.summary import Folder, arm_name, judgements, read_folder, rows_of
 from skipwise.report.tables import summary_markdown, summary_table
 from skipwise.report.trackers import log_results, one_run
+from skipwise.results import token_losses
 from skipwise.results.records import (
     CoverageRecord,
     Measured,
@@ -206,11 +209,12 @@ def evaluation_facts(evaluation: RunEvaluation) -> dict[str, object]:
 
 
 def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
-    """Measure every arm; what the results hold already is not measured again."""
+    """Measure every arm; what the results hold already is not measured again. Losses of single tokens are kept for LongPPL."""
     for arm in evaluation.recipe.evaluation.arms:
         model = evaluation.model(arm, run.model)
         load = partial(model.load, evaluation.specification.precision)
-        answered(load, evaluation.batches(model), run.results, console)
+        batches = keeping_losses(evaluation.batches(model), run.path / token_losses.FOLDER)
+        answered(load, batches, run.results, console)
 
 
 def _join(prepared: PreparedRun, resume: bool, console: Console) -> RunFolder:
@@ -487,6 +491,7 @@ def _write_card(prepared: PreparedRun, run: RunFolder, measured: Folder) -> None
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
         table=summary_markdown(measured),
+        longppl=[one.sentence for one in long_perplexities(measured)],
         figure=run.figures / "perplexity.png",
         base=prepared.recipe.model,
         rows=rows_of([measured]),

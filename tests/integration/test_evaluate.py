@@ -414,3 +414,10 @@ def test_a_damaged_run_json_is_said(evaluated, monkeypatch, capsys, tmp_path) ->
     message = refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--out", "x")
     assert "run.json is damaged" in message
     assert "give one of them" in refused(monkeypatch, capsys, "evaluate", evaluated, "--target", "1k", *ASKED)
+
+
+def test_perplexity_by_position_tells_longppl(models, monkeypatch, capsys) -> None:
+    asked = ["--data", "text", "--windows", "64,400", "--documents", "2", "--precision", "float32"]
+    for mode, told in (("by-position", True), ("sliding", False)):
+        run(monkeypatch, "perplexity", models, *asked, "--mode", mode)
+        assert ("LongPPL in windows of 400 tokens has no value" in capsys.readouterr().out) is told

@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from skipwise.errors import RunError
 from skipwise.evaluation.batches import Readings
+from skipwise.report.longppl_table import longppl_by_position
+from skipwise.report.table import format_number
 from skipwise.results.longppl import GAIN, MOST, key_tokens, long_perplexity
 from skipwise.results.records import ReadingRecord
 from skipwise.results.token_losses import TokenLosses, read_losses
@@ -89,6 +91,13 @@ def test_key_tokens_and_longppl_are_those_of_a_count_token_by_token(tmp_path: Pa
         assert value.key.mean == pytest.approx(math.exp(np.mean(expected)), rel=1e-4)
         assert value.key.low < value.key.mean < value.key.high
     assert all(one.candidates == LENGTH - SHORT for one in chosen.values())
+    if (gain, most) == (GAIN, MOST):
+        told = longppl_by_position([*ours[SHORT], *ours[LENGTH]], tmp_path)
+        assert f"LongPPL in windows of 88 tokens is {format_number(math.exp(np.mean(losses)))} [" in told
+        assert (
+            f"{len(losses)} key tokens of 192 in 3 documents, chosen by the model itself: their loss is below 2" in told
+        )
+        assert "more than 2 lower than in windows of 24 tokens" in told
 
 
 def test_other_tokens_and_lost_or_damaged_losses_give_none(tmp_path: Path) -> None:
@@ -114,3 +123,13 @@ def test_other_tokens_and_lost_or_damaged_losses_give_none(tmp_path: Path) -> No
         key_tokens(readings[SHORT], readings[LENGTH], read)
     path.unlink()
     assert key_tokens(readings[SHORT], readings[LENGTH], read) == {}
+    told = longppl_by_position([*readings[SHORT], *readings[LENGTH]], folder)
+    assert "LongPPL is not known: the file of --out has records without" in told
+    assert "give another --out" in told
+    assert longppl_by_position(readings[LENGTH], folder) == ""
+
+
+def test_a_model_without_a_key_token_has_no_longppl(tmp_path: Path) -> None:
+    readings = measured(llama(window=LENGTH), [told_by(confident(0), 0)], "a", tmp_path)
+    told = longppl_by_position([*readings[SHORT], *readings[LENGTH]], tmp_path)
+    assert "has no value, because there is no key token: 0 key tokens of 64 in 1 document" in told

@@ -174,7 +174,9 @@ def perplexity(
     from skipwise.evaluation.single import measure_perplexity, perplexity_settings
     from skipwise.model.precision import choose_precision
     from skipwise.recipes.schema import Data
+    from skipwise.report.longppl_table import longppl_by_position
     from skipwise.report.tables import perplexity_table, rich_table
+    from skipwise.results import token_losses
 
     [found] = find_models([model], base="", length=max(read_lengths(windows) or [0]) or None)
     how = perplexity_settings(
@@ -188,8 +190,11 @@ def perplexity(
         precision=choose_precision(precision),
         text=Data(source=data, text_field=text_field, split=split, subset=subset),
     )
-    readings, ends = measure_perplexity(found, how, out, console)
-    console.print(rich_table(perplexity_table(how.mode, readings, ends)))
+    with token_losses.beside(out) as losses:
+        readings, ends = measure_perplexity(found, how, out, console, losses)
+        console.print(rich_table(perplexity_table(how.mode, readings, ends)))
+        if how.mode == "by-position" and (told := longppl_by_position(readings, losses)):
+            console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def passkey(

@@ -125,6 +125,22 @@ class Prompts:
 Batch = Readings | Prompts
 
 
+def keeping_losses(batches: Sequence[Batch], folder: Path) -> list[Batch]:
+    """The same batches; those of the shortest and the longest window keep the losses of single tokens, for LongPPL."""
+    windows = [batch.length for batch in batches if _slides(batch)]
+    ends = {min(windows), max(windows)} if windows else set()
+    return [
+        replace(batch, losses=folder)
+        if isinstance(batch, Readings) and _slides(batch) and batch.length in ends
+        else batch
+        for batch in batches
+    ]
+
+
+def _slides(batch: Batch) -> bool:
+    return isinstance(batch, Readings) and batch.requests[0].mode == "sliding"
+
+
 def not_finite(label: str) -> EvaluationError:
     """The error of a measurement that gave no number."""
     return EvaluationError(

@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.errors import DataError, RunError
-from skipwise.evaluation.batches import Batch, Readings
+from skipwise.evaluation.batches import Batch, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
@@ -101,7 +101,7 @@ def evaluate(
         return model.load(specification.precision)
 
     for model in models:
-        planned = _keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
+        planned = keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
         answer(partial(load, model), missing(planned, known, shard), console, keep, None if model.control else server)
         if benchmarks and shard[0] == 1:
             benchmarks.run(model, specification.precision, records, keep, console)
@@ -160,22 +160,6 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
             shutil.copyfile(kept, whole.path / token_losses.FOLDER / kept.name)
     append_record(whole.results, *merged.values())
     return whole
-
-
-def _keeping_losses(batches: Sequence[Batch], folder: Path) -> list[Batch]:
-    """The same batches; those of the shortest and the longest window keep the losses of single tokens, for LongPPL."""
-    windows = [batch.length for batch in batches if _slides(batch)]
-    ends = {min(windows), max(windows)} if windows else set()
-    return [
-        replace(batch, losses=folder)
-        if isinstance(batch, Readings) and _slides(batch) and batch.length in ends
-        else batch
-        for batch in batches
-    ]
-
-
-def _slides(batch: Batch) -> bool:
-    return isinstance(batch, Readings) and batch.requests[0].mode == "sliding"
 
 
 def _answer(record: Any) -> dict[str, Any]:

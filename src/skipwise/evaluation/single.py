@@ -12,6 +12,7 @@ from rich.console import Console
 
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, RunError, one_of
+from skipwise.evaluation.batches import Batch, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
@@ -99,9 +100,12 @@ def perplexity_settings(
 
 
 def measure_perplexity(
-    model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console
+    model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console, losses: Path | None = None
 ) -> tuple[list[ReadingRecord], list[int]]:
-    """Read the longest documents that the model was not trained on; return also the windows that the text fills."""
+    """Read the longest documents that the model was not trained on; return also the windows that the text fills.
+
+    By position, the losses of single tokens are kept in the folder ``losses`` if it is given.
+    """
     _keep(out)
     trained = [(model.label, origin)] if (origin := read_origin(model.name)) else []
     [text] = read_texts(how.specification, model.name, trained, console)
@@ -111,7 +115,9 @@ def measure_perplexity(
     specification = how.specification
     if how.mode != "sliding":  # one pass: any stride that every window can take
         specification = replace(specification, stride=max(1, ends[0] // 2))
-    batches = list(plan_readings(specification, model, [text], windows))
+    batches: list[Batch] = list(plan_readings(specification, model, [text], windows))
+    if how.mode == "by-position" and losses is not None:
+        batches = keeping_losses(batches, losses)
     records = answered(lambda: model.load(specification.precision), batches, out, console)
     return [record for record in records if isinstance(record, ReadingRecord)], ends
 

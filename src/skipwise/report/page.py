@@ -308,7 +308,7 @@ def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Ju
         for read in long_perplexities(folder):
             for row, found in read.models:
                 span = [found.key.mean, found.key.low, found.key.high]
-                yield [row.label, row.data, "LongPPL", max(row.sliding), *span]
+                yield [f"{_prefix(folder, folders, ' · ')}{row.label}", row.data, "LongPPL", max(row.sliding), *span]
         yield from _of_prices(folder, _prefix(folder, folders, " · "))
 
 

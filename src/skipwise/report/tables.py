@@ -38,8 +38,8 @@ def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
     if evaluated:
         tables.append(differences_table(rows))
     for folder in folders:
-        tables += longppl_tables(folder, brief)
-        tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
+        named = f" ({folder.name})" if len(folders) > 1 else ""
+        tables += [*longppl_tables(folder, brief, named), *ability_tables(folder, named)]
     tables += benchmark_tables(folders, brief)
     if evaluated:
         tables += [_position_table(judgement) for judgement in judgements(rows)]

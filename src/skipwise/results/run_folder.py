@@ -5,7 +5,7 @@ run.json      versions, seed, machine, command, fingerprints of text and base, p
 checkpoints/  of the training, each with its marker of completeness
 written.npy   the text that a teacher wrote to be trained on
 model/        the extended checkpoint
-token_losses/ of an evaluation: the losses of single tokens, for LongPPL
+token_losses/ the losses of single tokens in the shortest and the longest window, for LongPPL
 results.jsonl figures/ report.html
 """
 

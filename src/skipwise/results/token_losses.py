@@ -1,4 +1,4 @@
-"""The losses of single tokens, beside the records of an evaluation: ``token_losses/KEY.losses`` for the reading with that key.
+"""The losses of single tokens, beside the records of readings: ``token_losses/KEY.losses`` for the reading with that key.
 
 A record holds sums over ranges of positions. What is asked of single tokens, as LongPPL asks, needs each of them: 8 bytes a
 token, kept of the shortest and of the longest window. A file is there before its record is: a SHA-256, and the arrays as npz.
@@ -7,8 +7,11 @@ token, kept of the shortest and of the longest window. A file is there before it
 import hashlib
 import io
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -27,6 +30,16 @@ class TokenLosses:
         np.ndarray
     )  # int32 [targets], the targets themselves, by which two models' losses are known to be of the same
     nll: np.ndarray  # float32 [targets], in nats
+
+
+@contextmanager
+def beside(results: Path | None) -> Iterator[Path]:
+    """The folder of the losses beside a file of records, or where no records are kept one that is gone afterwards."""
+    if results is not None:
+        yield results.parent / FOLDER
+        return
+    with TemporaryDirectory(prefix="skipwise-losses-") as folder:
+        yield Path(folder)
 
 
 def save_losses(folder: Path, key: str, document: np.ndarray, nll: np.ndarray) -> None:
