@@ -139,7 +139,7 @@ def benchmarks_sentence(folder: Folder) -> str:
         return ""
     command = folder.info.get("command")
     words = list(map(str, command)) if isinstance(command, list) else str(command or "").split()
-    own = words and not {"--benchmarks", "--data-dir"} & set(words)
+    own = "evaluate" in words and not {"--benchmarks", "--data-dir", "--shard"} & set(words)  # and no merge
     told = f"{' '.join(words) if own else 'skipwise evaluate ...'} --benchmarks paper --data-dir"
     missed = (
         "The paper's six benchmarks were not run" if not ran else f"Of the paper's six benchmarks {len(ran)} were run"

@@ -161,7 +161,8 @@ class Cost:
         accuracy = ""
         if self.accuracy:
             points = self.accuracy.times(100)
-            accuracy = f", and next-token accuracy by {points.mean:+.2f} [{points.low:+.2f}, {points.high:+.2f}] points"
+            span = f"{points.low:+.2f}, {points.high:+.2f}" if math.isfinite(points.high) else "one document"
+            accuracy = f", and next-token accuracy by {points.mean:+.2f} [{span}] points"
         return (
             f"Inside the original window the loss changed by {self.loss} nats a token against {base} "
             f"({100 * math.expm1(self.loss.mean):+.1f}% perplexity){accuracy}."

@@ -157,6 +157,13 @@ def test_a_high_cost_inside_the_original_window_is_warned_of(more, warned) -> No
     assert f"changed by {one.cost.loss} nats a token against original" in one.cost_sentence
 
 
+def test_of_one_document_no_interval_is_given() -> None:
+    alone = [*readings("original", 256, 15.0, documents=1), *readings("pose", 256, 15.0, documents=1)]
+    told = judged(*alone).cost_sentence
+    assert "next-token accuracy by +0.00 [one document] points" in told
+    assert "inf" not in told
+
+
 def test_without_a_base_the_model_is_its_own_control(tmp_path) -> None:
     records = [r for w in WINDOWS for r in readings("m", w, 15.0)]
     [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records, base=""))]))
