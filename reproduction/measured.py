@@ -10,9 +10,9 @@ from rich.console import Console
 from reproduction.bases import make_base
 from reproduction.runs import ArmRun
 from skipwise.errors import ModelError, RunError
-from skipwise.evaluation.arms import RunEvaluation, measured_steps
+from skipwise.evaluation.arms import RunEvaluation, measure_arms, measured_steps
 from skipwise.evaluation.specification import Specification, specification_of
-from skipwise.extend import evaluation_facts, extend, measure_arms, plan_run_evaluation
+from skipwise.extend import extend, plan_run_evaluation
 from skipwise.results.records import ReadingRecord, Record, TrialRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training.prepare import prepare
@@ -147,6 +147,6 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
     taken = open_run(run.recipe, taken.path, prepared.name, resume=resume)
     begin_run(taken, run.recipe, resume=resume)
     known = taken.read().get("fingerprints", {})
-    taken.record(evaluation=evaluation_facts(evaluation), fingerprints=known | evaluation.fingerprints)
+    taken.record(evaluation=evaluation.facts, fingerprints=known | evaluation.fingerprints)
     measure_arms(evaluation, taken, console)
     return taken

@@ -132,7 +132,7 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
         ("skipwise.extend.append_record", 2),  # it is, and has no record yet
         ("skipwise.training.best_checkpoint.drop_others", 2),  # it has, and the one before it still lies there
         ("skipwise.extend.append_record", 3),
-        ("skipwise.extend._save", 0),  # the best is in the model, and not saved
+        ("skipwise.extend.save_trained", 0),  # the best is in the model, and not saved
     ],
 )
 def test_a_run_cut_anywhere_ends_in_the_same_bits(files, whole, tmp_path, monkeypatch, place, at) -> None:
@@ -162,7 +162,7 @@ def test_weights_that_are_gone_are_missed_before_training_goes_on(whole, monkeyp
     copy = shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(copy / "model")
     shutil.rmtree(copy / "checkpoints" / "best-2")
-    monkeypatch.setattr(extend, "train", None)
+    monkeypatch.setattr(extend, "train_run", None)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert "best-2, the best checkpoint by the records, is missing or incomplete" in message
 
@@ -171,7 +171,7 @@ def test_a_record_that_is_gone_is_missed_before_training_goes_on(whole, monkeypa
     copy = shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(copy / "model")
     (copy / "results.jsonl").unlink()
-    monkeypatch.setattr(extend, "train", None)
+    monkeypatch.setattr(extend, "train_run", None)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert "results.jsonl has no record of step 1, and the best step is chosen by it" in message
 

@@ -461,7 +461,7 @@ def test_a_disk_that_is_full_at_the_model_is_said(finished, monkeypatch, capsys,
     def full(*args, **kwargs) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("skipwise.extend.save_extended", full)
+    monkeypatch.setattr("skipwise.training.extended.save_extended", full)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert "the disk ran full" in message
     assert "the model of" in message

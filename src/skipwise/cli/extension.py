@@ -71,8 +71,10 @@ def extend(
         if not dry_run:
             start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
             return
-    from skipwise.extend import extend, plan_run_evaluation, print_forecast, require_measurable
+    from skipwise.evaluation.forecast import print_forecast, require_measurable
+    from skipwise.extend import extend, plan_run_evaluation
     from skipwise.training.arguments import accumulation
+    from skipwise.training.cost import trained_tokens
     from skipwise.training.prepare import prepare, print_examples, print_plan, require_trainable
 
     options: dict[str, Any] = {
@@ -100,8 +102,8 @@ def extend(
         with _said(console):
             require_trainable(settings)
         with _said(console):
-            require_measurable(prepared, evaluation)
-        print_forecast(prepared, evaluation, console)
+            require_measurable(evaluation, prepared.device)
+        print_forecast(evaluation, trained_tokens(prepared), prepared.window, prepared.device, console)
         print_examples(prepared, console)
         return
     extend(settings, out=out, resume=resume, console=console)
@@ -125,7 +127,7 @@ def plan(
     """Say what a run will hold and take, beside full-length training, from the model's config alone."""
     with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
-        from skipwise.extend import print_planned_measuring
+        from skipwise.evaluation.forecast import print_planned_measuring
         from skipwise.training.cost import Hardware, compare_costs
 
     options = {"model": model, "target": target, "method": method, "existing_rope": existing_rope}

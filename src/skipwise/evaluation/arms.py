@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -9,17 +10,19 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
-from skipwise.evaluation.batches import Batch, Readings
+from skipwise.evaluation.batches import Batch, Readings, keeping_losses
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import other_text
-from skipwise.evaluation.runner import plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText, Segment, fair_documents, longest_first, spread_segments
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.origin import Origin
 from skipwise.model.rope import Extension
 from skipwise.recipes.schema import Arm, Recipe
+from skipwise.results import token_losses
 from skipwise.results.records import ReadingRecord, Record
+from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
 
 
@@ -44,6 +47,18 @@ class RunEvaluation:
     def fingerprints(self) -> dict[str, str]:
         """Fingerprints of the texts, by which a resumed run knows that they are the same."""
         return {f"evaluation text {text.source}": text.fingerprint for text in self.texts}
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What is measured, for ``run.json``: a resumed run may ask for less than its records hold."""
+        asked = self.specification
+        return {
+            "documents": self.documents,
+            "windows": asked.windows,
+            "prompt_lengths": asked.prompt_lengths,
+            "trials": asked.trials,
+            "other": self.other is not None,
+        }
 
     def label(self, arm: Arm) -> str:
         """The arm's name in the results: the trained one is called after its method or scheme."""
@@ -148,3 +163,12 @@ def plan_evaluation(
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
     list(plan_prompts(specification, EvaluatedModel("", "", original, target), tokenizer))
     return planned
+
+
+def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
+    """Measure every arm; what the results hold already is not measured again. Losses of single tokens are kept for LongPPL."""
+    for arm in evaluation.recipe.evaluation.arms:
+        model = evaluation.model(arm, run.model)
+        load = partial(model.load, evaluation.specification.precision)
+        batches = keeping_losses(evaluation.batches(model), run.path / token_losses.FOLDER)
+        answered(load, batches, run.results, console)

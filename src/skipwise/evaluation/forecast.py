@@ -1,10 +1,11 @@
-"""How long a run takes on this machine, before it begins: training, and measuring by what is measured."""
+"""What a run takes before it begins: how long training and measuring are, and what of measuring no memory holds."""
 
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
 import numpy as np
 import torch
+from rich.console import Console
 from transformers import PretrainedConfig
 
 from skipwise.evaluation.arms import RunEvaluation
@@ -12,9 +13,13 @@ from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import KINDS, longest_segment, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
+from skipwise.evaluation.runner import require_memory
 from skipwise.evaluation.specification import specification_of
+from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
 from skipwise.model.memory import parameters_of, token_bytes
+from skipwise.model.precision import AUTOCAST
+from skipwise.model.rope import extension_of
 from skipwise.recipes.schema import Recipe
 
 _TIMED_WINDOW = 2048  # tokens, at the most
@@ -50,6 +55,36 @@ def batches_of(evaluation: RunEvaluation) -> list[Batch]:
     lengths = evaluation.extension.rope.original_length, evaluation.extension.target_length
     models = [EvaluatedModel(evaluation.label(arm), "", *lengths) for arm in evaluation.recipe.evaluation.arms]
     return [batch for model in models for batch in evaluation.batches(model)]
+
+
+def print_forecast(evaluation: RunEvaluation, tokens: int, window: int, device: torch.device, console: Console) -> None:
+    """Print how long a run that trains on ``tokens`` tokens in windows takes on this machine, by a short timing of its
+    layers."""
+    config, precision = load_config(evaluation.recipe.model), evaluation.specification.precision
+    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, device)
+    training = training_seconds(config, tokens, window, precision, device)
+    console.print(told(training, measuring_seconds(batches_of(evaluation), cost, speed)))
+
+
+def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
+    """Refuse windows and prompts that this machine's memory is certain not to hold."""
+    config = load_config(evaluation.recipe.model)
+    itemsize = (AUTOCAST[evaluation.specification.precision] or torch.float32).itemsize
+    weights = itemsize * (parameters_of(config) or 0)
+    require_memory(config, device, itemsize, batches_of(evaluation), weights)
+
+
+def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console: Console) -> None:
+    """Print how long one GPU of ``rate`` operations a second measures what a recipe asks for, and what of it cannot fit
+    ``memory`` bytes."""
+    config = load_config(recipe.model)
+    extension = extension_of(config, recipe)
+    lengths = extension.rope.original_length, extension.target_length
+    operations = planned_operations(recipe, *lengths, ForwardCost.of_config(config))
+    seconds = {part: count / rate for part, count in operations.items()}
+    console.print(f"Besides training, {told_measuring(seconds)}, on one GPU.")
+    for told_of in beyond_memory(recipe, *lengths, config, memory):
+        console.print(told_of, style="yellow", soft_wrap=True)
 
 
 def planned_operations(recipe: Recipe, original: int, target: int, cost: ForwardCost) -> dict[str, float]:

@@ -5,6 +5,7 @@ Its head is what the model hub reads (https://huggingface.co/docs/hub/model-card
 
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,15 +15,54 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.origin import promised_length
+from skipwise.model.rope import Extension
+from skipwise.recipes.schema import Recipe
+from skipwise.report.longppl_table import long_perplexities
+from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_name
-from skipwise.report.summary import Row
-from skipwise.report.tables import plain, task_title
+from skipwise.report.summary import Folder, Row, arm_name, judgements, rows_of
+from skipwise.report.tables import plain, summary_markdown, task_title
 from skipwise.results.files import replacing, write_text
+from skipwise.results.run_folder import RunFolder
 
 _SHORT_OF_MEMORY = (
     "Where memory is short pass `dtype=torch.bfloat16`. Do not cast the loaded model, because that rounds the rotary "
     "frequencies."
 )
+
+
+def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
+    """Write the card of a run's model from what was measured."""
+    facts, original, rows = run.read(), extension.rope.original_length, rows_of([measured])
+    judged, trained, text, best = judgements(rows), facts["model"], facts["data"], {}
+    margin = (
+        f", for {extension.reach:,} tokens: a margin of {extension.margin:g} of the target" if extension.margin else ""
+    )
+    if kept := facts.get("kept"):
+        chosen_on = (recipe.evaluation.source or [recipe.data.source])[0]
+        best["step"] = (
+            f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out documents "
+            f"of {chosen_on}"
+        )
+    write_card(
+        run.model,
+        title=f"{recipe.model}, extended from {original:,} to {extension.target_length:,} tokens",
+        headline=judged[0].headline if judged else "How far it reads was not measured",
+        warning=price_warning(measured),
+        facts={
+            "method": f"{arm_name(recipe.arm)}, trained on windows of {trained['train_length']:,} tokens",
+            "interpolation": f"{extension.told} x{extension.factor:g}{margin}",
+            "text": f"{recipe.data.source} (fingerprint {text['fingerprint'][:16]})",
+            **best,
+            "seed": str(recipe.seed),
+            "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
+        },
+        table=summary_markdown(measured),
+        longppl=[one.sentence for one in long_perplexities(measured)],
+        figure=run.figures / "perplexity.png",
+        base=recipe.model,
+        rows=rows,
+    )
 
 
 def write_card(

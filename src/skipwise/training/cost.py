@@ -20,7 +20,9 @@ from skipwise.model.rope import extension_of
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.schema import Lora, Recipe, Training
+from skipwise.training import written
 from skipwise.training.arguments import accumulation, known_fields
+from skipwise.training.prepare import PreparedRun
 
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 _SHORTEST = 2048  # tokens of a window that is proposed
@@ -146,6 +148,16 @@ def taught_share(recipe: Recipe) -> float:
         return 0.0
     read = 1.0 if recipe.teacher.weight else recipe.teacher.written
     return read * (1 / 2 if recipe.lora else 1 / 3)
+
+
+def trained_tokens(prepared: PreparedRun) -> int:
+    """Return how many tokens a run trains on; those that a teacher reads or writes count by the time that they take."""
+    recipe = prepared.recipe
+    tokens = recipe.training.max_steps * recipe.training.batch_size * prepared.window
+    if recipe.teacher is None:
+        return tokens
+    # A token that it writes takes about as long as one that is trained on.
+    return int(tokens * (1 + taught_share(recipe))) + written.tokens_of(recipe, prepared.train_length)
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:

@@ -1,6 +1,7 @@
 """Prepare a run: everything that can be computed or refused before a weight is loaded or a folder is made."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import other_layers
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora, Recipe
+from skipwise.results.run_folder import DECIDES
 from skipwise.training import processes
 from skipwise.training.arguments import training_arguments
 
@@ -83,6 +85,41 @@ class PreparedRun:
         lengths = self.extension.rope.original_length, self.extension.target_length
         fingerprint = weights_fingerprint(self.recipe.model)
         return Origin(self.recipe.model, lengths[0], self.recipe.data, documents, fingerprint, lengths[1])
+
+    @cached_property
+    def decides(self) -> dict[str, str]:
+        """Fingerprints of what decides the model besides the settings."""
+        found = self.store.fingerprint, weights_fingerprint(self.recipe.model)
+        return dict(zip(DECIDES, found, strict=True))
+
+    @property
+    def facts(self) -> dict[str, dict[str, object]]:
+        """What ``run.json`` says of the model and of the text."""
+        extension, store = self.extension, self.store
+        model = {
+            "name": self.recipe.model,
+            "original_length": extension.rope.original_length,
+            "target_length": extension.target_length,
+            "train_length": self.train_length,
+            "factor": extension.factor,
+            "interpolation": extension.interpolation,
+            "margin": extension.margin,
+        }
+        data = {
+            "source": self.recipe.data.source,
+            "fingerprint": store.fingerprint,
+            "documents": len(store),
+            "tokens": int(store.lengths.sum()),
+            "kept": len(self.train),
+            "dropped": self.dropped,
+            "held_out": len(self.held_out),
+        }
+        return {"model": model, "data": data}
+
+    @property
+    def window(self) -> int:
+        """The tokens that the model reads of one example."""
+        return self.dataset().plans(np.arange(1)).position_ids().shape[1]
 
     def dataset(self, written: np.ndarray | None = None) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch.
@@ -227,7 +264,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     config = load_config(recipe.model)
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
     data = run.dataset()
-    window = data.plans(np.arange(1)).position_ids().shape[1]
+    window = run.window
     setting = "train_length" if run.shortest == run.train_length else "data.min_tokens"
     console.print(
         f"{recipe.model}: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "

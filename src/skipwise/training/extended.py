@@ -1,0 +1,158 @@
+"""The model of a run: loaded and tested before training, trained, whole again after it, saved."""
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from skipwise.data.window import collate
+from skipwise.errors import ModelError, SkipwiseError, counted
+from skipwise.model import lora
+from skipwise.model.loading import load_model
+from skipwise.model.probe import Probe, probe_connectivity
+from skipwise.model.rope import check_frequencies
+from skipwise.model.saving import save_extended
+from skipwise.model.teacher import Teacher
+from skipwise.recipes.schema import Recipe
+from skipwise.results.records import TrainingRecord, append_record, read_records
+from skipwise.results.run_folder import RunFolder
+from skipwise.training import processes, written
+from skipwise.training.checkpoints import checkpoint_bytes, disk_space, latest_complete
+from skipwise.training.prepare import PreparedRun
+from skipwise.training.trainer import train
+
+
+def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
+    """Load the interpolated model, as it is to be trained, and prove that its chunks attend to each other."""
+    rules = prepared.recipe.lora
+    model = load_model(
+        prepared.recipe.model,
+        prepared.extension,
+        dtype=prepared.base_dtype,
+        device=prepared.device,
+        four_bits=rules is not None and rules.base == "4bit",
+    )
+    if rules is not None:
+        model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
+    try:
+        probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
+    except SkipwiseError:
+        raise
+    except Exception as error:
+        # Of the architecture's own code, which positions and a mask of our own reach here first.
+        raise ModelError(
+            f"model {prepared.recipe.model!r} ({model.config.model_type}) cannot be run as it would be trained "
+            f"({type(error).__name__}: {error}); choose another model"
+        ) from error
+    console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
+    return model, probe
+
+
+def train_run(
+    prepared: PreparedRun,
+    model: PreTrainedModel,
+    run: RunFolder,
+    *,
+    resume: bool,
+    console: Console,
+    on_step: Callable[[int], None] | None = None,
+) -> PreTrainedModel:
+    """Train in place, and return the whole model; the first process keeps the records. ``on_step`` is as ``train`` has it."""
+    first = processes.is_first()
+    teacher = prepared.teacher(model)
+    summary = train(
+        model,
+        prepared.dataset(_written(prepared, teacher, run, console)),
+        collate,
+        prepared.recipe.training,
+        folder=run.checkpoints,
+        seed=prepared.recipe.seed,
+        resume=resume,
+        run=run.identity,
+        on_log=_recorder(prepared, run) if first else None,
+        on_step=on_step,
+        teacher=teacher,
+        progress=first,
+    )
+    sharded = processes.launched() > 1 and processes.engine() != "ddp"
+    check_frequencies(model, prepared.extension)  # as it was trained: an engine may have cast it
+    processes.finish()
+    if first:
+        run.record(training=vars(summary) | {"precision": prepared.precision})
+    return _whole(prepared, run) if sharded and first else model
+
+
+def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, float]], None]:
+    """Return what appends the record of a logged step."""
+    logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
+
+    def keep(log: dict[str, float]) -> None:
+        if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
+            append_record(run.results, TrainingRecord(arm=prepared.recipe.arm, **log))  # type: ignore[arg-type]
+
+    return keep
+
+
+def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
+    """The text that the teacher writes to be trained on, if the recipe asks for it: the first process lets it write."""
+    recipe = prepared.recipe
+    tokens = written.tokens_of(recipe, prepared.train_length)
+    if teacher is None or not tokens:
+        return None
+    with processes.first_ahead():
+        if processes.is_first() and not run.written.exists():
+            written.write(
+                run.written,
+                teacher,
+                prepared.tokenizer,
+                tokens=tokens,
+                # Behind its window the base writes nonsense.
+                longest=min(prepared.train_length, prepared.extension.rope.original_length),
+                seed=recipe.seed,
+                console=console,
+            )
+    texts, fingerprint = written.read(run.written)
+    run.require_same(**{written.NAME: fingerprint})
+    if processes.is_first():
+        run.record(fingerprints=(run.read().get("fingerprints") or {}) | {written.NAME: fingerprint})
+    return texts
+
+
+def _whole(prepared: PreparedRun, run: RunFolder) -> PreTrainedModel:
+    """The model of the last checkpoint, which the engine gathered, in the machine's memory: a GPU may not hold it."""
+    checkpoint = latest_complete(run.checkpoints)
+    assert checkpoint is not None
+    rules = prepared.recipe.lora
+    if rules is None:
+        return load_model(str(checkpoint))
+    model = load_model(prepared.recipe.model, prepared.extension, dtype=prepared.base_dtype)
+    return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
+
+
+def save_trained(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) -> None:
+    """Save the trained model, merged or as an adapter where LoRA was trained."""
+    check_frequencies(model, prepared.extension)
+    rules, adapter_of = prepared.recipe.lora, None
+    if rules and rules.saved == "adapter":
+        adapter_of = prepared.recipe.model
+    elif rules:
+        model = lora.merged(model, load_model(prepared.recipe.model, prepared.extension))
+    partial = run.model.with_name("model.partial")
+    with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
+        save_extended(
+            model, prepared.tokenizer, prepared.extension, run.model, origin=prepared.origin, adapter_of=adapter_of
+        )
+
+
+def say_lost_steps(recipe: Recipe, run: RunFolder, console: Console) -> None:
+    """Say which logged training steps have no record; the loss curve would pass over them in silence."""
+    last, every = recipe.training.max_steps, recipe.training.logging_steps
+    known = {record.step for record in read_records(run.results) if isinstance(record, TrainingRecord)}
+    if lost := sorted({*range(every, last + 1, every), last} - known):
+        console.print(
+            f"{run.results} has lost the training records of {counted(len(lost), 'step')}, of which the first is "
+            f"{lost[0]:,}: the loss curve lacks them",
+            style="yellow",
+        )
