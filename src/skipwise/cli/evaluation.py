@@ -8,24 +8,18 @@ import typer
 from skipwise.cli.options import (
     MOST_TRIALS,
     DataFolder,
-    Field,
     Lengths,
     Model,
     Precision,
     Questions,
     Records,
     Seed,
-    ServedAs,
-    ServerCheck,
-    ServerRequests,
-    ServerTimeout,
-    ServerURL,
-    Split,
+    ServerOptions,
     Stride,
-    Subset,
     TaskFiles,
-    Text,
+    TextOptions,
     Tokens,
+    grouped,
     read_length,
     read_lengths,
     read_path,
@@ -36,15 +30,13 @@ from skipwise.errors import RecipeError, counted
 from skipwise.recipes.names import model_name
 
 
+@grouped
 def evaluate(
     models: Annotated[
         list[str],
         typer.Argument(parser=model_name, help="nano, folders, or names on the model hub; several are compared"),
     ],
-    data: Text = "stdlib",
-    text_field: Field = "text",
-    split: Split = "train",
-    subset: Subset = None,
+    text: TextOptions,
     target: Annotated[str | None, typer.Option(help="the farthest length; default: what it was extended to")] = None,
     lengths: Lengths = None,
     base: Annotated[
@@ -87,11 +79,8 @@ def evaluate(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="print what is measured and what it can show; measure nothing")
     ] = False,
-    server: ServerURL = None,
-    server_model: ServedAs = None,
-    server_requests: ServerRequests = 8,
-    server_timeout: ServerTimeout = 600.0,
-    server_check: ServerCheck = True,
+    *,
+    server: ServerOptions,
 ) -> None:
     """Measure how far models read, and what the extension cost inside the original window; the same command goes on."""
     console = prepare_process()
@@ -100,24 +89,16 @@ def evaluate(
     from skipwise.evaluation.models import find_models
     from skipwise.evaluation.specification import read_tasks, specification_for
     from skipwise.model.precision import choose_precision
-    from skipwise.recipes.schema import Data
 
     asked = read_lengths(lengths)
-    if server:
-        _require_prompts_of_one(models, tasks)
-        if base is None or documents is None:
-            console.print(
-                "the server answers prompts; what it does not answer is measured here, and only if it is asked for: documents "
-                "(--documents 16), the base (--base NAME)",
-                soft_wrap=True,
-            )
-        base, documents = base or "none", documents or 0
-    serving = _connected(server, server_model, server_requests, server_timeout, server_check)
+    if server.server:
+        base, documents = _asked_besides_prompts(models, tasks, base, documents, console)
+    serving = server.connect()
     longest = read_length(target) or max(asked or [0]) or None
     found = find_models(models, "" if base == "none" else base, read_length(original), longest)
     specification = specification_for(
         found,
-        Data(source=data, text_field=text_field, split=split, subset=subset),
+        text.read(),
         lengths=asked,
         target=read_length(target),
         stride=read_length(stride),
@@ -147,12 +128,10 @@ def evaluate(
     _show(folder.path, console)
 
 
+@grouped
 def perplexity(
     model: Model,
-    data: Text = "stdlib",
-    text_field: Field = "text",
-    split: Split = "train",
-    subset: Subset = None,
+    text: TextOptions,
     windows: Lengths = None,
     stride: Stride = None,
     documents: Annotated[
@@ -173,7 +152,6 @@ def perplexity(
     from skipwise.evaluation.models import find_models
     from skipwise.evaluation.single import measure_perplexity, perplexity_settings
     from skipwise.model.precision import choose_precision
-    from skipwise.recipes.schema import Data
     from skipwise.report.longppl_table import longppl_by_position
     from skipwise.report.tables import perplexity_table, rich_table
     from skipwise.results import token_losses
@@ -188,7 +166,7 @@ def perplexity(
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
         precision=choose_precision(precision),
-        text=Data(source=data, text_field=text_field, split=split, subset=subset),
+        text=text.read(),
     )
     with token_losses.beside(out) as losses:
         readings, ends = measure_perplexity(found, how, out, console, losses)
@@ -197,6 +175,7 @@ def perplexity(
             console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
+@grouped
 def passkey(
     model: Model,
     lengths: Lengths = None,
@@ -205,11 +184,8 @@ def passkey(
     seed: Seed = 0,
     out: Records = None,
     precision: Precision = "auto",
-    server: ServerURL = None,
-    server_model: ServedAs = None,
-    server_requests: ServerRequests = 8,
-    server_timeout: ServerTimeout = 600.0,
-    server_check: ServerCheck = True,
+    *,
+    server: ServerOptions,
 ) -> None:
     """Hide a five-digit number at every depth of a prompt and ask for it."""
     console = prepare_process()
@@ -221,7 +197,7 @@ def passkey(
 
     [found] = find_models([model], base="", length=max(read_lengths(lengths) or [0]) or None)
     asked = read_lengths(lengths or None) or doubled_windows(found.original, found.target)
-    serving = _connected(server, server_model, server_requests, server_timeout, server_check)
+    serving = server.connect()
     specification = Specification(
         documents=0,
         tasks=(task,),
@@ -300,25 +276,25 @@ def report(
     new_console().print(f"report: {write_page(runs, out)}", soft_wrap=True)
 
 
-def _require_prompts_of_one(models: list[str], tasks: str) -> None:
-    """Require that a server has something to answer, and for one model."""
+def _asked_besides_prompts(
+    models: list[str], tasks: str, base: str | None, documents: int | None, console: Any
+) -> tuple[str, int]:
+    """The base and the documents that are asked for beside the prompts of a server: none, unless the command names them.
+
+    Raises:
+        RecipeError: the server has nothing to answer, or several models are named.
+    """
     if len(models) > 1:
         raise RecipeError(f"--server serves one model, and {', '.join(models)} are named: evaluate each by a command")
     if tasks == "none":
         raise RecipeError("--server answers prompts, and --tasks none asks for none: name tasks, or leave --server out")
-
-
-def _connected(url: str | None, name: str | None, at_once: int, timeout: float, check: bool) -> Any:
-    """The server of ``--server``, asked what it serves; None without it."""
-    from skipwise.evaluation.server import connect
-
-    if url is None:
-        if name is not None:
-            raise RecipeError(
-                f"--server-model {name!r} chooses among the models of a server; give its address by --server"
-            )
-        return None
-    return connect(url, name, at_once=at_once, timeout=timeout, trusted=not check)
+    if base is None or documents is None:
+        console.print(
+            "the server answers prompts; what it does not answer is measured here, and only if it is asked for: documents "
+            "(--documents 16), the base (--base NAME)",
+            soft_wrap=True,
+        )
+    return base or "none", documents or 0
 
 
 def _show(folder: Path, console: Any) -> None:

@@ -1,13 +1,21 @@
 """Options that several commands have, and how their values are read."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.recipes.names import expanded, model_name
+
+if TYPE_CHECKING:
+    from skipwise.evaluation.server import Server
+    from skipwise.recipes.schema import Data
 
 
 def read_path(text: str) -> Path:
@@ -29,7 +37,6 @@ DataFolder = Annotated[
     ),
 ]
 ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
-Field = Annotated[str, typer.Option("--text-field", help="of JSON Lines, Parquet or a data set: what holds the text")]
 Lengths = Annotated[
     str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
 ]
@@ -45,41 +52,100 @@ Records = Annotated[
     Path | None,
     typer.Option(parser=read_path, metavar="FILE", help="append the records to this results.jsonl, and go on with it"),
 ]
-ServedAs = Annotated[
-    str | None, typer.Option("--server-model", metavar="NAME", help="of its models, where it serves several")
-]
-ServerCheck = Annotated[
-    bool, typer.Option("--server-check/--no-server-check", help="prove first that it serves the weights of MODEL")
-]
-ServerRequests = Annotated[int, typer.Option(min=1, max=1024, help="prompts that the server has at a time")]
-ServerTimeout = Annotated[float, typer.Option(min=0.1, max=86_400, help="seconds that it may take for a prompt")]
-ServerURL = Annotated[
-    str | None,
-    typer.Option(
-        "--server",
-        metavar="URL",
-        help="let this server answer the prompts, as http://localhost:8000: vLLM's, or another of OpenAI's completions "
-        "protocol; a key is read from $OPENAI_API_KEY",
-    ),
-]
 StartingModel = Annotated[
     str | None,
     typer.Argument(parser=model_name, help="nano (embedded, the default), a folder, or a name on the model hub"),
 ]
 Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
-Split = Annotated[str, typer.Option(help="of a Hugging Face data set")]
 Stride = Annotated[str | None, typer.Option(help="tokens by which windows advance; default: half the original length")]
-Subset = Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")]
 Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the prompts: keys and depths")]
 TaskFiles = Annotated[
     Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder of task files of your own (YAML)")
 ]
-Text = Annotated[
-    str, typer.Option(parser=expanded, metavar="TEXT", help="text to measure on: file, folder, data set name, stdlib")
-]
 Tokens = Annotated[
     str | None, typer.Option(help="read so many tokens of each document, as 64k; default: see the documentation")
 ]
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The text to measure on."""
+
+    data: Annotated[
+        str,
+        typer.Option(parser=expanded, metavar="TEXT", help="text to measure on: file, folder, data set name, stdlib"),
+    ] = "stdlib"
+    text_field: Annotated[str, typer.Option(help="of JSON Lines, Parquet or a data set: what holds the text")] = "text"
+    split: Annotated[str, typer.Option(help="of a Hugging Face data set")] = "train"
+    subset: Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")] = None
+
+    def read(self) -> "Data":
+        """The text as a recipe names it."""
+        from skipwise.recipes.schema import Data
+
+        return Data(source=self.data, text_field=self.text_field, split=self.split, subset=self.subset)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The server that answers the prompts."""
+
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="let this server answer the prompts, as http://localhost:8000: vLLM's, or another of OpenAI's completions "
+            "protocol; a key is read from $OPENAI_API_KEY",
+        ),
+    ] = None
+    server_model: Annotated[str | None, typer.Option(metavar="NAME", help="of its models, where it serves several")] = (
+        None
+    )
+    server_requests: Annotated[int, typer.Option(min=1, max=1024, help="prompts that the server has at a time")] = 8
+    server_timeout: Annotated[
+        float, typer.Option(min=0.1, max=86_400, help="seconds that it may take for a prompt")
+    ] = 600.0
+    server_check: Annotated[bool, typer.Option(help="prove first that it serves the weights of MODEL")] = True
+
+    def connect(self) -> "Server | None":
+        """The server, asked what it serves; None without ``--server``."""
+        from skipwise.evaluation.server import connect
+
+        if self.server is None:
+            if self.server_model is not None:
+                raise RecipeError(
+                    f"--server-model {self.server_model!r} chooses among the models of a server; give its address by --server"
+                )
+            return None
+        return connect(
+            self.server,
+            self.server_model,
+            at_once=self.server_requests,
+            timeout=self.server_timeout,
+            trusted=not self.server_check,
+        )
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command as typer can read it: a parameter that is a data class becomes an option for each field."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, type[Any]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        group = parameter.annotation
+        if isinstance(group, type) and is_dataclass(group):
+            groups[parameter.name] = group
+            parameters += inspect.signature(group).parameters.values()
+        else:
+            parameters.append(parameter)
+
+    @wraps(command)
+    def flat(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(**given)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return flat
 
 
 def read_lengths(text: str | None) -> list[int] | None:
