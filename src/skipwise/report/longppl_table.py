@@ -23,6 +23,7 @@ class LongPerplexities:
     key: dict[str, KeyTokens]  # by document
     models: list[tuple[Row, LongPerplexity]]
     thresholds: tuple[float, float]  # of a key token, in nats: the least gain by far text and the greatest loss
+    folder: str = ""  # its name, where there are several
 
     @property
     def rule(self) -> str:
@@ -84,8 +85,16 @@ def _read(folder: Path | None, known: dict[str, TokenLosses | None], reading: Re
     return known[reading.key]
 
 
-def long_perplexities(folder: Folder) -> Iterator[LongPerplexities]:
-    """Compute LongPPL of a run or an evaluation, text by text; nothing where the losses of single tokens were not kept."""
+def long_perplexities(folders: Sequence[Folder]) -> list[LongPerplexities]:
+    """Compute LongPPL of runs and evaluations, text by text; nothing where the losses of single tokens were not kept.
+
+    It reads every loss, so a page computes it once.
+    """
+    several = len(folders) > 1
+    return [one for folder in folders for one in _of_texts(folder, folder.name if several else "")]
+
+
+def _of_texts(folder: Folder, name: str) -> Iterator[LongPerplexities]:
     rows = [row for row in rows_of([folder]) if row.sliding]
     read = partial(_read, folder.losses, {})
     for evaluator in {row.data: row for row in reversed(rows) if row.judged}.values():
@@ -95,7 +104,7 @@ def long_perplexities(folder: Folder) -> Iterator[LongPerplexities]:
         if chosen := key_tokens(evaluator.readings(short), evaluator.whole, read, *thresholds(folder)):
             of_all = [(row, long_perplexity(row.whole, chosen, read)) for row in rows if row.data == evaluator.data]
             yield LongPerplexities(
-                evaluator, chosen, [(row, value) for row, value in of_all if value], thresholds(folder)
+                evaluator, chosen, [(row, value) for row, value in of_all if value], thresholds(folder), name
             )
 
 
@@ -106,10 +115,10 @@ def thresholds(folder: Folder) -> tuple[float, float]:
     return GAIN if gain is None else float(gain), MOST if most is None else float(most)
 
 
-def longppl_tables(folder: Folder, brief: bool, named: str = "") -> list[Table]:
+def longppl_tables(computed: Sequence[LongPerplexities], brief: bool) -> list[Table]:
     """A table for each text: LongPPL of each model, and beside it the perplexity of all tokens as far into the text."""
     tables = []
-    for one in long_perplexities(folder):
+    for one in computed:
         far = max(one.evaluator.sliding)
         cells = [
             [
@@ -122,6 +131,7 @@ def longppl_tables(folder: Folder, brief: bool, named: str = "") -> list[Table]:
             for row, value in one.models
         ]
         cells = cells or [[one.evaluator.label, "–", "–"]]  # there is no key token, as the title says
+        named = f" ({one.folder})" if one.folder else ""
         title = f"LongPPL{named}: {_share(one.key)}, chosen by {one.evaluator.label} (lower is better)"
         head = ["model", "LongPPL", "perplexity of all"]
         tables.append(Table(title, "LongPPL", head, cells))

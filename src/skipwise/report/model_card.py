@@ -58,7 +58,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
         table=summary_markdown(measured),
-        longppl=[one.sentence for one in long_perplexities(measured)],
+        longppl=[one.sentence for one in long_perplexities([measured])],
         figure=run.figures / "perplexity.png",
         base=recipe.model,
         rows=rows,

@@ -14,7 +14,7 @@ from skipwise.errors import RunError, counted
 from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import draw_figures
-from skipwise.report.longppl_table import long_perplexities
+from skipwise.report.longppl_table import LongPerplexities, long_perplexities
 from skipwise.report.price import price_warning, prices_of
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.shown import Shown
@@ -61,19 +61,22 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
             "skipwise evaluate A B measures several models side by side"
         )
     rows = rows_of(read)
-    judged = judgements(rows)
+    judged, longppl = judgements(rows), long_perplexities(read)
     with _writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
         figures = draw_figures(read, page.parent / "figures")
-        write_csv(page.parent / "numbers.csv", _numbers(read, rows, judged))
-    text = _html(read, rows, judged, figures)
+        write_csv(page.parent / "numbers.csv", _numbers(read, rows, judged, longppl))
+    text = _html(read, judged, longppl, figures)
     with _writing(page):
         write_text(page, text)
     return page
 
 
 def _html(
-    folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Judgement], figures: Sequence[Figure]
+    folders: Sequence[Folder],
+    judged: Sequence[Judgement],
+    longppl: Sequence[LongPerplexities],
+    figures: Sequence[Figure],
 ) -> str:
     environment = Environment(
         loader=PackageLoader("skipwise", "assets"),
@@ -89,9 +92,9 @@ def _html(
         judged=judged,
         warnings=[f"{_prefix(folder, folders)}{text}" for folder in folders if (text := price_warning(folder))],
         rules=list(dict.fromkeys(one.effective.rule for one in judged)),
-        tables=tables_of(folders),
+        tables=tables_of(folders, longppl=longppl),
         colours={label: look.colour for label, look in Shown(folders).looks.items()},
-        conditions=_conditions(folders),
+        conditions=_conditions(folders, longppl),
         benchmarks=[told for folder in folders if (told := benchmarks_sentence(folder))],
         figures=[(figure, Markup(figure.svg)) for figure in figures],
         facts=_facts(folders),
@@ -160,14 +163,14 @@ def _names(folders: list[Path]) -> list[str]:
     ]
 
 
-def _conditions(folders: Sequence[Folder]) -> list[str]:
+def _conditions(folders: Sequence[Folder], longppl: Sequence[LongPerplexities]) -> list[str]:
     """How the numbers were measured, in sentences; a range where records differ."""
     records = [record for folder in folders for record in folder.records]
     readings = [r for r in records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None]
     trials = [r for r in records if isinstance(r, TrialRecord)]
     ruler = [r for r in records if isinstance(r, RulerRecord)]
     parts = [_of_readings(readings)] if readings else []
-    if rules := {one.rule for folder in folders for one in long_perplexities(folder)}:
+    if rules := {one.rule for one in longppl}:
         parts.append(
             f"LongPPL (Fang et al., ICLR 2025): perplexity of the key tokens alone, which need far text: {' or '.join(sorted(rules))}. "
             "The model that chooses them is favoured by its own choice; the others are compared on equal terms."
@@ -280,7 +283,9 @@ def _command(command: Any) -> str:
     return shlex.join(map(str, command)) if isinstance(command, list) else str(command)
 
 
-def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Judgement]) -> Iterator[list[object]]:
+def _numbers(
+    folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Judgement], longppl: Sequence[LongPerplexities]
+) -> Iterator[list[object]]:
     """Every number of the page: model, text, measure, length, value and the ends of its interval."""
     yield ["model", "text", "measure", "length", "value", "low_95", "high_95"]
     for row in rows:
@@ -304,11 +309,11 @@ def _numbers(folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Ju
             span = ["", ""] if half is None else [score.value - half, score.value + half]
             paired = "paired" if score.paired else "not paired"
             yield [label, "", f"benchmark {task}, % less its base's, {paired}", "", score.value, *span]
+    for far in longppl:
+        for row, found in far.models:
+            label = f"{far.folder} · {row.label}" if far.folder else row.label
+            yield [label, row.data, "LongPPL", max(row.sliding), found.key.mean, found.key.low, found.key.high]
     for folder in folders:
-        for read in long_perplexities(folder):
-            for row, found in read.models:
-                span = [found.key.mean, found.key.low, found.key.high]
-                yield [f"{_prefix(folder, folders, ' · ')}{row.label}", row.data, "LongPPL", max(row.sliding), *span]
         yield from _of_prices(folder, _prefix(folder, folders, " · "))
 
 

@@ -14,7 +14,7 @@ from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
 from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
 from skipwise.report.difference_table import differences_table
-from skipwise.report.longppl_table import longppl_tables
+from skipwise.report.longppl_table import LongPerplexities, long_perplexities, longppl_tables
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_tables
 from skipwise.report.summary import Folder, Judgement, Row, judgements, rows_of
@@ -25,8 +25,13 @@ from skipwise.results.statistics import Interval, difference, found, loss, perpl
 _SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
 
 
-def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
-    """Every table that the records of some folders allow; ``brief`` leaves out intervals for want of room."""
+def tables_of(
+    folders: Sequence[Folder], *, brief: bool = False, longppl: Sequence[LongPerplexities] | None = None
+) -> list[Table]:
+    """Every table that the records of some folders allow; ``brief`` leaves out intervals for want of room.
+
+    ``longppl`` is what ``long_perplexities`` found, if it was asked already.
+    """
     rows = rows_of(folders)
     evaluated = any(folder.models for folder in folders)
     tables = [_perplexity_table([row for row in rows if row.perplexity], brief)]
@@ -37,9 +42,9 @@ def tables_of(folders: Sequence[Folder], *, brief: bool = False) -> list[Table]:
     tables += ruler_tables([row for row in rows if row.ruler], brief)
     if evaluated:
         tables.append(differences_table(rows))
+    tables += longppl_tables(long_perplexities(folders) if longppl is None else longppl, brief)
     for folder in folders:
-        named = f" ({folder.name})" if len(folders) > 1 else ""
-        tables += [*longppl_tables(folder, brief, named), *ability_tables(folder, named)]
+        tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
     tables += benchmark_tables(folders, brief)
     if evaluated:
         tables += [_position_table(judgement) for judgement in judgements(rows)]
