@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.passkey import Prompt, filler, longest_prompt
+from skipwise.data.passkey import Prompt, Room, filler, longest_prompt
 from skipwise.data.retrieval_prompts import draw_names, keys_prompt
 from skipwise.data.training_prompts import _FORMS, _NOUNS
 from skipwise.evaluation.retrieval import retrieve
@@ -51,7 +51,7 @@ def facts_prompt(
         lines += [filler(sentences - done, done), form[1].format(noun=noun, name=names[asked])]
         return "\n".join(line for line in lines if line), numbers[asked]
 
-    _, ids = longest_prompt(tokenizer, drawn, range(length), length)
+    _, ids = longest_prompt(Room(tokenizer, length), drawn, range(length))
     return Prompt(ids, numbers[asked], places[asked])
 
 

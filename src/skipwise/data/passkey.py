@@ -36,6 +36,30 @@ class Prompt:
     depth: float  # share of the filler before the number, in [0, 1]
 
 
+@dataclass(frozen=True)
+class Room:
+    """The tokens that a prompt and its answer may take together."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    length: int
+    reserved: int = 0  # of ``length``, kept free behind the answer
+    what: str = _ANY  # the prompt in the message of the error
+
+    def measured(self, text: str, answer: str) -> tuple[list[int], int]:
+        """Return the ids of a prompt, and the tokens that it takes with its answer and what is reserved."""
+        ids = encode(self.tokenizer, text)
+        return ids, len(ids) + (len(answer_ids(self.tokenizer, answer)) if answer else 0) + self.reserved
+
+    def too_short(self, shortest: int) -> TooShortError:
+        """Return the error where even the shortest prompt, of ``shortest`` tokens with its answer, does not fit."""
+        return TooShortError(
+            f"length {self.length} is too short for {self.what}: the shortest has {shortest} tokens with its answer; choose at "
+            f"least that (--lengths, evaluation.passkey_lengths{', or train_length with data.passkey' * (self.what == _ANY)}), or no "
+            "prompts",
+            shortest=shortest,
+        )
+
+
 def filler(sentences: int, first: int = 0) -> str:
     """Return filler sentences, joined by spaces, from number ``first`` of the endless cycle on."""
     return " ".join(_SENTENCES[i % _CYCLE] for i in range(first, first + sentences))
@@ -56,7 +80,7 @@ def passkey_prompt(
     uniform by default. The tokenizer, the model's own, adds its usual special tokens, but no EOS at the end.
     """
     key, split = _drawn_key_and_split(rng, depth)
-    most, ids = _fill(tokenizer, key, split, length)
+    most, ids = _fill(Room(tokenizer, length), key, split)
     return Prompt(ids, key, split(most) / most if most else 0.0)
 
 
@@ -68,7 +92,7 @@ def training_passkey(tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.
     """
     key, split = _drawn_key_and_split(rng)
     end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    most, ids = _fill(tokenizer, key, split, length, reserved=len(end))
+    most, ids = _fill(Room(tokenizer, length, reserved=len(end)), key, split)
     sentences = int(rng.integers(0, most, endpoint=True))
     if sentences < most:
         before = split(sentences)
@@ -83,58 +107,43 @@ def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: str) -> list[int]:
 
 
 def longest_prompt(
-    tokenizer: "PreTrainedTokenizerBase",
+    room: Room,
     drawn: Callable[[int], tuple[str, str]],
     parts: range,
-    length: int,
     *,
     predicted: Callable[[int], int] | None = None,
-    reserved: int = 0,
     each: float = 10.0,
-    what: str = _ANY,
 ) -> tuple[int, list[int]]:
-    """Return the largest number of parts whose prompt fits ``length`` with its answer, and that prompt's ids.
+    """Return the largest number of parts whose prompt fits the room with its answer, and that prompt's ids.
 
     If the prediction is right, a long prompt is tokenised once. Otherwise prompts are measured: the tokens grow almost
     linearly with the parts, so each step tries the count at which a line through the nearest two measurements meets
-    ``length``.
+    the room's length.
 
     Args:
-        drawn: returns prompt and answer for a number of parts; an empty answer if ``reserved`` is the answer's room.
+        drawn: returns prompt and answer for a number of parts; an empty answer if the room reserves what it takes.
         predicted: tokens that this many parts should add to the prompt with the fewest parts.
-        reserved: tokens kept free behind the answer.
         each: tokens that a part has, or a few times as many: where the search begins.
-        what: the prompt in the message of the error.
 
     Raises:
         TooShortError: not even the fewest parts fit.
     """
-
-    def tried(count: int) -> tuple[list[int], int]:
-        text, answer = drawn(count)
-        ids = encode(tokenizer, text)
-        return ids, len(ids) + (len(answer_ids(tokenizer, answer)) if answer else 0) + reserved
-
     low, high = parts[0], parts[-1] + 1
-    ids, bare = tried(low)
-    if bare > length:
-        raise TooShortError(
-            f"length {length} is too short for {what}: the shortest has {bare} tokens with its answer; choose at least that "
-            f"(--lengths, evaluation.passkey_lengths{', or train_length with data.passkey' * (what == _ANY)}), or no prompts",
-            shortest=bare,
-        )
+    ids, bare = room.measured(*drawn(low))
+    if bare > room.length:
+        raise room.too_short(bare)
     if predicted is not None:
-        guess = parts[bisect_right(parts, length - bare, key=predicted) - 1]
-        guessed, needed = tried(guess)
+        guess = parts[bisect_right(parts, room.length - bare, key=predicted) - 1]
+        guessed, needed = room.measured(*drawn(guess))
         if needed == bare + predicted(guess):
             return guess, guessed
     fits, exceeds = bare, None  # tokens of the longest prompt that fits, and of the shortest that does not
     while high - low > 1:
         if exceeds is not None:
             each = max(1.0, (exceeds - fits) / (high - low))
-        middle = min(max(low + int((length - fits) / each), low + 1), high - 1)
-        found, needed = tried(middle)
-        if needed <= length:
+        middle = min(max(low + int((room.length - fits) / each), low + 1), high - 1)
+        found, needed = room.measured(*drawn(middle))
+        if needed <= room.length:
             each = max(1.0, (needed - fits) / (middle - low))
             low, ids, fits = middle, found, needed
         else:
@@ -156,9 +165,7 @@ def _drawn_key_and_split(rng: np.random.Generator, depth: float | None = None) -
     return key, lambda sentences: int(depth * sentences + 0.5)
 
 
-def _fill(
-    tokenizer: "PreTrainedTokenizerBase", key: str, split: Callable[[int], int], length: int, reserved: int = 0
-) -> tuple[int, list[int]]:
+def _fill(room: Room, key: str, split: Callable[[int], int]) -> tuple[int, list[int]]:
     """Return the most filler sentences that fit, and the prompt's ids.
 
     Tokens are predicted from short texts, which is exact unless tokens run across sentences.
@@ -171,9 +178,9 @@ def _fill(
         before, after = split(sentences), sentences - split(sentences)
         return _extrapolate(before_key, before) + _extrapolate(after_key, after)
 
-    before_key, after_key = _measure(tokenizer)
-    every = range(max(length, 0) + 1)  # a sentence has at least one token
-    return longest_prompt(tokenizer, drawn, every, length, predicted=predicted, reserved=reserved)
+    before_key, after_key = _measure(room.tokenizer)
+    every = range(max(room.length, 0) + 1)  # a sentence has at least one token
+    return longest_prompt(room, drawn, every, predicted=predicted)
 
 
 def _extrapolate(counts: list[int], sentences: int) -> int:

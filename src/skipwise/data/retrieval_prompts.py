@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from skipwise.data.passkey import Prompt, filler, longest_prompt, passkey_prompt
+from skipwise.data.passkey import Prompt, Room, filler, longest_prompt, passkey_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,7 +59,7 @@ def keys_prompt(
         question = f"What is the pass key of {names[0]}? The pass key of {names[0]} is"
         return _KEYS_HEAD + "".join(f"{line}\n" for line in lines if line) + question, keys[0]
 
-    most, ids = longest_prompt(tokenizer, drawn, range(max(length, 0) + 1), length)
+    most, ids = longest_prompt(Room(tokenizer, length), drawn, range(max(length, 0) + 1))
     return Prompt(ids, keys[0], int(places[0] * most + 0.5) / most if most else 0.0)
 
 
@@ -80,7 +80,7 @@ def lines_prompt(
         question = f"What is the number in line {name}? In line {name}, the number is"
         return _LINES_HEAD + "".join(lines[:count]) + question, numbers[asked(count)]
 
-    count, ids = longest_prompt(tokenizer, drawn, range(2, most + 1), length)
+    count, ids = longest_prompt(Room(tokenizer, length), drawn, range(2, most + 1))
     return Prompt(ids, numbers[asked(count)], asked(count) / (count - 1))
 
 

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
-from skipwise.data.passkey import longest_prompt
+from skipwise.data.passkey import Room, longest_prompt
 from skipwise.data.ruler import chains, counting, needles, questions
 from skipwise.data.ruler.prompts import Form, Request
 from skipwise.data.ruler.sources import RulerData, read_ruler_data
@@ -169,15 +169,8 @@ def _longest(form: Form, request: Request, answer_tokens: int, task: str) -> Rul
     def drawn(units: int) -> tuple[str, str]:
         return form.draw(units).text, ""
 
-    units, ids = longest_prompt(
-        request.tokenizer,
-        drawn,
-        form.units,
-        request.length,
-        reserved=answer_tokens,
-        each=form.tokens,
-        what=f"a prompt of {task}",
-    )
+    room = Room(request.tokenizer, request.length, answer_tokens, f"a prompt of {task}")
+    units, ids = longest_prompt(room, drawn, form.units, each=form.tokens)
     found = form.draw(units)
     return RulerPrompt(ids, found.answers, found.depth, form.real_data)
 

@@ -12,7 +12,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from skipwise.data.passkey import longest_prompt
+from skipwise.data.passkey import Room, longest_prompt
 from skipwise.data.ruler.prompts import FULL_SIZE, Drawn, Form, Request
 from skipwise.errors import RecipeError, TooShortError
 
@@ -68,9 +68,9 @@ def _example_lines(request: Request, hops: int, chains: int) -> int:
 
     if request.length < FULL_SIZE:
         return fewest_lines(hops)
-    steps = range(1, _EXAMPLE_TOKENS)
+    room = Room(request.tokenizer, _EXAMPLE_TOKENS, reserved=_ANSWER_TOKENS)
     try:
-        most, _ = longest_prompt(request.tokenizer, drawn, steps, _EXAMPLE_TOKENS, reserved=_ANSWER_TOKENS, each=125.0)
+        most, _ = longest_prompt(room, drawn, range(1, _EXAMPLE_TOKENS), each=125.0)
     except TooShortError:
         return fewest_lines(hops)
     return most * _EXAMPLE_STEP

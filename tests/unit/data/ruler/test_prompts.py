@@ -49,8 +49,8 @@ def drawn(tokenizer, task, length, seed, trial, data):
     """The prompt, the function that draws its text, and its number of units and the most there may be."""
     found = []
 
-    def spied(tokenizer, drawn, parts, length, **more):
-        units, ids = longest_prompt(tokenizer, drawn, parts, length, **more)
+    def spied(room, drawn, parts, **more):
+        units, ids = longest_prompt(room, drawn, parts, **more)
         found.append((lambda units: drawn(units)[0], units, parts[-1]))
         return units, ids
 
