@@ -18,7 +18,8 @@ from skipwise.evaluation.models import EvaluatedModel, find_models
 from skipwise.evaluation.specification import specification_for
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Data
-from skipwise.report.summary import judgements, read_folder, rows_of
+from skipwise.report.folder import read_folder
+from skipwise.report.summary import judgements, rows_of
 
 
 def cut(model: Any, block: int) -> Any:

@@ -17,9 +17,10 @@ from skipwise.evaluation.forecast import require_measurable
 from skipwise.method.coverage import coverage
 from skipwise.model.saving import require_saved
 from skipwise.recipes.schema import Recipe
+from skipwise.report.folder import read_folder
 from skipwise.report.model_card import write_run_card
 from skipwise.report.page import write_page
-from skipwise.report.summary import arm_name, read_folder
+from skipwise.report.summary import arm_name
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
 from skipwise.results.records import (

@@ -13,7 +13,7 @@ import torch
 from lm_eval.tasks import TaskManager
 
 from skipwise.model.config import resolve
-from skipwise.report.summary import read_folder
+from skipwise.report.folder import read_folder
 from skipwise.report.tables import tables_of
 from skipwise.results.benchmarks import PAPER
 from skipwise.results.records import BenchmarkRecord, read_records

@@ -15,7 +15,8 @@ from skipwise.data.documents import is_held_out
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
-from skipwise.report.summary import judgements, read_folder, rows_of
+from skipwise.report.folder import read_folder
+from skipwise.report.summary import judgements, rows_of
 from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run

@@ -17,9 +17,10 @@ from transformers import GPT2Config
 
 from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
+from skipwise.report.folder import read_folder
 from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning
-from skipwise.report.summary import judgements, read_folder, rows_of
+from skipwise.report.summary import judgements, rows_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run

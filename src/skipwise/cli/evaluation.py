@@ -299,8 +299,8 @@ def _asked_besides_prompts(
 
 def _show(folder: Path, console: Any) -> None:
     """Write the page of an evaluation, and print what it says."""
+    from skipwise.report.folder import read_folder
     from skipwise.report.page import write_page
-    from skipwise.report.summary import read_folder
     from skipwise.report.tables import evaluation_summary
 
     page = write_page([folder])

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from skipwise.report.folder import Folder
 from skipwise.report.price import Price, prices_of
-from skipwise.report.summary import Folder, arm_name, benchmarks_of
+from skipwise.report.summary import arm_name, benchmarks_of
 from skipwise.report.table import Table
 from skipwise.results.benchmarks import PAPER, PaperTask, Score, average, difference, is_of_paper, paper_records, score
 from skipwise.results.records import BenchmarkRecord

@@ -26,10 +26,11 @@ from skipwise.report.canvas import (
     write,
     write_one,
 )
+from skipwise.report.folder import Folder
 from skipwise.report.retrieval_figures import depth_plots, found_plots
 from skipwise.report.ruler_figures import ruler_plots
 from skipwise.report.shown import ARM_LOOKS, DASHES, OTHER_LOOK, Look, Shown, listed, looks_of
-from skipwise.report.summary import Folder, Row, arm_name
+from skipwise.report.summary import Row, arm_name
 from skipwise.report.table import format_number
 from skipwise.results.records import CoverageRecord, TrainingRecord
 from skipwise.results.statistics import Interval

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.report.summary import Folder, Row, mapping, rows_of
+from skipwise.report.folder import Folder, mapping
+from skipwise.report.summary import Row, rows_of
 from skipwise.report.table import Table, format_interval
 from skipwise.results.longppl import GAIN, MOST, KeyTokens, LongPerplexity, key_tokens, long_perplexity
 from skipwise.results.records import ReadingRecord

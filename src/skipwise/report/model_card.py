@@ -17,10 +17,11 @@ from skipwise.model.config import resolve
 from skipwise.model.origin import promised_length
 from skipwise.model.rope import Extension
 from skipwise.recipes.schema import Recipe
+from skipwise.report.folder import Folder
 from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_name
-from skipwise.report.summary import Folder, Row, arm_name, judgements, rows_of
+from skipwise.report.summary import Row, arm_name, judgements, rows_of
 from skipwise.report.tables import plain, summary_markdown, task_title
 from skipwise.results.files import replacing, write_text
 from skipwise.results.run_folder import RunFolder

@@ -14,21 +14,12 @@ from skipwise.errors import RunError, counted
 from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import draw_figures
+from skipwise.report.folder import Folder, mapping, read_folder
 from skipwise.report.longppl_table import LongPerplexities, long_perplexities
 from skipwise.report.price import price_warning, prices_of
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.shown import Shown
-from skipwise.report.summary import (
-    Folder,
-    Judgement,
-    Row,
-    arm_name,
-    benchmarks_of,
-    judgements,
-    mapping,
-    read_folder,
-    rows_of,
-)
+from skipwise.report.summary import Judgement, Row, arm_name, benchmarks_of, judgements, rows_of
 from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord

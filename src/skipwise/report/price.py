@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skipwise.errors import counted
-from skipwise.report.summary import COST_LIMIT, Folder, arm_name, mapping
+from skipwise.report.folder import Folder, mapping
+from skipwise.report.summary import COST_LIMIT, arm_name
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, loss
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from skipwise.report.summary import BASELINES, Folder, Judgement, Row, judgements, rows_of
+from skipwise.report.folder import Folder
+from skipwise.report.summary import BASELINES, Judgement, Row, judgements, rows_of
 
 
 class Look(NamedTuple):

@@ -5,31 +5,15 @@ rows: one model on one text.
 """
 
 import math
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
-from skipwise.data.names import printable
-from skipwise.errors import RunError
-from skipwise.results import token_losses
+from skipwise.report.folder import Folder
 from skipwise.results.effective_length import EffectiveLength, effective_length
-from skipwise.results.files import file_digest
-from skipwise.results.records import (
-    OTHER_TEXT,
-    BenchmarkRecord,
-    Measured,
-    ReadingRecord,
-    Record,
-    RulerRecord,
-    TrialRecord,
-    read_records,
-)
+from skipwise.results.records import BenchmarkRecord, ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.ruler import RulerLength, RulerScores, paired, ruler_length, scores_of
-from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
@@ -44,46 +28,6 @@ ARM_NAMES = {
     "full": "full-length",
     "skipwise": "Skipwise",
 }
-
-
-@dataclass(frozen=True)
-class Folder:
-    """What a folder of ``extend`` or ``evaluate`` holds."""
-
-    name: str  # shown where several folders are compared
-    records: Sequence[Record]
-    info: Mapping[str, Any] = field(default_factory=dict)  # ``run.json``; every key may be missing
-    recipe: str = ""  # ``recipe.yaml``; empty for an evaluation
-    losses: Path | None = None  # where the losses of single tokens are; None where there are none
-
-    @property
-    def models(self) -> list[Mapping[str, Any]]:
-        """The models of an evaluation, bases included; empty for a run."""
-        models = mapping(self.info.get("evaluation")).get("models")
-        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
-
-    def model(self, arm: str) -> Mapping[str, Any] | None:
-        """What an evaluation says of the model with this label; None for a run."""
-        return next((model for model in self.models if model.get("label") == arm), None)
-
-    def length(self, key: str, arm: str) -> int | None:
-        """A length of an arm's model in tokens; None where ``run.json`` does not hold a whole number."""
-        about = self.model(arm) or mapping(self.info.get("model"))
-        value = about.get(key, about.get(f"{key}_length"))
-        return value if isinstance(value, int) and value > 0 else None
-
-    @property
-    def unfinished(self) -> str:
-        """How much of an evaluation is measured, where that is not all; else empty."""
-        asked = self.info.get("records")
-        made = len({r.key for r in self.records if isinstance(r, ReadingRecord | TrialRecord | RulerRecord)})
-        if not isinstance(asked, int) or made >= asked:
-            return ""
-        return (
-            f"Unfinished: {made:,} of {asked:,} records. These numbers are of a part, and prompts are not answered in "
-            "the order of their depths. The same skipwise evaluate goes on; if shards are missing, measure them, and "
-            "merge all of them into a new folder."
-        )
 
 
 @dataclass
@@ -219,90 +163,6 @@ class Judgement:
         if self.cost is None:
             return "What the extension cost is not known, because no base was read with it."
         return self.cost.sentence(self.base)
-
-
-def read_folder(folder: Path, name: str | None = None) -> Folder:
-    """Read what ``skipwise extend`` or ``skipwise evaluate`` wrote."""
-    if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder; give the folder of a run or evaluation, as runs/NAME")
-    if not (folder / "run.json").exists() and not (folder / "results.jsonl").exists():
-        raise RunError(f"{folder} is neither a run nor an evaluation of skipwise; give the folder of one, as runs/NAME")
-    records = read_records(folder / "results.jsonl")
-    if not records:
-        raise RunError(
-            f"{folder} holds no results yet (results.jsonl); finish it: extend with --resume, evaluate by the same "
-            "command"
-        )
-    try:
-        run = RunFolder(folder)
-        if run.recipe.is_file() and not run.facts.exists():
-            raise RunError(f"{folder} has lost run.json; restore it, or let extend --resume write it again")
-        info = run.read()
-        if not run.recipe.is_file() and ("settings" in info or os.path.lexists(run.recipe)):
-            raise RunError(f"{folder} has lost recipe.yaml; restore it")
-        recipe = run.recipe.read_text(encoding="utf-8") if run.recipe.is_file() else ""
-        if run.recipe.is_file() and info.get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
-            raise RunError(f"{run.recipe} was edited or damaged since the run was begun; restore it")
-    except (ValueError, OSError) as error:
-        raise RunError(f"{folder}: recipe.yaml cannot be read ({error}); correct or delete it") from None
-    if not info and not recipe and all(isinstance(record, Measured) for record in records):
-        raise RunError(
-            f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "
-            "print their tables again, and skipwise evaluate makes a page. A run or an evaluation that lost run.json needs it back"
-        )
-    asked = [_shown(record) for record in records if _asked_for(info, record)]
-    try:
-        losses = folder / token_losses.FOLDER
-        told = _shown(name or folder.name), asked, _shown(info), printable(recipe, keep="\n\t")
-        return Folder(*told, losses if losses.is_dir() else None)
-    except RecursionError:
-        raise RunError(f"{run.facts} is damaged (its brackets are nested too deep); restore it") from None
-
-
-def _shown(value: Any) -> Any:
-    """A value of a record or of ``run.json``, its texts as a page, a figure and a terminal may show them."""
-    match value:
-        case str():
-            return printable(value)
-        case list():
-            return [_shown(item) for item in value]
-        case dict():
-            return {_shown(key): _shown(item) for key, item in value.items()}
-        case _ if isinstance(value, Record):
-            raw = {name: text for name, text in vars(value).items() if isinstance(text, str) and text != _shown(text)}
-            return replace(value, **_shown(raw)) if raw else value
-        case _:
-            return value
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """A value of ``run.json`` that should hold facts by name; empty where it does not."""
-    return value if isinstance(value, dict) else {}
-
-
-def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
-    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before.
-
-    An evaluation asks for all of its records. What ``run.json`` does not say is asked for.
-    """
-    asked = mapping(info.get("evaluation"))
-    windows, lengths, trials = (asked.get(key) for key in ("windows", "prompt_lengths", "trials"))
-    documents = mapping(asked.get("documents"))
-    match record:
-        case _ if "models" in asked:
-            return True
-        case ReadingRecord(data=data) if data == OTHER_TEXT:
-            return bool(asked.get("other", True))
-        case TrialRecord(length=length, trial=trial) | RulerRecord(length=length, trial=trial) if isinstance(
-            lengths, list
-        ) and isinstance(trials, int):
-            return length in lengths and trial < trials
-        case ReadingRecord(mode="sliding", data=data, document=document, digest=digest) if documents and digest:
-            own = [mapping(info.get("model")).get("original_length")] if record.arm == "original" else []
-            asked_for = not isinstance(windows, list) or record.window in [*windows, *own]
-            return asked_for and document in documents.get(data, [])
-        case _:
-            return True
 
 
 def rows_of(folders: Sequence[Folder]) -> list[Row]:

@@ -14,10 +14,11 @@ from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
 from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
 from skipwise.report.difference_table import differences_table
+from skipwise.report.folder import Folder
 from skipwise.report.longppl_table import LongPerplexities, long_perplexities, longppl_tables
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_tables
-from skipwise.report.summary import Folder, Judgement, Row, judgements, rows_of
+from skipwise.report.summary import Judgement, Row, judgements, rows_of
 from skipwise.report.table import Table, format_interval, format_number
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval

@@ -7,8 +7,8 @@ import pytest
 
 from skipwise.report.ability_tables import benchmarks_sentence, paper_sentence
 from skipwise.report.figures import ruler_plots
+from skipwise.report.folder import Folder, read_folder
 from skipwise.report.shown import Shown
-from skipwise.report.summary import Folder, read_folder
 from skipwise.report.tables import rich_table, tables_of
 from skipwise.results.benchmarks import PAPER
 from skipwise.results.records import BenchmarkRecord

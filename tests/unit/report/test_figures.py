@@ -12,9 +12,9 @@ from skipwise.errors import RecipeError, RunError
 from skipwise.method.coverage import coverage
 from skipwise.report import figures
 from skipwise.report.figures import coverage_figure, draw_figures
+from skipwise.report.folder import Folder, read_folder
 from skipwise.report.retrieval_figures import hits_by_depth
 from skipwise.report.shown import ARM_LOOKS, Shown, looks_of
-from skipwise.report.summary import Folder, read_folder
 from skipwise.results.records import CoverageRecord, TrainingRecord
 from tests.measured import INFO, evaluation_folder, readings, trials
 

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure as Canvas
 from skipwise.method.coverage import coverage
 from skipwise.report.canvas import named, powers_of_two, write
 from skipwise.report.figures import FIGURES, curve_plot
+from skipwise.report.folder import Folder, read_folder
 from skipwise.report.shown import ARM_LOOKS, Shown
-from skipwise.report.summary import Folder, read_folder
 from skipwise.results.records import CoverageRecord, RulerRecord, TrainingRecord
 from skipwise.results.statistics import Interval
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, evaluation_folder, readings, trials

@@ -5,8 +5,9 @@ import json
 import pytest
 from huggingface_hub import ModelCard
 
+from skipwise.report.folder import Folder
 from skipwise.report.model_card import license_of, write_card
-from skipwise.report.summary import Folder, judgements, rows_of
+from skipwise.report.summary import judgements, rows_of
 from skipwise.report.tables import summary_markdown
 from tests.measured import INFO, ORIGINAL, POSE
 from tests.tiny import llama

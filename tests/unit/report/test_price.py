@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from skipwise.report.folder import Folder, read_folder
 from skipwise.report.page import write_page
 from skipwise.report.price import price_warning, prices_of
-from skipwise.report.summary import COST_LIMIT, Folder, judgements, read_folder, rows_of
+from skipwise.report.summary import COST_LIMIT, judgements, rows_of
 from skipwise.report.tables import summary_markdown, summary_table, tables_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS

@@ -4,9 +4,10 @@ import re
 import pytest
 
 from skipwise.report import figures
+from skipwise.report.folder import Folder, read_folder
 from skipwise.report.page import write_page
 from skipwise.report.shown import Shown
-from skipwise.report.summary import Folder, judgements, read_folder, rows_of
+from skipwise.report.summary import judgements, rows_of
 from skipwise.report.tables import tables_of
 from skipwise.results.records import RulerRecord
 from tests.measured import evaluation_folder, readings

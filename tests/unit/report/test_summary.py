@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from skipwise.errors import RunError
-from skipwise.report.summary import COST_LIMIT, Folder, benchmarks_of, judgements, read_folder, rows_of
+from skipwise.report.folder import Folder, read_folder
+from skipwise.report.summary import COST_LIMIT, benchmarks_of, judgements, rows_of
 from skipwise.results.files import file_digest, write_json
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, append_record
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials

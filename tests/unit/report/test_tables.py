@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from skipwise.report.summary import Folder, read_folder
+from skipwise.report.folder import Folder, read_folder
 from skipwise.report.table import format_number
 from skipwise.report.tables import (
     benchmarks_table,
