@@ -21,7 +21,8 @@ from skipwise.data.examples import PoseDataset
 from skipwise.data.window import collate
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data, Positions, Training, load_recipe
-from skipwise.results.records import ReadingRecord, read_records
+from skipwise.results.records import ReadingRecord
+from skipwise.results.results_file import read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
 from skipwise.training.trainer import train

@@ -41,7 +41,8 @@ from skipwise.model.memory import machine_memory, token_bytes
 from skipwise.model.origin import Origin
 from skipwise.model.precision import AUTOCAST
 from skipwise.progress import progress
-from skipwise.results.records import Measured, ReadingRecord, Record, append_record, read_records
+from skipwise.results.records import Measured, ReadingRecord, Record
+from skipwise.results.results_file import append_record, read_records
 
 _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
 

@@ -1,30 +1,18 @@
-"""Records: everything that is measured is one JSON object a line in ``results.jsonl``.
+"""Records: everything that is measured, as types.
 
 There is one kind of record for a document that was read and one for a prompt that was answered. Sums, means and
 intervals are computed from them (``skipwise.results.statistics``) and never stored.
-
-A record is appended whole and flushed, so that a killed run keeps what it had measured. A last line that was cut off
-is dropped on reading, with a warning. What is read is validated against the types below, and a file that holds
-something else is never changed.
 """
 
 import hashlib
 import json
-import os
-import warnings
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, Strict, TypeAdapter, ValidationError
+from pydantic import Field, Strict
 
-from skipwise.errors import CutOffWarning, RunError
-from skipwise.results import schema_1
-
-SCHEMA = 2
 OTHER_TEXT = "skipwise:other"  # ``data`` of a reading of the text that ships with the package; the document is its kind
 
 Natural = Annotated[int, Field(ge=0, lt=2**63), Strict()]
@@ -299,158 +287,3 @@ class CostRecord:
 
 
 Record = TrainingRecord | ReadingRecord | TrialRecord | RulerRecord | CoverageRecord | BenchmarkRecord | CostRecord
-_ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for kind in get_args(Record)}
-_BEGINNING = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
-
-
-def append_record(path: Path, *records: Any) -> None:
-    """Append a record, or several that belong together, to the JSON Lines file ``path``, and flush it to the disk."""
-    drop_cut_off_record(path)
-    try:
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("".join(f"{json.dumps(_as_dict(record))}\n" for record in records))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise _unusable(path, error) from None
-
-
-def _as_dict(record: Any) -> dict[str, Any]:
-    key = {"key": record.key} if isinstance(record, Measured) else {}
-    values = {"schema": SCHEMA, "kind": record.kind, **key, **asdict(record)}
-    return values | {"check": _check(values)}
-
-
-def _check(values: dict[str, Any]) -> str:
-    """8 hex digits of a line's content: a changed digit would still be a number."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def read_records(path: Path) -> list[Record]:
-    """Read every record of ``path``, in order; a missing file gives no records.
-
-    Records of skipwise 0.1 (schema 1) are read too. What they have only as a sum over documents becomes one record.
-    """
-    *lines, cut_off = _read(path).decode(errors="replace").split("\n")
-    if cut_off:
-        warnings.warn(f"{path}: the last line was cut off by a kill and is left out", CutOffWarning, stacklevel=2)
-    return [record for number, line in enumerate(lines, 1) if line for record in _parse(path, number, line)]
-
-
-def require_results(path: Path) -> None:
-    """Require, before any work, that records can be appended to ``path``; make its folder if it is missing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            path.touch()
-            path.unlink()  # a measurement that fails leaves no empty file
-        else:
-            _require_records(path, _read(path).splitlines(keepends=True))
-            open(path, "ab").close()
-    except OSError as error:
-        raise _unusable(path, error) from None
-
-
-def drop_cut_off_record(path: Path) -> bool:
-    """Cut off an unfinished last line, so that the next record starts a line of its own; say whether there was one.
-
-    A file that does not end in a record of this schema is refused and left as it is.
-    """
-    data = _read(path)
-    whole, lines = data.rfind(b"\n") + 1, data.splitlines(keepends=True)
-    _require_records(path, lines, max(0, len(lines) - 2))
-    if whole < len(data):
-        try:
-            os.truncate(path, whole)
-        except OSError as error:
-            raise _unusable(path, error) from None
-    return whole < len(data)
-
-
-def _read(path: Path) -> bytes:
-    """The bytes of a file; none where there is no file."""
-    if path.exists() and not path.is_file():
-        raise RunError(f"{path} is no file; results are one file of JSON Lines, as results.jsonl")
-    try:
-        return path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error}; change its permissions") from None
-
-
-def _require_records(path: Path, lines: list[bytes], begin: int = 0) -> None:
-    """Require lines from number ``begin`` on to be records of this schema; an unfinished last one must begin as one.
-
-    What begins as a record and is none was one of ours, and is named by its number.
-    """
-    foreign = RunError(f"{path} holds no results of skipwise; give another --out; nothing was changed")
-    for number, line in enumerate(lines[begin:], begin + 1):
-        whole, ours = line.endswith(b"\n"), _BEGINNING.startswith(line[: len(_BEGINNING)])
-        if not line.strip() or (ours and not whole):
-            continue
-        if ours:
-            list(_parse(path, number, line.decode(errors="replace")))
-            continue
-        if not whole:
-            raise foreign
-        try:
-            old = json.loads(line)["schema"] == schema_1.SCHEMA
-            list(_parse(path, number, line.decode()))
-        except (RunError, ValueError, KeyError, TypeError, RecursionError):
-            raise foreign from None
-        if old:
-            raise RunError(
-                f"{path} holds records of skipwise 0.1 (schema 1), to which none of schema {SCHEMA} can be added: "
-                "skipwise report still reads them; give another --out, or delete the file to measure again"
-            )
-
-
-def _unusable(path: Path, error: OSError) -> RunError:
-    return RunError(f"results cannot be written to {path}: {error}; give another --out")
-
-
-def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
-    """The record of a line; of a line of schema 1 the records that say the same."""
-    try:
-        raw: dict[str, Any] = json.loads(line)
-        if not isinstance(raw, dict):
-            raise ValueError("it has no fields")
-        unchanged = raw.pop("check", None) in (None, _check(raw))
-        if (schema := raw.pop("schema")) == schema_1.SCHEMA:
-            found = list(schema_1.upgraded(raw))
-        elif schema == SCHEMA:
-            found = [raw]
-        else:
-            raise RunError(
-                f"{path}, line {number}: schema {schema!r}, and this skipwise reads schemas 1 and {SCHEMA}; "
-                "read it with the version that run.json names"
-            )
-        records = [_validated(one) for one in found]
-        if not unchanged:
-            raise ValueError("its content is not what was written: the check differs")
-        yield from records
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        if isinstance(error, ValidationError):
-            told = error.errors()[0]
-            why = f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
-        raise RunError(
-            f"{path}, line {number}: not a result record ({why}); restore the file, or delete that line: the command "
-            "that wrote it measures it again, unless it is a step of training"
-        ) from error
-
-
-def _validated(raw: dict[str, Any]) -> Record:
-    """Build a record from JSON, without fields that it does not know.
-
-    Raises:
-        ValueError: a field is of another type or range, or the stored key is another record's.
-    """
-    kind, key = raw.pop("kind"), raw.get("key")
-    if kind not in _ADAPTERS:
-        raise ValueError(f"its kind {kind!r} is unknown")
-    record = _ADAPTERS[kind].validate_python(raw)
-    if problem := getattr(record, "problem", str)():
-        raise ValueError(problem)
-    if key is not None and isinstance(record, Measured) and key != record.key:
-        raise ValueError(f"its key {key!r} does not belong to what it says it measured")
-    return record

@@ -16,7 +16,8 @@ from skipwise.model.rope import check_frequencies
 from skipwise.model.saving import save_extended
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Recipe
-from skipwise.results.records import TrainingRecord, append_record, read_records
+from skipwise.results.records import TrainingRecord
+from skipwise.results.results_file import append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes, written
 from skipwise.training.checkpoints import checkpoint_bytes, disk_space, latest_complete

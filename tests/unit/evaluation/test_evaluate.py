@@ -7,7 +7,7 @@ from rich.console import Console
 from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.models import find_models
 from skipwise.evaluation.specification import Specification
-from skipwise.results.records import read_records
+from skipwise.results.results_file import read_records
 from tests.tiny import checkpoint
 
 

@@ -20,7 +20,8 @@ from skipwise.evaluation.runner import answered, bucket_edges, measure, missing,
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.recipes.schema import Data
-from skipwise.results.records import ReadingRecord, append_record, read_records
+from skipwise.results.records import ReadingRecord
+from skipwise.results.results_file import append_record, read_records
 from tests.tiny import byte_tokenizer, llama
 
 QUIET = Console(file=io.StringIO())

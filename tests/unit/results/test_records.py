@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from skipwise.errors import RunError
 from skipwise.method.coverage import coverage
-from skipwise.results import records
+from skipwise.results import results_file as records
 from skipwise.results.records import (
-    SCHEMA,
     BenchmarkRecord,
     CostRecord,
     CoverageRecord,
@@ -22,11 +21,8 @@ from skipwise.results.records import (
     ReadingRecord,
     TrainingRecord,
     TrialRecord,
-    append_record,
-    drop_cut_off_record,
-    read_records,
-    require_results,
 )
+from skipwise.results.results_file import SCHEMA, append_record, drop_cut_off_record, read_records, require_results
 
 TRAINING = TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6)
 READING = ReadingRecord(

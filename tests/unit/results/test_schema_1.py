@@ -7,16 +7,8 @@ from pathlib import Path
 import pytest
 
 from skipwise.errors import RunError
-from skipwise.results.records import (
-    BenchmarkRecord,
-    CostRecord,
-    ReadingRecord,
-    TrainingRecord,
-    append_record,
-    drop_cut_off_record,
-    read_records,
-    require_results,
-)
+from skipwise.results.records import BenchmarkRecord, CostRecord, ReadingRecord, TrainingRecord
+from skipwise.results.results_file import append_record, drop_cut_off_record, read_records, require_results
 from skipwise.results.statistics import found, loss, perplexity
 
 # Real lines of version 0.1; long lists are cut to their first items.
