@@ -20,7 +20,8 @@ from reproduction.intervals import seeds_interval
 from skipwise.data.examples import PoseDataset
 from skipwise.data.window import collate
 from skipwise.model.loading import load_tokenizer
-from skipwise.recipes.schema import Data, Positions, Training, load_recipe
+from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Data, Positions, Training
 from skipwise.results.records import ReadingRecord
 from skipwise.results.results_file import read_records
 from skipwise.results.run_folder import RunFolder

@@ -19,7 +19,7 @@ from rich.console import Console  # noqa: E402
 from training_speed import WARM, skipwise_loop  # noqa: E402
 
 from reproduction.costs import in_own_process, most_held  # noqa: E402
-from skipwise.recipes.schema import load_recipe  # noqa: E402
+from skipwise.recipes.loading import load_recipe  # noqa: E402
 from skipwise.training.prepare import PreparedRun, prepare  # noqa: E402
 
 

@@ -37,7 +37,8 @@ from skipwise.errors import SkipwiseError
 from skipwise.model.config import load_config
 from skipwise.model.lora import adapt
 from skipwise.model.precision import choose_precision
-from skipwise.recipes.schema import Recipe, load_recipe
+from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Recipe
 from skipwise.training.cost import Hardware, estimate_cost
 from skipwise.training.trainer import train
 

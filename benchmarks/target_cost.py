@@ -12,7 +12,7 @@ import statistics
 
 from reproduction.costs import in_own_process, peak_bytes, relative_times, step_seconds
 from skipwise.method.lengths import format_length, parse_length
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.loading import load_recipe
 
 
 def main() -> None:

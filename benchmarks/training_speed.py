@@ -38,7 +38,7 @@ from skipwise.model.config import load_config  # noqa: E402
 from skipwise.model.loading import load_model  # noqa: E402
 from skipwise.model.precision import AUTOCAST, autocast, choose_precision  # noqa: E402
 from skipwise.model.step_cost import StepSettings, step_cost  # noqa: E402
-from skipwise.recipes.schema import load_recipe  # noqa: E402
+from skipwise.recipes.loading import load_recipe  # noqa: E402
 from skipwise.training.prepare import PreparedRun, prepare  # noqa: E402
 from skipwise.training.trainer import train  # noqa: E402
 

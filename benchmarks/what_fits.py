@@ -14,7 +14,8 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length, parse_length
-from skipwise.recipes.schema import Lora, Recipe, load_recipe
+from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Lora, Recipe
 from skipwise.training.cost import CostEstimate, Hardware, estimate_cost
 
 

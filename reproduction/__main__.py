@@ -48,7 +48,7 @@ def reproduce(
     console = prepare_process(trains=True)
     from reproduction.reproduce import Asked, list_exhibits, publish_pages, run
     from reproduction.scales import SCALES
-    from skipwise.recipes.schema import parse_changes
+    from skipwise.recipes.loading import parse_changes
 
     one_of("scale", scale, SCALES)
     given = given_options(context)

@@ -29,7 +29,7 @@ from reproduction.selection import (
     require_undecided,
     select,
 )
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.loading import load_recipe
 
 NOTES = Path(__file__).parent / "notes.md"
 

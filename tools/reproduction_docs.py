@@ -14,7 +14,7 @@ from pathlib import Path
 from reproduction.archive import ARCHIVE, pack, unpack
 from reproduction.reproduce import publish_pages
 from skipwise.cli.terminal import new_console
-from skipwise.recipes.schema import parse_changes
+from skipwise.recipes.loading import parse_changes
 
 
 def publish(out: Path, archive: Path, changes: dict) -> None:

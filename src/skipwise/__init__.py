@@ -32,7 +32,7 @@ _PUBLIC = {
     "plan_extension": "skipwise.model.rope",
     "Positions": "skipwise.recipes.schema",
     "Recipe": "skipwise.recipes.schema",
-    "load_recipe": "skipwise.recipes.schema",
+    "load_recipe": "skipwise.recipes.loading",
     "PoseCollator": "skipwise.training.collator",
     "RequirePositions": "skipwise.training.require_positions",
 }
@@ -60,9 +60,9 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.model.probe import probe_connectivity as probe_connectivity
     from skipwise.model.rope import Extension as Extension
     from skipwise.model.rope import plan_extension as plan_extension
+    from skipwise.recipes.loading import load_recipe as load_recipe
     from skipwise.recipes.schema import Positions as Positions
     from skipwise.recipes.schema import Recipe as Recipe
-    from skipwise.recipes.schema import load_recipe as load_recipe
     from skipwise.training.collator import PoseCollator as PoseCollator
     from skipwise.training.require_positions import RequirePositions as RequirePositions
 

@@ -120,7 +120,7 @@ class World:
 
 
 def _recipe(world: World) -> dict[str, Any]:
-    from skipwise.recipes.schema import load_recipe
+    from skipwise.recipes.loading import load_recipe
 
     changes = {"model": "model", "target": 256, "data.source": str(world.text), "data.held_out": 0.3}
     changes |= {"evaluation.windows": [64, 128], "evaluation.passkey_lengths": [256], "training.weight_decay": 0.0}

@@ -14,7 +14,7 @@ from skipwise.cli.terminal import prepare_process
 from skipwise.data.documents import is_held_out
 from skipwise.model.config import load_config
 from skipwise.model.memory import parameters_of
-from skipwise.recipes.schema import dump_recipe, load_recipe
+from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.results.results_file import read_records
 from tests.command_line import refused, run
 from tests.measured import ORIGINAL, POSE, run_folder

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from skipwise.cli import app
 from skipwise.data.documents import is_held_out
-from skipwise.recipes.schema import load_recipe, parse_changes
+from skipwise.recipes.loading import load_recipe, parse_changes
 from tests import families
 from tests.command_line import run
 from tests.tiny import byte_tokenizer, checkpoint, corpus

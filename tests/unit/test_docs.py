@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from skipwise import __version__
-from skipwise.recipes.schema import Data, Evaluation, Lora, Positions, Recipe, Teacher, Training, shipped_recipes
+from skipwise.recipes.loading import shipped_recipes
+from skipwise.recipes.schema import Data, Evaluation, Lora, Positions, Recipe, Teacher, Training
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])

@@ -232,7 +232,7 @@ def _recipe(
     Without a recipe the models that come by name have their own, and other models the defaults. ``of_run``: it is the file
     of a run that is resumed.
     """
-    from skipwise.recipes.schema import load_recipe, parse_changes
+    from skipwise.recipes.loading import load_recipe, parse_changes
 
     if source is None:
         source = {None: "nano", "nano": "nano", "smollm2": "smollm2-32k"}.get(options["model"])

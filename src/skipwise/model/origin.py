@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from skipwise.model.config import load_config, resolve
 from skipwise.model.sealed import damaged, read_seal, write_seal
-from skipwise.recipes.schema import Data, load_recipe
+from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Data
 
 
 def _no_documents() -> np.ndarray:

@@ -20,3 +20,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "training": {"adam_beta2": 0.999},
     },
 }
+
+
+def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``. Another method than ``base`` names wins over what ``base`` has of its settings.
+
+    Else the file of a finished run, which has every setting, would keep those of its own method under another name. A file
+    that names none has said those settings by itself, and keeps them.
+    """
+    if "method" in base and changes.get("method", base["method"]) != base["method"]:
+        base = {**base}
+        for section in {key for settings in SETTINGS.values() for key in settings}:
+            keys = {key for settings in SETTINGS.values() for key in settings.get(section, {})}
+            kept = {key: value for key, value in (base.pop(section, None) or {}).items() if key not in keys}
+            base |= {section: kept} if kept else {}
+    return merged(base, changes)
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``, section by section."""
+    sections = {key for key, value in changes.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
+    return base | changes | {key: merged(base[key], changes[key]) for key in sections}

@@ -1,45 +1,25 @@
-"""All settings of a run, typed and validated; each run folder holds its recipe with every default written out.
+"""All settings of a run, typed and validated; ``skipwise.recipes.loading`` reads them from a file."""
 
-A recipe is YAML with the fields below. An unknown key is an error that names the nearest valid key. A recipe may start
-from another one, named by ``like``, and give only the differences.
-"""
-
-import os
-from collections.abc import Callable, Iterable, Mapping
-from importlib import resources
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from skipwise.errors import RecipeError, nearest, one_of
+from skipwise.errors import RecipeError, one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.methods import DEFAULT, SETTINGS, Method
+from skipwise.recipes.methods import DEFAULT, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
-from skipwise.recipes.private import is_secret, refusal, refuse_secrets
-from skipwise.recipes.reading import read_file, read_text
-from skipwise.results.files import write_text
+from skipwise.recipes.private import refuse_secrets
 
 Arm = Literal["original", "pi-only", "trained"]
 
-_SHIPPED = resources.files("skipwise") / "recipes"
 _MOST = 2**31 - 1  # steps or examples
 _LAST_SEED = 2**32 - 1  # the largest that numpy accepts
 LONGEST = 2**24  # tokens: coverage is computed for each distance below the target
 MOST_TRIALS = 10_000  # prompts of each length, which are planned before the first is asked
-_SHOWN = 160  # characters of a value in a message
 _WARMUP = 10  # steps
 _LORA_RATE = 2e-4  # ten times the rate for training all weights
 
@@ -353,7 +333,7 @@ class Recipe(Section):
         if not isinstance(values, dict):
             return values
         method = values.get("method", DEFAULT)
-        return _merged(SETTINGS[str(method)], values) if method in get_args(Method) else values
+        return merged(SETTINGS[str(method)], values) if method in get_args(Method) else values
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
@@ -389,140 +369,3 @@ class Recipe(Section):
                 f"{steps} has none; add steps below {last:,}, or set evaluation.keep=last"
             )
         return self
-
-
-def shipped_recipes() -> list[str]:
-    """Return the names of the recipes in the package, for ``--recipe NAME``."""
-    names = (entry.name for entry in _SHIPPED.iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
-
-
-def load_recipe(
-    source: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, of_run: bool = False
-) -> Recipe:
-    """Read a recipe from a YAML file or by its shipped name, then apply dotted ``changes``.
-
-    Args:
-        source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults above.
-        changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
-        of_run: the file says all settings of a run; up to early builds of 0.2 there was no method.
-
-    Raises:
-        RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
-    """
-    read = {} if source is None else _read_yaml(source)
-    # An empty section has its defaults; without a teacher or a method is a choice.
-    values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method")}
-    if of_run:
-        values = {"method": None} | values
-        if isinstance(values.get("teacher"), dict):  # the text that it wrote counted as all text
-            values["teacher"] = {"written_weight": None} | values["teacher"]
-    given: dict[str, Any] = {}
-    for key, value in (changes or {}).items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        given = _merged(given, value)
-    values = _over(values, given)
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        raise RecipeError(_explain(error)) from None
-
-
-def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
-    """Return the changes in ``key=value`` words; the value is YAML, such as ``1e-5``, ``true`` or ``[1k, 2k]``."""
-    changes = {}
-    for word in assignments:
-        key, equals, text = word.partition("=")
-        if not equals or not key:
-            raise RecipeError(f"--set {_short(word)} must be KEY=VALUE, for example training.learning_rate=1e-5")
-        if is_secret(key):  # before the value could stand in a message
-            raise RecipeError(refusal(f"--set {key}"))
-        try:
-            changes[key.strip()] = read_text(text)
-        except ValueError as error:
-            raise RecipeError(f"--set {key}: {_short(text)} is not a YAML value ({error}); correct it") from None
-    return changes
-
-
-def dump_recipe(recipe: Recipe, path: Path) -> None:
-    """Write every setting, with the defaults, as YAML that ``load_recipe`` reads back as an equal recipe."""
-    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    write_text(path, text)
-
-
-def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the keys of a recipe, with those of the recipe named by ``like``; ``behind`` led here by ``like``."""
-    path = Path(expanded(str(source)))
-    name = str(source).removeprefix("recipes/").removesuffix(".yaml")
-    shipped = shipped_recipes()
-    if not os.path.isfile(path) and name in shipped:
-        path = Path(str(_SHIPPED / f"{name}.yaml"))
-    if not os.path.isfile(path):  # a pipe or a device is none, and could be read without end
-        raise RecipeError(
-            f"recipe {str(source)!r} is neither a file nor shipped{nearest(path.stem, shipped)}; "
-            f"give a file or one of {', '.join(shipped)}"
-        )
-    values = read_file(path)
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path} must hold keys and values, not a {type(values).__name__}")
-    like = values.pop("like", None)
-    if like is None:
-        return values
-    if not isinstance(like, str) or path.resolve() in behind:
-        raise RecipeError(f"{path}: like = {_short(like)} must name another recipe, a file or a shipped one")
-    beside = path.parent / expanded(like)
-    return _over(_read_yaml(beside if os.path.isfile(beside) else like, (*behind, path.resolve())), values)
-
-
-def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes``. Another method than ``base`` names wins over what ``base`` has of its settings.
-
-    Else the file of a finished run, which has every setting, would keep those of its own method under another name. A file
-    that names none has said those settings by itself, and keeps them.
-    """
-    if "method" in base and changes.get("method", base["method"]) != base["method"]:
-        base = {**base}
-        for section in {key for settings in SETTINGS.values() for key in settings}:
-            keys = {key for settings in SETTINGS.values() for key in settings.get(section, {})}
-            kept = {key: value for key, value in (base.pop(section, None) or {}).items() if key not in keys}
-            base |= {section: kept} if kept else {}
-    return _merged(base, changes)
-
-
-def _merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes``, section by section."""
-    sections = {key for key, value in changes.items() if isinstance(value, dict) and isinstance(base.get(key), dict)}
-    return base | changes | {key: _merged(base[key], changes[key]) for key in sections}
-
-
-def _short(value: Any) -> str:
-    """A value in a message: its beginning, if it is long."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 20]}... ({len(text):,} characters)"
-
-
-def _explain(error: ValidationError) -> str:
-    """Return one line per problem: the key, its value, the rule, the nearest valid name."""
-    lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"]) or "recipe"
-        if problem["type"] == "extra_forbidden":
-            valid = _fields_at(problem["loc"][:-1])
-            lines.append(f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}")
-        else:
-            rule = problem["msg"].removeprefix("Value error, ")
-            said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
-            lines.append(rule if said else f"{key} = {_short(problem['input'])}: {rule}")
-    return "\n".join(lines)
-
-
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = Recipe
-    for part in location:
-        annotation = section.model_fields[str(part)].annotation
-        kinds = get_args(annotation) or (annotation,)  # Lora | None
-        section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return list(section.model_fields)

@@ -19,7 +19,7 @@ from skipwise.model.config import load_config
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.model.rope import extension_of
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import OTHER_TEXT
 from tests.tiny import checkpoint, corpus, llama
 

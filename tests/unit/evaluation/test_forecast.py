@@ -9,7 +9,7 @@ from skipwise.evaluation import forecast
 from skipwise.evaluation.batches import Prompts, Readings
 from skipwise.evaluation.forecast import measuring_seconds, planned_operations, told, training_seconds
 from skipwise.model.forward_cost import ForwardCost, Speed
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import TrialRecord
 from tests.measured import readings
 from tests.tiny import byte_tokenizer

@@ -6,7 +6,8 @@ from skipwise.errors import RecipeError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.specification import Specification, doubled_windows, specification_for, specification_of
 from skipwise.evaluation.windows import sliding_windows
-from skipwise.recipes.schema import Data, load_recipe
+from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Data
 
 MINE, THEIRS = EvaluatedModel("mine", "", 256, 2048), EvaluatedModel("theirs", "", 512, 1024)
 BASE = EvaluatedModel("base", "", 256, 256, control=True)

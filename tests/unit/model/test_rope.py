@@ -24,7 +24,7 @@ from skipwise.method.interpolation import RopeSettings
 from skipwise.model.config import load_config
 from skipwise.model.loading import load_model
 from skipwise.model.rope import check_frequencies, extension_of, original_length, plan_extension, set_interpolation
-from skipwise.recipes.schema import dump_recipe, load_recipe, parse_changes
+from skipwise.recipes.loading import dump_recipe, load_recipe, parse_changes
 from skipwise.results.files import file_digest
 from skipwise.training.run import deciding_settings, open_run
 from tests import families

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 import skipwise
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, nearest
 from skipwise.method.positions import SCHEMES, randpos
-from skipwise.recipes.schema import Positions, Recipe, dump_recipe, load_recipe, nearest, parse_changes, shipped_recipes
+from skipwise.recipes.loading import dump_recipe, load_recipe, parse_changes, shipped_recipes
+from skipwise.recipes.schema import Positions, Recipe
 
 TARGETS = {"16k": 16384, "32k": 32768, "96k": 98304, "128k": 131072}
 PAPER_RUNS = {

@@ -7,7 +7,7 @@ from reproduction.exhibits import EXHIBITS
 from reproduction.full_size import full_size
 from reproduction.runs import plan_runs
 from reproduction.scales import MODELS, SCALES
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.loading import load_recipe
 from skipwise.training.cost import Hardware, estimate_cost
 
 

@@ -8,7 +8,7 @@ from reproduction.estimate import tokens_of
 from reproduction.exhibits import BASELINES, EXHIBITS
 from reproduction.runs import ArmRun, plan_runs
 from reproduction.scales import SCALES
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.loading import load_recipe
 
 
 def runs(name: str, seeds=(0,), scale="nano", **changes):

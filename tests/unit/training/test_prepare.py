@@ -11,7 +11,8 @@ from rich.console import Console
 from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError, ModelError, RecipeError, RunError
 from skipwise.model.origin import Origin
-from skipwise.recipes.schema import Data, load_recipe
+from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Data
 from skipwise.training.prepare import PreparedRun, prepare
 from tests.tiny import checkpoint, corpus
 

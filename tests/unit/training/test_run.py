@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from skipwise.errors import RunError
-from skipwise.recipes.schema import load_recipe
+from skipwise.recipes.loading import load_recipe
 from skipwise.results.run_folder import RunFolder
 from skipwise.training.run import begin_run, open_run, recipe_of
 
