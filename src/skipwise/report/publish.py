@@ -1,6 +1,6 @@
 """A finished model -> a repository on the model hub: its files as they lie in the run, and the card.
 
-huggingface_hub uploads, and finds the user's token itself.
+huggingface_hub uploads, and finds the user's token itself. The hub judges the card before a repository is made.
 """
 
 from pathlib import Path
@@ -9,12 +9,24 @@ from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
 
-from skipwise.errors import ModelError, RunError, counted, reason
+from skipwise.errors import ModelError, RunError, counted, nearest, reason
 from skipwise.model.sealed import FILE, require_unchanged
 from skipwise.report.model_card import is_hub_name
 from skipwise.report.tables import Table, rich_table
 
 _CARD = "README.md"
+_IDENTIFIERS = "https://huggingface.co/docs/hub/repositories-licenses"
+# The hub's identifiers of licenses in 2026. It adds new ones, so another is doubted here and not refused.
+_LICENSES = """
+afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
+bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
+cc-by-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0
+cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0 cdla-permissive-2.0
+cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2
+fair-noncommercial-research-license gemma gfdl gpl gpl-2.0 gpl-3.0 grok2-community h-research intel-research isc lgpl
+lgpl-2.1 lgpl-3.0 lgpl-lr llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by
+ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 pddl postgresql unknown unlicense wtfpl zlib other
+"""
 
 
 def publish(
@@ -35,11 +47,11 @@ def publish(
         upload: publish; without it nothing leaves this machine.
         private: create the repository for its owner alone.
         base: the base's name on the hub, where the card names none.
-        license: the model's license, as "apache-2.0", where the card names none.
+        license: the hub's identifier of the model's license, as "apache-2.0", where the card names none.
 
     Raises:
         ModelError: there is no finished model, or it is not what was saved.
-        RunError: the name is none, the card lacks a license, or the hub refuses.
+        RunError: the name is none, the card lacks a license, or the hub refuses it or the files.
     """
     folder = _folder(model)
     if not is_hub_name(name):
@@ -52,19 +64,40 @@ def publish(
     console.print(f"{FILE} names the base, and the training text as its recipe does.", style="yellow")
     if not card.data.get("license"):
         raise RunError(f"{folder / _CARD} names no license; give that of the base, for example --license apache-2.0")
+    if doubt := _doubt(card.data["license"]):
+        console.print(doubt, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if not upload:
         console.print(f"Nothing was published. To publish {counted(len(files), 'file')} as {name}, add --upload.")
         return
-    card.save(folder / _CARD)
+    commit = _upload(card, folder, [path.name for path in files], name, private)
+    console.print(f"published: {commit}")
+
+
+def _doubt(license: str | list[str]) -> str | None:
+    """What to say of a license that the hub may not know."""
+    named, known = [license] if isinstance(license, str) else license, _LICENSES.split()
+    unknown = [name for name in named if name not in known]
+    if not unknown:
+        return None
+    return (
+        f"license {unknown[0]!r} is not among the {len(known)} identifiers that the hub is known to accept"
+        f"{nearest(unknown[0], known)}; the hub refuses a card with a license that it does not know. Give --license one of "
+        f"those on {_IDENTIFIERS}, or other"
+    )
+
+
+def _upload(card: ModelCard, folder: Path, names: list[str], name: str, private: bool) -> str:
+    """Publish the files ``names`` of ``folder`` with the card as the repository ``name``, and return the commit's address."""
     api = HfApi()
     try:
+        _require_accepted(card, folder)
+        card.save(folder / _CARD)
         api.create_repo(name, private=private, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=name,
-            folder_path=folder,
-            allow_patterns=[path.name for path in files],
-            commit_message="Add the model",
+        return str(
+            api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=names, commit_message="Add the model")
         )
+    except RunError:
+        raise
     except LocalTokenNotFoundError as error:
         raise RunError("the hub knows you by a token, and none is here; log in with `hf auth login`") from error
     except OfflineModeIsEnabled as error:
@@ -74,7 +107,19 @@ def publish(
             f"the hub does not take {name} ({type(error).__name__}: {reason(error)}); check the name, that your token may "
             "write there, and the network. Run the command again: files that are there are not sent twice"
         ) from error
-    console.print(f"published: {commit}")
+
+
+def _require_accepted(card: ModelCard, folder: Path) -> None:
+    """Ask the hub about the card; refused only with the files, it would leave an empty repository."""
+    license = card.data["license"]
+    try:
+        card.validate()
+    except ValueError as error:
+        said = reason(ValueError(" ".join(str(error).split())))  # its first line alone names no field
+        raise RunError(
+            f"the hub refuses the card, whose license is {license!r} ({said}); give another --license, or correct "
+            f"the head of {folder / _CARD}. Identifiers of licenses: {_IDENTIFIERS}"
+        ) from error
 
 
 def _folder(model: Path) -> Path:

@@ -1,6 +1,7 @@
 """Publishing shows everything first, uploads what was shown when asked, and explains what the hub refuses."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,17 @@ class Hub:
         return "https://hub/commit/1"
 
 
+def refuse_unknown(card: ModelCard) -> None:
+    """As the hub judges a card."""
+    if card.data.license == "nosuch":
+        raise ValueError('Invalid metadata in README.md.\n- "license" must be one of [apache-2.0, mit]')
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub()
     monkeypatch.setattr(publishing, "HfApi", lambda: made)
+    monkeypatch.setattr(ModelCard, "validate", refuse_unknown)
     return made
 
 
@@ -115,6 +123,29 @@ def test_a_card_without_a_license_is_not_published(run: Path, hub: Hub) -> None:
     with pytest.raises(RunError, match=r"names no license; give that of the base, for example --license apache-2\.0"):
         said(run, upload=True)
     assert not hub.made
+
+
+@pytest.mark.parametrize(("license", "meant"), [("nosuch", ""), ("apache2.0", r" \(did you mean apache-2\.0\?\)")])
+def test_a_license_that_the_hub_may_not_know_is_doubted(run: Path, hub: Hub, license: str, meant: str) -> None:
+    text = said(run, license=license)
+    rule = rf"license '{license}' is not among the \d+ identifiers that the hub is known to accept{meant}; the hub refuses a card"
+    assert re.search(rule, text)
+    assert "Give --license one of those on https://huggingface.co/docs/hub/repositories-licenses, or other" in text
+
+
+@pytest.mark.parametrize("license", ["mit", "llama3.1", "other"])
+def test_a_license_that_the_hub_knows_is_not_doubted(run: Path, hub: Hub, license: str) -> None:
+    assert "is not among" not in said(run, license=license)
+
+
+def test_a_card_that_the_hub_refuses_makes_no_repository(run: Path, hub: Hub) -> None:
+    before = (run / "model" / "README.md").read_bytes()
+    with pytest.raises(
+        RunError, match=r"license is 'nosuch' \(.*\"license\" must be one of .*\); give another --license"
+    ):
+        said(run, upload=True, license="nosuch")
+    assert not hub.made
+    assert (run / "model" / "README.md").read_bytes() == before
 
 
 def test_what_is_no_finished_model_is_refused(run: Path, hub: Hub, tmp_path: Path) -> None:
