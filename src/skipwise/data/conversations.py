@@ -30,6 +30,7 @@ _KNOWN = ("system", "user", "assistant", "tool")
 _CALLS = ("tool_calls", "function_call")
 _SAYS = (*_CALLS, "reasoning_content", "reasoning", "thinking")  # what an assistant's turn may say beside its content
 _BY_HAND = "write the conversation as text yourself and give its input_ids, with labels"
+_HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 
 Message = dict[str, Any]
@@ -77,6 +78,20 @@ def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str
         return Conversation(json.dumps(held, ensure_ascii=False))
     except TypeError as error:  # a date, or bytes, in a call of a tool
         raise DataError(f"{where}: {error}; give tools and calls of them as JSON") from error
+
+
+def half_of_pair(conversation: Conversation) -> str:
+    """Return in which field or turn of the record a conversation first has half of a surrogate pair; it has one."""
+    held = json.loads(conversation)
+    parts = [(f"field {field!r}", held[field]) for field in ("prompt", "completion", TOOLS) if field in held]
+    for number, message in enumerate(held.get("messages", []), 1):
+        turn = f"turn {number} ({message['role']}), "
+        parts += [(turn + ("content" if field == "content" else repr(field)), part) for field, part in message.items()]
+    for place, part in parts:
+        text = part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
+        if found := _HALF.search(text):
+            return f"{place}, character {found.start():,}" if text is part else f"a character of {place}"
+    raise AssertionError("every character can be encoded")
 
 
 def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int], Spans]]:

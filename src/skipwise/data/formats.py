@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from skipwise.data import conversations, tokenised
-from skipwise.data.conversations import Conversation, conversation_of
+from skipwise.data.conversations import Conversation, conversation_of, half_of_pair
 from skipwise.data.names import printable
 from skipwise.data.tokenised import Tokenised, tokenised_of
 from skipwise.errors import DataError, reason
@@ -185,9 +185,10 @@ def text_of(record: Any, field: str, where: str) -> str:
         try:
             text[begin : begin + _PART].encode()
         except UnicodeEncodeError as error:
+            at = begin + error.start
+            place = half_of_pair(text) if isinstance(text, Conversation) else f"field {field!r}, character {at:,}"
             raise DataError(
-                f"{where}: field {field!r}, character {begin + error.start:,} is half of a surrogate pair, "
-                "which UTF-8 cannot encode; correct or remove the record"
+                f"{where}: {place} is half of a surrogate pair, which UTF-8 cannot encode; correct or remove the record"
             ) from error
     _require_bearable(sys.getsizeof(text), where, _IN_MEMORY)
     return text

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,40 @@ def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> Non
 def test_what_is_no_conversation_is_explained(tmp_path: Path, record: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         build_token_store(write(tmp_path, "jsonl", record, rows=1), tokenizer(CHATML))
+
+
+HALF_CALL = [{"function": {"arguments": {"a": "b\udc00"}, "name": "add"}, "type": "function"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "place"),
+    [
+        ({"messages": messages(("user", "a"), ("assistant", "bc\ud83d"))}, "turn 2 (assistant), content, character 2"),
+        (
+            {"conversations": [{"from": "human", "value": "\ud83d"}, {"from": "gpt", "value": "b"}]},
+            "turn 1 (user), content, character 0",
+        ),
+        (
+            {"messages": [*messages(("user", "a")), {"role": "assistant", "content": "b", "reasoning": "c\ud83d"}]},
+            "turn 2 (assistant), 'reasoning', character 1",
+        ),
+        (
+            {"messages": [*messages(("user", "a")), {"role": "assistant", "tool_calls": json.dumps(HALF_CALL)}]},
+            "a character of turn 2 (assistant), 'tool_calls'",
+        ),
+        ({"messages": messages(*TURNS), "tools": [{"name": "\ud83d"}]}, "a character of field 'tools'"),
+        ({"prompt": "a", "completion": "bcd\ud83d"}, "field 'completion', character 3"),
+        (
+            {"prompt": messages(("user", "a")), "completion": messages(("assistant", "b\ud83d"))},
+            "turn 2 (assistant), content, character 1",
+        ),
+    ],
+)
+def test_half_a_surrogate_pair_is_found_in_its_field(tmp_path: Path, record: dict[str, Any], place: str) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps(record) + "\n")
+    rule = f"a.jsonl, line 1: {place} is half of a surrogate pair, which UTF-8 cannot encode; correct or remove"
+    with pytest.raises(DataError, match=re.escape(rule)):
+        build_token_store(Data(source=str(tmp_path / "a.jsonl")), tokenizer(CHATML))
 
 
 def test_a_template_that_refuses_and_one_that_is_missing_are_explained(tmp_path: Path) -> None:
