@@ -111,15 +111,17 @@ def known_fields(settings: Training) -> dict[str, Any]:
             )
     given = settings.model_dump(exclude={"batch_size", "precision"})
     given = {name: _typed(name, value, hints[name]) for name, value in given.items()}
+    if "report_to" in given:
+        given["report_to"] = reported_to(settings)
     if "gradient_checkpointing" in given and "activation_checkpointing" in hints:  # its name from v5.2x on
         given["activation_checkpointing"] = given.pop("gradient_checkpointing")
     return given
 
 
 def reported_to(settings: Training) -> list[str]:
-    """Return the trackers that ``training.report_to`` names."""
+    """Return the trackers that ``training.report_to`` names: a list, or a string with commas, as ``--set`` passes it."""
     named = (settings.model_extra or {}).get("report_to") or []
-    return [named] if isinstance(named, str) else list(named)
+    return [name.strip() for name in named.split(",") if name.strip()] if isinstance(named, str) else list(named)
 
 
 @cache

@@ -28,6 +28,15 @@ def test_any_field_of_training_arguments_passes_through(tmp_path, monkeypatch):
     assert args.report_to == ["seen"]
 
 
+@pytest.mark.parametrize("named", ["seen,heard", "seen, heard", ["seen", "heard"]])
+def test_trackers_are_a_list_or_a_string_with_commas(tmp_path, monkeypatch, named):
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", TrainerCallback)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "heard", TrainerCallback)
+    wanted = settings(report_to=named)
+    assert training_arguments(wanted, tmp_path, 0).report_to == ["seen", "heard"]
+    assert arguments.reported_to(wanted) == ["seen", "heard"]
+
+
 def test_what_trainer_gets_wrong_is_off(tmp_path):
     args = training_arguments(settings(), tmp_path, 0)
     assert args.report_to == []
@@ -61,6 +70,8 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("dataloader_prefetch_factor", 2, r"training: "),
         ("dataloader_persistent_workers", True, r"training: "),
         ("report_to", "nobody", r"training: nobody is not supported, only "),
+        ("report_to", "tensorboard,nobody", r"training: nobody is not supported, only "),
+        ("report_to", 3, r"training.report_to = 3: Input should be a valid string"),
     ],
 )
 def test_wrong_settings_are_named(tmp_path, field, value, message):
