@@ -89,4 +89,4 @@ def test_a_hang_is_killed_and_says_where_it_was(world: World, monkeypatch) -> No
 )
 def test_messages_that_are_not_clear(message: str) -> None:
     assert not is_clear(message)
-    assert is_clear("target 3 must exceed the model's 4 tokens; give a larger --target")
+    assert is_clear("target 3 must exceed the model's 4 tokens; give a larger target")

@@ -30,6 +30,10 @@ _ALIBI = {"bloom", "mpt"}
 CONVERTED = {"gptj", "baichuan"}
 _FULL = "full_attention"
 SCALED = {"linear", "yarn", "llama3", "longrope"}
+_REPLACE = (
+    "choose --existing-rope replace (in Python, give load_model an extension of "
+    'plan_extension(..., existing_rope="replace"))'
+)
 
 
 @dataclass(frozen=True)
@@ -103,11 +107,11 @@ def plan_extension(
     target = parse_length(target_length) if target_length else 8 * original
     if target * (1 + margin) > LONGEST:
         beyond = f" and its margin of {margin:.1%}" if margin else ""
-        raise ModelError(f"target {target:,}{beyond} must be at most {LONGEST:,} tokens; give a smaller --target")
+        raise ModelError(f"target {target:,}{beyond} must be at most {LONGEST:,} tokens; give a smaller target")
     if target <= original:
         raise ModelError(
             f"target {target:,} must exceed the model's {original:,} tokens; "
-            "give a larger --target, or original_length if the config does not give the true window"
+            "give a larger target, or original_length if the config does not give the true window"
         )
     _check_sliding_window(config, target)
     unscaled = Rope(float(current["rope_theta"]), rotated_dims(config, current), original)
@@ -290,7 +294,7 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
     if kind in ("dynamic", "longrope") and not one_list:
         raise ModelError(
             f"config has {kind} RoPE, whose frequencies switch with the longest position of each batch: it cannot "
-            "be trained on; choose --existing-rope replace, or start from the base model"
+            f"be trained on; {_REPLACE}, or start from the base model"
         )
     times = f" x{factor:g}" if factor else ""
     if kind == "vanilla_ntk":
@@ -304,10 +308,9 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
         )
     original = _original_length(config, current)
     guessed = kind == "linear" and "original_max_position_embeddings" not in current
-    unless = f" (with original_length, if its true window is not {original:,})" if guessed else ""
+    unless = f", with original_length if its true window is not {original:,}" if guessed else ""
     raise ModelError(
-        f"config is already {kind}{times} (original {original:,}): choose --existing-rope replace{unless}, "
-        "or start from the base model"
+        f"config is already {kind}{times} (original {original:,}): {_REPLACE}{unless}, or start from the base model"
     )
 
 

@@ -70,6 +70,18 @@ def test_pickled_weights_that_are_none_are_refused(tmp_path: Path) -> None:
         load_model(str(tmp_path))
 
 
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_the_way_out_of_a_scaled_model_works_in_python(tmp_path: Path, kind: str) -> None:
+    folder = with_config(tmp_path, rope_parameters={"rope_theta": 10000.0, "rope_type": kind, "factor": 2.0})
+    way_out = r'give load_model an extension of plan_extension\(\.\.\., existing_rope="replace"\)'
+    with pytest.raises(ModelError, match=way_out):
+        load_model(folder, target_length=512)
+    extension = plan_extension(
+        load_config(folder), target_length=512, existing_rope="replace", interpolation="yarn", original_length=64
+    )
+    assert load_model(folder, extension).config.rope_parameters["rope_type"] == "yarn"
+
+
 @pytest.mark.parametrize("interpolation", ["none", "linear", "ntk", "yarn", "yarn-revised"])
 def test_loading_sets_the_interpolation_and_stores_it(tmp_path: Path, interpolation: str) -> None:
     folder = checkpoint(tmp_path / "base", window=64)

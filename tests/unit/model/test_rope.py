@@ -62,7 +62,7 @@ LLAMA3 = {
     [
         (LLAMA3, r"already llama3 x8 \(original 128\): choose --existing-rope replace"),
         ({"rope_type": "linear", "factor": 4.0}, r"already linear x4 \(original 256\)"),
-        ({"rope_type": "linear", "factor": 4.0}, r"replace \(with original_length, if its true window is not 256"),
+        ({"rope_type": "linear", "factor": 4.0}, r", with original_length if its true window is not 256, or"),
         ({"rope_type": "dynamic", "factor": 4.0}, "dynamic RoPE, whose frequencies switch"),
     ],
 )
