@@ -38,6 +38,15 @@ def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypat
     assert full > 3 * pose
 
 
+def test_a_scaling_that_is_replaced_is_told_beside_what_the_model_reads_now(tmp_path, monkeypatch, capsys) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    LlamaConfig(num_hidden_layers=2, max_position_embeddings=8192, rope_parameters=rope).save_pretrained(tmp_path)
+    _, printed = planned(monkeypatch, capsys, tmp_path, "--target", "16k", "--existing-rope", "replace")
+    told = " ".join(printed.split())
+    assert "8,192 -> 16,384 tokens" in told
+    assert "linear x4, is replaced: yarn x8 starts from the original length, 2,048 tokens" in told
+
+
 def test_what_is_set_is_planned(model, monkeypatch, capsys) -> None:
     words = [model, "--target", "4k", "--lora"]
     weights = {}

@@ -262,6 +262,26 @@ def sliding_layers(config: PretrainedConfig) -> str | None:
     )
 
 
+def lengths_told(config: PretrainedConfig, extension: Extension) -> str:
+    """Return from where to where a model is extended: ``131,072 -> 524,288 tokens``, the first by the config as it comes."""
+    scaled = rope_of(config).get("rope_type", "default") != "default"
+    original = extension.rope.original_length
+    comes = max(config.max_position_embeddings, original) if scaled else original
+    return f"{comes:,} -> {extension.target_length:,} tokens"
+
+
+def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | None:
+    """Return a sentence on the scaling of the config that the extension replaces, or None if it has none."""
+    current = rope_of(config)
+    kind, factor = current.get("rope_type", "default"), current.get("factor")
+    if kind == "default":
+        return None
+    return (
+        f"the model's own RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: {extension.told} "
+        f"x{extension.factor:g} starts from the original length, {extension.rope.original_length:,} tokens"
+    )
+
+
 def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
     """Refuse a config whose RoPE cannot be computed."""
     _require_number("max_position_embeddings", config.max_position_embeddings, "at least 1")

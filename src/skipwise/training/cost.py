@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
 from skipwise.method.lengths import format_length
 from skipwise.model.config import load_config
-from skipwise.model.rope import extension_of
+from skipwise.model.rope import extension_of, lengths_told, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.schema import Lora, Recipe, Training
@@ -181,10 +181,11 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
             )
     cost = rows[ours].cost
     console.print(
-        f"{recipe.model}: {extension.rope.original_length:,} -> {extension.target_length:,} tokens, "
-        f"{cost.parameters:,} parameters, {cost.trained:,} of them trained",
+        f"{recipe.model}: {lengths_told(config, extension)}, {cost.parameters:,} parameters, {cost.trained:,} of them trained",
         style="bold",
     )
+    if replaced := replaced_scaling(config, extension):
+        console.print(replaced)
     console.print(_table(rows, recipe.training.max_steps, hardware))
     planned_for = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
     console.print(

@@ -22,7 +22,7 @@ from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.memory import machine_memory, parameters_of
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
-from skipwise.model.rope import Extension, extension_of, sliding_layers
+from skipwise.model.rope import Extension, extension_of, lengths_told, replaced_scaling, sliding_layers
 from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import other_layers
 from skipwise.model.teacher import Teacher
@@ -267,11 +267,10 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     window = run.window
     setting = "train_length" if run.shortest == run.train_length else "data.min_tokens"
     console.print(
-        f"{recipe.model}: {ext.rope.original_length:,} -> {ext.target_length:,} tokens "
-        f"(x{ext.factor:g}, {ext.told}, {recipe.arm})",
-        style="bold",
+        f"{recipe.model}: {lengths_told(config, ext)} (x{ext.factor:g}, {ext.told}, {recipe.arm})", style="bold"
     )
     lines = [
+        replaced_scaling(config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.held_out):,} held out by name",
         dropped_message(len(run.train) + run.dropped, len(run.train), run.shortest, setting),

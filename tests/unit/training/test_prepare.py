@@ -13,7 +13,7 @@ from skipwise.errors import DataError, ModelError, RecipeError, RunError
 from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
-from skipwise.training.prepare import PreparedRun, prepare
+from skipwise.training.prepare import PreparedRun, prepare, print_plan
 from tests.tiny import checkpoint, corpus
 
 
@@ -89,6 +89,28 @@ def test_a_scaled_model_is_replaced_from_the_length_given(tmp_path) -> None:
         prepared(tmp_path, model)
     run = prepared(tmp_path, model, existing_rope="replace", original_length=64)
     assert run.extension.rope.original_length == 64
+
+
+@pytest.mark.parametrize(
+    ("rope", "told", "replaced"),
+    [
+        ({"rope_type": "default"}, "64 -> 512 tokens", False),
+        ({"rope_type": "linear", "factor": 2.0}, "64 -> 512 tokens", True),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, "64 -> 512 tokens", True),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, "128 -> 512 tokens", True),
+    ],
+)
+def test_the_plan_says_what_the_model_reads_now_and_which_scaling_is_replaced(
+    tmp_path, rope: dict, told: str, replaced: bool
+) -> None:
+    model = checkpoint(tmp_path / "model", window=64, rope_parameters={"rope_theta": 1e4, **rope})
+    run = prepared(tmp_path, model, existing_rope="replace", target=512, train_length=32)
+    console = Console(file=io.StringIO(), width=200)
+    print_plan(run, console)
+    printed, original = console.file.getvalue(), run.extension.rope.original_length
+    assert f"{told} (x{512 // original}, " in printed
+    line = f"starts from the original length, {original} tokens"
+    assert (line in printed) is replaced is ("is replaced: " in printed)
 
 
 def test_a_sharded_model_cannot_be_measured_during_training(tmp_path, monkeypatch) -> None:
