@@ -139,7 +139,7 @@ def test_report_and_model_card_have_one_headline(finished: Path) -> None:
 
 
 def test_page_and_card_tell_longppl_of_the_readings_that_are_made_anyway(finished: Path) -> None:
-    [one] = long_perplexities(read_folder(finished))
+    [one] = long_perplexities([read_folder(finished)])
     readings = [
         r for r in of_kind(finished, ReadingRecord) if (r.arm, r.window) == ("pose", 512) and r.mode == "sliding"
     ]
