@@ -178,11 +178,13 @@ def _place(messages: list[Message], tools: Any, turn: int, text: str, name: str,
     silent = {field: value for field, value in messages[turn].items() if field not in _SAYS}
     changed = [*messages[:turn], {**silent, "content": sign}, *messages[turn + 1 :]]
     where = f"{name}, with another text as turn {turn + 1}"
-    rendered = _rendered(changed, tools, where, tokenizer)
-    if any(field in messages[turn] for field in _CALLS) and not text.endswith(rendered.rpartition(sign)[2]):
+    calls = any(field in messages[turn] for field in _CALLS)
+    instead = f"{'remove its calls of tools, or ' if calls else ''}{_BY_HAND}"
+    rendered = _rendered(changed, tools, where, tokenizer, f"this is rendered to find where the turn ends: {instead}")
+    if calls and not text.endswith(rendered.rpartition(sign)[2]):
         raise DataError(
             f"{where}: the tokenizer's chat template writes later turns in another way, so where this turn ends is unknown; "
-            f"remove its calls of tools, or {_BY_HAND}"
+            f"{instead}"
         )
     begin = _alike(text, rendered)
     return begin, len(text) - _alike(text[begin:][::-1], rendered[begin:][::-1])
@@ -194,13 +196,20 @@ def _alike(one: str, other: str) -> int:
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _rendered(messages: list[Message], tools: Any, name: str, tokenizer: Any) -> str:
+def _rendered(
+    messages: list[Message], tools: Any, name: str, tokenizer: Any, instead: str = "correct or remove the record"
+) -> str:
     try:
-        return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=False))
+        text = str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=False))
     except Exception as error:  # a template may raise what it likes, and jinja its own
         raise DataError(
-            f"{name}: the tokenizer's chat template refuses this conversation ({reason(error)}); correct or remove the record"
+            f"{name}: the tokenizer's chat template refuses this conversation ({reason(error)}); {instead}"
         ) from error
+    if not text.strip():
+        raise DataError(
+            f"{name}: the tokenizer's chat template renders nothing of this conversation; correct the template"
+        )
+    return text
 
 
 def _listed(value: Any, field: str, where: str) -> list[Any]:

@@ -72,6 +72,11 @@ AGENT = (  # as Qwen's templates write tools, reasoning and calls
     "{% for call in m.tool_calls %}{{ '\n<tool_call>\n' + call.function | tojson + '\n</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endfor %}"
 )
+NEEDS_CALLS = (
+    "{% for m in messages %}{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+    "{{ raise_exception('a result without a call') }}{% endif %}"
+    "{{ m.role }}: {{ m.content }}{{ m.reasoning_content }}{{ m.tool_calls }}\n{% endfor %}"
+)
 LOOKS_BACK = AGENT.replace(  # the turn of a tool says whether it was called
     "{{ m.content }}",
     "{% if m.role == 'tool' and messages[loop.index0 - 1].tool_calls %}{{ 'of a call: ' }}{% endif %}{{ m.content }}",
@@ -212,6 +217,13 @@ def test_tools_are_written_and_calls_and_reasoning_are_said(tmp_path: Path, kind
             {"messages": CALLED},
             "chat.jsonl:1, with another text as turn 2: .* writes later turns in another way.* remove its calls",
         ),
+        (
+            NEEDS_CALLS,
+            {"messages": CALLED},
+            r"as turn 2: .* refuses this conversation \(a result without a call\); this is rendered to find where the turn ends: "
+            "remove its calls",
+        ),
+        ("{% if false %}x{% endif %}", {"messages": messages(*TURNS)}, "chat.jsonl:1: .* renders nothing of this conv"),
         (AGENT, {"messages": messages(*TURNS), "tools": "add"}, "line 1: field 'tools' is of type str, neither a list"),
         (
             AGENT,
