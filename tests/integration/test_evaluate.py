@@ -5,14 +5,19 @@ import io
 import json
 import shutil
 from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
+from rich.console import Console
 
 from skipwise.data.documents import is_held_out
-from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.batches import Prompts
+from skipwise.evaluation.evaluate import plan_models
+from skipwise.evaluation.models import EvaluatedModel, find_models
+from skipwise.evaluation.specification import specification_for
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder
@@ -157,6 +162,21 @@ def test_a_dry_run_says_what_the_prompts_can_show_and_measures_nothing(models, m
     assert "90% of the passkeys: of 100 prompts 96 must be right; 35 prompts are enough if all are right" in said
     assert f"records: {3 * 4 + 100 + 2 * OTHER}; measuring about" in said
     assert not (tmp_path / "x").exists()
+
+
+def test_the_forecast_counts_what_a_server_is_asked_and_times_the_rest(models) -> None:
+    found = find_models([str(models)], None)
+    asked = {"lengths": [64, 400], "target": None, "documents": 1, "tasks": ("passkey",), "trials": 3}
+    specification = specification_for(found, Data(source="text"), precision="float32", **asked)
+    plan = plan_models(found, specification, Console(quiet=True))
+    prompts = [batch for batch in plan.batches[found[0].label] if isinstance(batch, Prompts)]
+    count, tokens = sum(len(b.requests) for b in prompts), sum(b.tokens for b in prompts)
+    told = plan.forecast("float32", served=True)
+    assert told.startswith(
+        f"the server is asked {count} prompts of about {tokens:,} tokens together; here, measuring about"
+    )
+    only = replace(plan, models=found[:1], batches={found[0].label: prompts})
+    assert only.forecast("float32", served=True) == told.partition(";")[0]
 
 
 def test_a_killed_evaluation_goes_on_and_measures_only_what_is_missing(

@@ -120,7 +120,8 @@ def evaluate(
     chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
     if dry_run:
         plan = plan_models(found, specification, console)
-        console.print(f"records: {plan.requests:,}; {plan.forecast(specification.precision)}", soft_wrap=True)
+        forecast = plan.forecast(specification.precision, served=serving is not None)
+        console.print(f"records: {plan.requests:,}; {forecast}", soft_wrap=True)
         return
     folder = evaluate(
         found, specification, shard=read_shard(shard), benchmarks=chosen, server=serving, out=out, console=console

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise.errors import DataError, RunError
-from skipwise.evaluation.batches import Batch, keeping_losses
+from skipwise.errors import DataError, RunError, counted
+from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
@@ -57,14 +57,27 @@ class Plan:
         """Digests of the texts, by which the same command knows that they are the same."""
         return {f"text {text.source} for {label}": text.digest for label, read in self.texts.items() for text in read}
 
-    def forecast(self, precision: str) -> str:
-        """How long measuring takes on this machine without the benchmarks, by a short timing of each model's layers."""
-        seconds: Counter[str] = Counter()
+    def forecast(self, precision: str, *, served: bool = False) -> str:
+        """How long measuring takes on this machine without the benchmarks, by a short timing of each model's layers.
+
+        Of what a server answers it says how much is asked: how fast the server is, only asking it would tell.
+        """
+        seconds, asked = Counter[str](), list[Prompts]()
         for model in self.models:
-            config = load_config(model.name)
-            speed = Speed.measured(config, precision, default_device())
-            seconds.update(measuring_seconds(self.batches[model.label], ForwardCost.of_config(config), speed))
-        return told_measuring(dict(seconds)) if seconds else "nothing is measured but the benchmarks"
+            here = self.batches[model.label]
+            if served and not model.control:
+                asked += [batch for batch in here if isinstance(batch, Prompts)]
+                here = [batch for batch in here if not isinstance(batch, Prompts)]
+            if here:
+                config = load_config(model.name)
+                speed = Speed.measured(config, precision, default_device())
+                seconds.update(measuring_seconds(here, ForwardCost.of_config(config), speed))
+        told = told_measuring(dict(seconds)) if seconds else "nothing is measured but the benchmarks"
+        if not asked:
+            return told
+        prompts, tokens = sum(len(batch.requests) for batch in asked), sum(batch.tokens for batch in asked)
+        beside = f"; here, {told}" if seconds else ""
+        return f"the server is asked {counted(prompts, 'prompt')} of about {tokens:,} tokens together{beside}"
 
 
 def evaluate(
