@@ -29,6 +29,9 @@ from skipwise.recipes.schema import Data, Positions
 # Draw numbers of what is chosen before the plan; far above those that a plan uses. 2**40 + 1 is that of data.cutting.
 _DOCUMENT, _PROMPT = 2**40, 2**40 + 2
 _PACKED = 1  # apart from the numbers of prompts
+_SETTLED = (
+    64  # tokens of a text that was joined to another one, behind which the model mostly reads it as if it stood alone
+)
 
 
 class PoseDataset(torch.utils.data.Dataset[Example]):
@@ -280,6 +283,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """Return texts of ``written`` that are joined; no position skips, and the teacher reads each text alone.
 
         None stands in a window twice: the model would copy it, and the teacher, which reads each text alone, teach it not to.
+        Where a text begins behind another one the model reads both. There it differs from the teacher for another reason than
+        what it forgot, so the first tokens, a quarter of the text at the most, are not taught.
         """
         if self.written is None:
             raise DataError(f"written_share = {self.written_share:g} needs texts; give written, or set it to 0")
@@ -295,7 +300,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         places = np.arange(length) % tokens
         labels = ids.copy()
         labels[places < max(self.rules.min_context, not self.rules.train_jumps)] = IGNORED
-        taught = self.written_weight * (places < tokens - 1)
+        settled = (places >= min(_SETTLED, tokens // 4)) | (np.arange(length) < tokens)
+        taught = self.written_weight * (settled & (places < tokens - 1))
         return one_text(ids, np.arange(length), labels, taught, places=places)
 
     def _text(self, origin: int, length: int) -> np.ndarray:
