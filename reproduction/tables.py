@@ -197,7 +197,8 @@ def _paired_table(arm: str, rows: Rows, text: str) -> str:
             cells.append(_signed(apart) if apart else "–")
         if variant != arm:
             lines.append(_line(f"against {arm_name(variant)}", cells))
-    return table([f"{arm_name(arm)}'s perplexity, %, {text}", *map(format_length, windows)], lines)
+    compared = any(row.measured for variant, row in rows.items() if variant != arm)
+    return table([f"{arm_name(arm)}'s perplexity, %, {text}", *map(format_length, windows)], lines) if compared else ""
 
 
 def _signed(values: Sequence[float]) -> str:
@@ -277,7 +278,7 @@ def _ability_table(rows: Rows, original: int) -> str:
     """Loss and accuracy inside the original length, and their change."""
     head = ["", "text", "perplexity", "accuracy"]
     head += ["loss against the original", "accuracy against the original, points"]
-    lines = []
+    lines: list[list[str]] = []
     for variant, row in rows.items():
         for text in row.texts(original):
             loss, right = (row.by_position(text, original, 0, original, sums) for sums in ("nll", "hits"))
@@ -297,17 +298,17 @@ def _ability_table(rows: Rows, original: int) -> str:
                     *apart,
                 ]
             )
-    return table(head, lines, left=2)
+    return table(head, lines, left=2) if lines else ""
 
 
 def _benchmarks(label: str) -> str:
-    """The paper's six benchmarks and their mean."""
+    """The paper's six benchmarks and their mean, where the paper trained an arm in this setting."""
     lines = [
         [arm_name(arm), *(f"{value:.2f}" for value in values), f"{sum(values) / len(values):.2f}"]
         for (arm, where), values in paper.ABILITY.items()
         if where in ("", label)
     ]
-    return table(["the paper, per cent", *paper.BENCHMARKS, "mean"], lines)
+    return table(["the paper, per cent", *paper.BENCHMARKS, "mean"], lines) if len(lines) > 1 else ""
 
 
 def _step_table(rows: Rows) -> str:

@@ -124,6 +124,15 @@ def test_a_row_is_compared_with_the_others_seed_by_seed() -> None:
     assert "| against PoSE | not measured |" in text
 
 
+def test_a_table_that_would_say_nothing_is_left_out() -> None:
+    alone = {"original": Scores(), "skipwise": scored("x", 10.0), "pose": Scores()}
+    text = markdown("better", {"trained on the library, 16x": alone})
+    assert "| Skipwise | 10.0 |" in text
+    assert "against PoSE" not in text
+    assert "| text | perplexity | accuracy |" not in text
+    assert "| the paper, per cent |" not in text  # which has no arm trained so, and its original alone compares nothing
+
+
 def test_every_published_passkey_has_its_length() -> None:
     exhibit = EXHIBITS["passkey"]
     for setting in exhibit.settings:
