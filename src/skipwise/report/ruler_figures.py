@@ -1,7 +1,8 @@
 """RULER's records -> figures: the average by prompt length, and a heat map of task and length for each model."""
 
+import re
 from collections.abc import Iterator
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 from skipwise.errors import counted
@@ -16,7 +17,8 @@ from skipwise.results.ruler import THRESHOLD, RulerScores, shared_tasks
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_ROW = 0.21  # inches, of a heat map
+_ROW, _LINE = 0.21, 0.14  # inches, of a row of a heat map, and of each further line of a task's name
+_NAME = 24  # letters, of a line of a task's name; longer ones would leave the heat map no place
 
 
 def ruler_plots(shown: Shown) -> Iterator[Plot]:
@@ -67,6 +69,7 @@ def _by_task(row: Row, shown: Shown, name: str) -> Plot:
     scores = row.ruler
     assert scores is not None
     tasks, lengths, colour = list(scores.prompts), scores.lengths, shown.looks[row.label].colour
+    names = [fill(re.sub("[:,]", r"\g<0> ", task_name(task, scores)), _NAME) for task in tasks]
     data: list[list[Any]] = [
         [row.label, task, length, len(scores.prompts[task][length]), found.mean]
         for task in tasks
@@ -82,7 +85,7 @@ def _by_task(row: Row, shown: Shown, name: str) -> Plot:
         axes.set_xlim(0, len(lengths))
         axes.set_ylim(len(tasks), 0)
         axes.set_xticks([x + 0.5 for x in range(len(lengths))], [format_length(n) for n in lengths])
-        axes.set_yticks([y + 0.5 for y in range(len(tasks))], [task_name(task, scores) for task in tasks])
+        axes.set_yticks([y + 0.5 for y in range(len(tasks))], names)
         axes.set_xlabel("prompt length (tokens)")
         axes.set_ylabel("task")
         axes.grid(visible=False)
@@ -95,4 +98,5 @@ def _by_task(row: Row, shown: Shown, name: str) -> Plot:
     )
     columns = ["model", "task", "length", "prompts", "score"]
     title = f"{ruler_name([scores])} by task{of}"
-    return Plot(name, title, columns, data, draw, caption, height=1.0 + _ROW * len(tasks))
+    more = max(name.count("\n") for name in names)
+    return Plot(name, title, columns, data, draw, caption, height=1.0 + len(tasks) * (_ROW + _LINE * more))

@@ -4,6 +4,7 @@ import re
 import pytest
 
 from skipwise.report import figures
+from skipwise.report.canvas import write
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.page import write_page
 from skipwise.report.shown import Shown
@@ -95,6 +96,17 @@ def test_figures_have_the_limit_and_every_cell(folder) -> None:
     cells = {(row[1], row[2]): row[4] for row in plots["ruler-tasks-1"].data}
     assert cells[("cwe", 2048)] == pytest.approx(0.5)
     assert len(cells) == 7
+
+
+@pytest.mark.filterwarnings("error:constrained_layout")
+def test_a_long_name_of_a_variant_leaves_its_heat_map_room(tmp_path) -> None:
+    task = "niah_multikey_1:keys=8,values=2,queries=3"
+    records = [*readings("m", 256, 15.0), *answered("m", task, 256, 0.5, real=False)]
+    plots = {
+        plot.name: plot
+        for plot in figures.ruler_plots(Shown([read_folder(evaluation_folder(tmp_path / "e", records))]))
+    }
+    assert "niah_multikey_1: keys=8,<" in write(plots["ruler-tasks"], tmp_path).svg
 
 
 def test_unfinished_evaluations_count_rulers_prompts(folder) -> None:
