@@ -2,7 +2,7 @@
 
 RoPE rotates pair j of a query or key at position m by the angle m * theta_j, with theta_j = base^(-2j/d) for
 j = 0..d/2-1 (Su et al., RoFormer, 2021; d is the number of rotated dimensions of a head). Interpolation by the factor
-s = L_t / L_c changes theta_j, so that the model meets no new angle at a position below L_t. Each interpolation
+s = L_t / L_o changes theta_j, so that the model meets no new angle at a position below L_t. Each interpolation
 is a formula in ``frequencies`` and a dictionary in ``rope_parameters`` with which a stock transformers model computes
 the same formula; a parity test compares the two.
 """
@@ -128,7 +128,7 @@ def frequencies(name: str, rope: Rope, factor: float, settings: RopeSettings = D
 
     m_j falls from 1 for pairs that turn beta_fast times within the original window to 0 for pairs that turn beta_slow
     times. Cos and sin are multiplied by ``attention_factor``: by default 0.1 ln s + 1 in both YaRNs, sqrt(1 + ln s /
-    ln L_c) in ``factors`` (LongRoPE), and always 1 in the others.
+    ln L_o) in ``factors`` (LongRoPE), and always 1 in the others.
 
     Raises:
         RecipeError: the name is unknown, the factor is below 1, or a setting breaks its rule.
@@ -223,7 +223,7 @@ def _betas(settings: RopeSettings) -> tuple[float, float]:
 def _yarn_mask(rope: Rope, settings: RopeSettings) -> np.ndarray:
     """Return m_j: float64 [dim / 2], 1 where a pair keeps its frequency, 0 where theta_j is divided by s.
 
-    The pair that turns r times within the original window is j(r) = d ln(L_c / (2 pi r)) / (2 ln base). The
+    The pair that turns r times within the original window is j(r) = d ln(L_o / (2 pi r)) / (2 ln base). The
     ramp runs from floor(j(beta_fast)) to ceil(j(beta_slow)), as in YaRN's code and transformers.
     """
 

@@ -41,7 +41,7 @@ def convert(
     """Write ``checkpoint`` to ``out`` as a checkpoint of a stock class with the same logits, and return ``out``.
 
     ``checkpoint`` is a folder or a name on the model hub, with safetensors or ``.bin`` weights. Memory holds one tensor of
-    the source and one shard of the result at a time. ``original_length`` is L_c of a checkpoint of PoSE's authors, if its
+    the source and one shard of the result at a time. ``original_length`` is L_o of a checkpoint of PoSE's authors, if its
     config does not give the true one. A shard exceeds ``shard_bytes`` only if one tensor does.
     """
     console = console or Console(quiet=True)

@@ -54,7 +54,7 @@ class Conversion:
 def plan_conversion(config: Mapping[str, Any], original_length: int | str | None = None) -> Conversion:
     """Return the conversion of the checkpoint with this ``config.json``.
 
-    ``original_length`` is L_c of a checkpoint of the authors, if its config does not give the true one.
+    ``original_length`` is L_o of a checkpoint of the authors, if its config does not give the true one.
     """
     original = parse_length(original_length) if original_length is not None else None
     kind = config.get("model_type")

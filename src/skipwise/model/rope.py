@@ -63,7 +63,7 @@ class Extension:
 
     @property
     def factor(self) -> float:
-        """alpha, what is reached over L_c; without a margin L_t / L_c."""
+        """alpha, what is reached over L_o; without a margin L_t / L_o."""
         return self.reach / self.rope.original_length
 
     @property
@@ -87,7 +87,7 @@ def plan_extension(
     Args:
         config: the config of any model with ``rope_parameters``.
         target_length: L_t in tokens, as 32768 or "32k"; default: 8 times the original.
-        original_length: L_c, if the config does not give the true one.
+        original_length: L_o, if the config does not give the true one.
         interpolation: a name of ``skipwise.method.interpolation.NAMES``.
         rope: settings of the interpolation, as a recipe's section ``rope`` has them: ``{"rope_theta": 5e6}``.
         existing_rope: ``replace`` drops a scaling that the config already has.
@@ -352,7 +352,7 @@ def slides(config: PretrainedConfig) -> bool:
 
 
 def original_length(config: PretrainedConfig) -> int:
-    """Return L_c as a config gives it; an NTK extension changes theta alone and is not recognised."""
+    """Return L_o as a config gives it; an NTK extension changes theta alone and is not recognised."""
     try:
         current = rope_of(config)
     except ModelError:  # not rotary
@@ -361,7 +361,7 @@ def original_length(config: PretrainedConfig) -> int:
 
 
 def _original_length(config: PretrainedConfig, current: dict[str, Any]) -> int:
-    """Return L_c: what a scaling gives, else the window divided by a linear factor, else the window.
+    """Return L_o: what a scaling gives, else the window divided by a linear factor, else the window.
 
     A linear scaling may leave ``max_position_embeddings`` at the base's value, which cannot be told from a raised one.
     """

@@ -297,7 +297,7 @@ class Recipe(Section):
 
     model: Name = Field("nano", description="nano (embedded), smollm2 (an extra), a folder, or a model name on the hub")
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
-    original_length: Length | None = Field(None, description="L_c; default: from the model's config")
+    original_length: Length | None = Field(None, description="L_o; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length")
     interpolation: Interpolation = "yarn"
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
