@@ -1,6 +1,7 @@
 """Packed conversations have the losses of each alone, under every kind of layer, and a kernel that mixes them is refused."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,26 @@ def test_the_same_key_packs_the_same_window(store: TokenStore) -> None:
         assert all((one[index][name] == value).all() for name, value in other[index].items())
     other.set_epoch(1)
     assert any((one[index]["input_ids"] != other[index]["input_ids"]).any() for index in range(10))
+
+
+@pytest.mark.parametrize("scheme", ["pose", "short"])
+@pytest.mark.parametrize("prompt", ["passkey", "retrieval"])
+def test_a_prompt_among_packed_conversations_holds_no_conversation_that_is_left_out(
+    store: TokenStore, prompt: str, scheme: str
+) -> None:
+    """In the store held-out conversations stand between the others."""
+    ours, window = np.arange(0, len(store), 2), 500
+    options: dict[str, Any] = {"train_length": window, "target_length": 4 * window, "examples": 20}
+    options |= {"tokenizer": byte_tokenizer(), "positions": Positions(scheme=scheme), prompt: 1.0}
+    data = PoseDataset(store, ours, **options)
+    held: set[str] = set()
+    for index in range(20):
+        example = data[index]
+        assert (np.diff(example["position_ids"]) > 0).all()
+        assert (example["attention_mask"] == 1).all()
+        held |= {*re.findall(r"<user>(\d+) asks", byte_tokenizer().decode(example["input_ids"]))}
+    assert len(held) > 3
+    assert held <= {*map(str, ours)}
 
 
 SLIDING = {"sliding_window": 16}

@@ -185,12 +185,13 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if outside := [i for i in indices if not 0 <= i < len(self)]:
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
         chosen, plans, origins, rng = self._drawn(np.asarray(indices))
-        windows = self._of_text(indices, chosen, plans, origins)
+        windows, positions = self._of_text(indices, chosen, plans, origins), plans.position_ids()
         replaced = {0: self._of_passkey, 1: self._of_retrieval, 2: self._of_the_base}  # the others stay text
         shares = np.cumsum([self.passkey, self.retrieval, self.written_share])
         for row, kind in enumerate(np.searchsorted(shares, rng.uniform(_PROMPT), side="right").tolist()):
             if kind in replaced:
-                windows[row] = replaced[kind](int(indices[row]), windows[row], int(origins[row]))
+                text = self._text(windows[row], int(origins[row]))
+                windows[row] = replaced[kind](int(indices[row]), text, positions[row])
         weighted, taught = (
             self.answer_weight != 1 and self.retrieval > 0,
             bool(self.teacher_weight or self.written_weight),
@@ -204,7 +205,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     def _drawn(self, indices: np.ndarray) -> tuple[np.ndarray, Plans, np.ndarray, Rng]:
         """Draw which of ``documents`` examples begin in, their plans, and where their spans start in the store, int64 [examples].
 
-        The plan of a packed example is that of a document of ``train_length``, and is not used.
+        The plan of a packed example is that of a document of ``train_length``; only a prompt in its place uses it.
         """
         rng = Rng.of(self.seed, int(self._epoch), indices)
         place = rng.integers(_DOCUMENT, 0, int(self._ends[-1]) - 1)
@@ -244,29 +245,28 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         first = int(self.documents[chosen])
         return pack(self.store, short, first, rules.train_length, rules.target_length, rules.positions, rng)
 
-    def _of_passkey(self, index: int, window: Window, origin: int) -> Window:
-        """Return text of the document and then a passkey prompt with its answer, at the positions of ``window``."""
+    def _of_passkey(self, index: int, text: np.ndarray, positions: np.ndarray) -> Window:
+        """Return the beginning of ``text`` and then a passkey prompt with its answer, at ``positions``."""
         assert self.tokenizer is not None
-        length = len(window.labels)
-        prompt = training_passkey(self.tokenizer, length, self._rng(index))
-        text = self._text(origin, length)[: length - len(prompt)]
+        prompt = training_passkey(self.tokenizer, len(text), self._rng(index))
+        text = text[: len(text) - len(prompt)]
         ids = np.concatenate([text, prompt])
         labels = ids.copy()
         labels[: len(text) if self._without_context else min(len(text), self.rules.min_context)] = IGNORED
         if not self.rules.train_jumps:
             labels[len(text)] = IGNORED
         text_follows = np.arange(1, len(ids) + 1) < len(text)
-        return one_text(ids, window.positions, labels, self._taught(window.positions, text_follows))
+        return one_text(ids, positions, labels, self._taught(positions, text_follows))
 
-    def _of_retrieval(self, index: int, window: Window, origin: int) -> Window:
-        """Return text of the document with facts in it and questions behind it.
+    def _of_retrieval(self, index: int, text: np.ndarray, positions: np.ndarray) -> Window:
+        """Return ``text`` with facts in it and questions behind it.
 
         Under ``pose`` the positions skip once, by u ~ U{0..L_t - L_c}, anywhere from the first fact to the questions, so
-        that facts stand near and far.
+        that facts stand near and far; under other schemes they are ``positions``.
         """
         assert self.tokenizer is not None
-        rng, positions = self._rng(index), window.positions
-        prompt = training_prompt(self.tokenizer, self._text(origin, len(window.labels)), rng)
+        rng = self._rng(index)
+        prompt = training_prompt(self.tokenizer, text, rng)
         labels = np.where(prompt.trained, prompt.ids, IGNORED)
         labels[: prompt.asked if self._without_context else min(prompt.told, self.rules.min_context)] = IGNORED
         if self.rules.positions.scheme == "pose":
@@ -279,8 +279,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         taught = self._taught(positions, prompt.text_follows)
         return one_text(prompt.ids, positions, labels, taught, label_weights=label_weights)
 
-    def _of_the_base(self, index: int, window: Window, origin: int) -> Window:
-        """Return texts of ``written`` that are joined; no position skips, and the teacher reads each text alone.
+    def _of_the_base(self, index: int, text: np.ndarray, positions: np.ndarray) -> Window:
+        """Return texts of ``written`` that are joined, as many tokens as ``text`` has; no position skips, and the teacher
+        reads each text alone.
 
         None stands in a window twice: the model would copy it, and the teacher, which reads each text alone, teach it not to.
         Where a text begins behind another one the model reads both. There it differs from the teacher for another reason than
@@ -288,7 +289,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """
         if self.written is None:
             raise DataError(f"written_share = {self.written_share:g} needs texts; give written, or set it to 0")
-        (pieces, tokens), length = self.written.shape, len(window.labels)
+        (pieces, tokens), length = self.written.shape, len(text)
         needed = -(-length // tokens)
         if needed > pieces:
             raise DataError(
@@ -304,10 +305,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         taught = self.written_weight * (settled & (places < tokens - 1))
         return one_text(ids, np.arange(length), labels, taught, places=places)
 
-    def _text(self, origin: int, length: int) -> np.ndarray:
-        """Return contiguous text, int64 [length], from ``origin`` on; a packed window may lie at the store's end."""
-        begin = min(origin, len(self.store.tokens) - length)
-        return self.store.tokens[begin : begin + length].astype(np.int64)
+    def _text(self, window: Window, origin: int) -> np.ndarray:
+        """Return the text of a prompt, int64 [tokens]: the document's from ``origin`` on, or the conversations that are packed.
+
+        What stands behind a short conversation in the store may be held out.
+        """
+        if window.texts[-1] > 1:
+            return window.input_ids
+        return self.store.tokens[origin : origin + len(window.input_ids)].astype(np.int64)
 
     def _taught(self, positions: np.ndarray, text_follows: np.ndarray) -> np.ndarray:
         """Return the teacher's weights where it has read the same at the same positions, and text follows."""
