@@ -351,12 +351,7 @@ class Recipe(Section):
             raise ValueError(
                 f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one of them"
             )
-        others = ("use_liger_kernel", "label_smoothing_factor")
-        if self.teacher and (own := [name for name in others if (self.training.model_extra or {}).get(name)]):
-            raise ValueError(
-                f"teacher adds its term to the model's own loss, which training.{own[0]} replaces; set teacher=null, or leave "
-                f"training.{own[0]} out"
-            )
+        self._require_own_loss()
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(
@@ -369,3 +364,18 @@ class Recipe(Section):
                 f"{steps} has none; add steps below {last:,}, or set evaluation.keep=last"
             )
         return self
+
+    def _require_own_loss(self) -> None:
+        """Refuse what changes the model's own loss beside a setting that replaces it: it would have no effect."""
+        others = ("use_liger_kernel", "label_smoothing_factor")
+        other = next((name for name in others if (self.training.model_extra or {}).get(name)), None)
+        if other is None:
+            return
+        replaces = f"the model's own loss, which training.{other} replaces"
+        if self.teacher:
+            raise ValueError(f"teacher adds its term to {replaces}; set teacher=null, or leave training.{other} out")
+        if self.data.retrieval and self.data.answer_weight != 1:
+            raise ValueError(
+                f"data.answer_weight {self.data.answer_weight:g} weighs labels in {replaces}; set data.answer_weight=1, or leave "
+                f"training.{other} out"
+            )

@@ -221,6 +221,18 @@ def test_set_that_is_not_yaml() -> None:
         ({"training.learning_rate": True}, ["training.learning_rate = True", "not true or false"]),
         ({"data.passkey": float("nan")}, ["data.passkey = nan"]),
         ({"training.label_smoothing_factor": 7}, ["training.label_smoothing_factor = 7", "less than 1"]),
+        (
+            {"teacher": None, "training.label_smoothing_factor": 0.1},
+            [
+                "data.answer_weight 8 weighs labels",
+                "training.label_smoothing_factor replaces",
+                "set data.answer_weight=1",
+            ],
+        ),
+        (
+            {"teacher": None, "training.use_liger_kernel": True},
+            ["data.answer_weight 8", "leave training.use_liger_kernel"],
+        ),
         ({"training.weight_decay": -3}, ["training.weight_decay = -3", "greater than or equal to 0"]),
         ({"training.weight_decay": "heavy"}, ["training.weight_decay = 'heavy'", "a valid number"]),
         ({"training.adam_beta1": 1}, ["training.adam_beta1 = 1", "less than 1"]),
