@@ -157,7 +157,7 @@ def trained_tokens(prepared: PreparedRun) -> int:
     if recipe.teacher is None:
         return tokens
     # A token that it writes takes about as long as one that is trained on.
-    return int(tokens * (1 + taught_share(recipe))) + written.tokens_of(recipe, prepared.train_length)
+    return int(tokens * (1 + taught_share(recipe))) + written.tokens_of(recipe, prepared.window)
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:

@@ -99,7 +99,7 @@ def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, floa
 def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
     """The text that the teacher writes to be trained on, if the recipe asks for it: the first process lets it write."""
     recipe = prepared.recipe
-    tokens = written.tokens_of(recipe, prepared.train_length)
+    tokens = written.tokens_of(recipe, prepared.window)
     if teacher is None or not tokens:
         return None
     with processes.first_ahead():

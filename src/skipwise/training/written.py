@@ -45,13 +45,14 @@ def write(
         to.write(file.getvalue())
 
 
-def tokens_of(recipe: Recipe, train_length: int) -> int:
-    """Return how many tokens the base writes for a run: at least a window, which holds no text twice."""
+def tokens_of(recipe: Recipe, window: int) -> int:
+    """Return how many tokens the base writes for a run of examples of ``window`` tokens: at least one example, which holds no
+    text twice."""
     share = recipe.teacher.written if recipe.teacher else 0.0
     if not share:
         return 0
     examples = recipe.training.max_steps * recipe.training.batch_size
-    return max(min(math.ceil(share * examples * train_length), _MOST_TOKENS), train_length)
+    return max(min(math.ceil(share * examples * window), _MOST_TOKENS), window)
 
 
 def read(path: Path) -> tuple[np.ndarray, str]:
