@@ -42,6 +42,16 @@ class Readings:
         """Tokens of each window."""
         return self.requests[0].window
 
+    @property
+    def data(self) -> str:
+        """The name of the text."""
+        return self.requests[0].data
+
+    @property
+    def slides(self) -> bool:
+        """Whether windows slide over whole documents; else segments are read."""
+        return self.requests[0].mode == "sliding"
+
     def only(self, keys: Collection[str]) -> "Readings":
         """The requests that have one of these keys."""
         kept = [i for i, request in enumerate(self.requests) if request.key in keys]
@@ -126,19 +136,18 @@ Batch = Readings | Prompts
 
 
 def keeping_losses(batches: Sequence[Batch], folder: Path) -> list[Batch]:
-    """The same batches; those of the shortest and the longest window keep the losses of single tokens, for LongPPL."""
-    windows = [batch.length for batch in batches if _slides(batch)]
-    ends = {min(windows), max(windows)} if windows else set()
+    """The same batches; of each text the shortest and the longest window keep the losses of single tokens, for LongPPL."""
+    windows: dict[str, set[int]] = {}  # by text, of which one may fill fewer windows than another
+    for batch in batches:
+        if isinstance(batch, Readings) and batch.slides:
+            windows.setdefault(batch.data, set()).add(batch.length)
+    ends = {(data, end(lengths)) for data, lengths in windows.items() for end in (min, max)}
     return [
         replace(batch, losses=folder)
-        if isinstance(batch, Readings) and _slides(batch) and batch.length in ends
+        if isinstance(batch, Readings) and batch.slides and (batch.data, batch.length) in ends
         else batch
         for batch in batches
     ]
-
-
-def _slides(batch: Batch) -> bool:
-    return isinstance(batch, Readings) and batch.requests[0].mode == "sliding"
 
 
 def not_finite(label: str) -> EvaluationError:
