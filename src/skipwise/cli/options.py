@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,11 +154,18 @@ def read_lengths(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
-    if any(part.startswith("0") and len(part) == 3 for part in parts):  # as in 2,048
+    if any(_is_one_number(*pair) for pair in pairwise(parts)):
         raise RecipeError(
             f"{text!r} is no list of lengths: write them without separators of thousands, as 2048,4096 or 2k,4k"
         )
     return [parse_length(part) for part in parts]
+
+
+def _is_one_number(thousands: str, rest: str) -> bool:
+    """Whether two parts are one length, as 2,048 or 16,384: three digits that begin with 0, or a power of two together."""
+    if not (thousands.isdecimal() and rest.isdecimal() and len(rest) == 3):
+        return False
+    return rest.startswith("0") or int(thousands + rest).bit_count() == 1
 
 
 def read_length(text: str | None) -> int | None:
