@@ -94,23 +94,21 @@ def planned_operations(recipe: Recipe, original: int, target: int, cost: Forward
     """
     asked, arms = specification_of(recipe, original, target, "float32"), len(recipe.evaluation.arms)
     tokens = asked.tokens_per_document or (asked.windows_per_document or 1) * max(asked.windows)
-    document, documents = np.empty(tokens), arms * asked.documents * len(asked.texts)
-    parts = [
-        *(
-            ("windows of", window, documents * fed_tokens([document], window, asked.stride_of(window)))
-            for window in asked.windows
-        ),
-        *(
-            ("segments of", length, arms * asked.segments * len(asked.texts) * length)
-            for length in asked.segment_lengths
-        ),
-        *((f"{task} at", n, arms * asked.trials * n) for task in asked.tasks for n in asked.prompt_lengths),
+    document, texts = np.empty(tokens), arms * len(asked.texts)
+    read = [
+        (f"windows of {n:,} tokens", n, texts * asked.documents * fed_tokens([document], n, asked.stride_of(n)))
+        for n in asked.windows
     ]
+    read += [(f"segments of {n:,} tokens", n, texts * asked.segments * n) for n in asked.segment_lengths]
     if recipe.evaluation.other and (readers := {*recipe.evaluation.arms} - {"pi-only"}):
-        length = longest_segment(original)
-        parts.append(("other text in segments of", length, len(readers) * len(KINDS) * most_segments(length) * length))
+        n = longest_segment(original)
+        read.append((f"other text in segments of {n:,} tokens", n, len(readers) * len(KINDS) * most_segments(n) * n))
+    prompts = [
+        (f"{task} at {n:,} tokens", n, arms * asked.trials * n) for task in asked.tasks for n in asked.prompt_lengths
+    ]
     return {
-        f"{what} {length:,} tokens": fed * sum(cost.of_token(length, scored=what.endswith("of")))
+        what: fed * sum(cost.of_token(length, scored=scored))
+        for parts, scored in ((read, True), (prompts, False))
         for what, length, fed in parts
     }
 
@@ -122,10 +120,14 @@ def beyond_memory(recipe: Recipe, original: int, target: int, config: Pretrained
         each, lengths = token_bytes(config, _BF16, cached=cached), sorted(set(measured))
         fitting = [length for length in lengths if weights + length * each <= memory]
         if fitting != lengths:
+            instead = (
+                f"Leave it out, --set evaluation.{what}=[{', '.join(map(str, fitting))}], and measure"
+                if fitting
+                else "Measure"
+            )
             yield (
                 f"Measuring at {lengths[-1]:,} tokens does not fit: it takes {(weights + lengths[-1] * each) / 1e9:.1f} GB at the "
-                f"least, of {memory / 1e9:.1f} GB. Leave it out, --set evaluation.{what}=[{', '.join(map(str, fitting))}], and measure it "
-                "on a larger GPU, or prompts through a server (skipwise evaluate)."
+                f"least, of {memory / 1e9:.1f} GB. {instead} it on a larger GPU, or prompts through a server (skipwise evaluate)."
             )
 
 

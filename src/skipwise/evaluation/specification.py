@@ -120,7 +120,7 @@ class Specification:
         if "passkey" in self.tasks and wilson_interval(self.trials, self.trials)[0] < FOUND:
             yield (
                 f"{counted(self.trials, 'trial')} cannot show that {FOUND:.0%} of the passkeys are found, even if all "
-                "are: no effective length can be reported. Ask for 35 at least"
+                f"are: no effective length can be reported. Ask for {fewest_prompts(FOUND)} at least"
             )
         for model in models:
             if not model.control and self.windows[-1] > model.target:

@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 from skipwise.evaluation import forecast
 from skipwise.evaluation.batches import Prompts, Readings
-from skipwise.evaluation.forecast import measuring_seconds, planned_operations, told, training_seconds
+from skipwise.evaluation.forecast import beyond_memory, measuring_seconds, planned_operations, told, training_seconds
 from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import TrialRecord
@@ -68,3 +68,15 @@ def test_what_takes_longest_is_said() -> None:
         "on this machine: training about 0:01:00, measuring about 0:01:01, of which windows of 8 tokens take longest, 0:00:31"
     )
     assert told(60.0, {}) == "on this machine: training about 0:01:00"
+
+
+def test_lengths_that_fit_are_proposed_where_there_are_some() -> None:
+    """An empty list is no setting of a recipe."""
+    recipe, config = load_recipe(None, {"evaluation.windows": [64, 128]}), LlamaConfig(num_hidden_layers=1)
+    weights = 2 * forecast.parameters_of(config)
+    each = forecast.token_bytes(config, 2, cached=False)
+    windows, _ = beyond_memory(recipe, 64, 128, config, weights + 64 * each)
+    assert "Leave it out, --set evaluation.windows=[64], and measure it on a larger GPU" in windows
+    for said in beyond_memory(recipe, 64, 128, config, weights):
+        assert "GB. Measure it on a larger GPU" in said
+        assert "--set" not in said
