@@ -43,7 +43,7 @@ class TrainingError(SkipwiseError):
 
 
 class PeerError(TrainingError):
-    """What one of several processes has met, and the first perhaps not; the process says it, whichever it is."""
+    """An error that one of several processes has met and the first may not have; so that process prints it itself."""
 
 
 class NonFiniteLossError(TrainingError):

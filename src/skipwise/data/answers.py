@@ -20,7 +20,7 @@ _TOKEN, _BEFORE = 2**40 + 8, 2**40 + 9
 
 
 class Answers:
-    """The tokens of a store that are trained, of documents that have others too.
+    """Where the trained tokens of a store are, if its documents also have tokens that are not trained.
 
     Args:
         store: the tokens, and which of them are context.

@@ -1,4 +1,4 @@
-"""Conversations -> tokens by the tokenizer's own chat template, and which of them nobody is trained to say.
+"""Conversations -> tokens by the tokenizer's own chat template, and which of these the assistant says.
 
 A record that lacks the text field may hold a conversation instead, in one of the forms that are in use:
 

@@ -77,7 +77,7 @@ class Draft(ExitStack):
                 raise ValueError(f"the hash of {name} differs")
 
     def add(self, document: Document, rows: Iterable[Sequence[int]], context: Sequence[tuple[int, int]] = ()) -> None:
-        """Write one document, whose token ids come in ``rows``; ``context`` are spans of them that nobody is trained to say."""
+        """Write one document, whose token ids come in ``rows``; ``context`` are the spans of ids that are not trained."""
         self._write("context.bin", (np.array(context, dtype="<i8") + self.counts["tokens"]).tobytes())
         for row in rows:
             ids = np.asarray(row, dtype=np.int64)

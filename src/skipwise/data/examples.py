@@ -29,9 +29,8 @@ from skipwise.recipes.schema import Data, Positions
 # Draw numbers of what is chosen before the plan; far above those that a plan uses. 2**40 + 1 is that of data.cutting.
 _DOCUMENT, _PROMPT = 2**40, 2**40 + 2
 _PACKED = 1  # apart from the numbers of prompts
-_SETTLED = (
-    64  # tokens of a text that was joined to another one, behind which the model mostly reads it as if it stood alone
-)
+# Tokens of a text that is joined to another one; behind them the model mostly reads it as if it stood alone.
+_SETTLED = 64
 
 
 class PoseDataset(torch.utils.data.Dataset[Example]):
@@ -192,10 +191,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             if kind in replaced:
                 text = self._text(windows[row], int(origins[row]))
                 windows[row] = replaced[kind](int(indices[row]), text, positions[row])
-        weighted, taught = (
-            self.answer_weight != 1 and self.retrieval > 0,
-            bool(self.teacher_weight or self.written_weight),
-        )
+        weighted = self.answer_weight != 1 and self.retrieval > 0
+        taught = bool(self.teacher_weight or self.written_weight)
         return [window.example(weighted=weighted, taught=taught) for window in windows]
 
     def plans(self, indices: np.ndarray) -> Plans:
@@ -222,12 +219,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         places, texts = np.tile(np.arange(rows.shape[1]), (len(rows), 1)), np.ones_like(rows)
         for row in np.flatnonzero(self._short[chosen]):
             packed = self._pack(int(indices[int(row)]), int(chosen[row]))
-            rows[row], positions[row], places[row], texts[row] = (
-                packed.rows,
-                packed.positions,
-                packed.places,
-                packed.texts,
-            )
+            rows[row], positions[row] = packed.rows, packed.positions
+            places[row], texts[row] = packed.places, packed.texts
         input_ids = self.store.tokens[rows].astype(np.int64)
         labels = self.rules.trained(rows, input_ids)
         labels[(texts > 1) & (places < self.rules.context)] = IGNORED  # the first of a text follows from nothing

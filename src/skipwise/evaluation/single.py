@@ -62,9 +62,9 @@ def perplexity_settings(
     precision: str,
     text: Data,
 ) -> PerplexitySettings:
-    """Settle how to read: as a name of ``PAPER_SETTINGS`` says, and over that as is given.
+    """Return how to read: what is given here, and for the rest what ``settings``, a name of ``PAPER_SETTINGS``, says.
 
-    Whole documents are read in sliding windows, and as many tokens as the longest window in the other modes.
+    Sliding windows read whole documents. The other modes read as many tokens of each as the longest window has.
     """
     known: _Settings = ("sliding", tuple(doubled_windows(model.original, model.target)), None, 8)
     if settings is not None:

@@ -40,10 +40,10 @@ class Taught:
     weights: torch.Tensor  # float32 [examples, tokens]; 0 where nothing is learned from the teacher
 
     def flat(self, dtype: torch.dtype) -> tuple["Taught", torch.Tensor]:
-        """Return it for the tokens with a weight, the layer in the dtype of the products; and the order of all tokens, flat,
-        in which those stand first.
+        """Return what is taught at the tokens with a weight, and an order of all tokens in which those come first.
 
-        After the last token of an example follows none, so nothing is learned there.
+        Both are flat: the arrays are [taught tokens, ...], and the order is int64 [examples * tokens]. The output layer is cast
+        to ``dtype``, that of the products. No token follows the last one of an example, so its weight counts as 0.
         """
         weights = pad(self.weights[:, :-1], (0, 1)).flatten()
         order = (weights == 0).argsort(stable=True)
@@ -173,7 +173,7 @@ def _sliced(
     if label_weights is not None:
         counts = counts * _shifted(label_weights, 1).to(states.device)
     teacher = None
-    if taught is not None:  # only of what is taught it is computed what the teacher predicts
+    if taught is not None:  # the teacher's logits are computed for the tokens with a weight alone, so these come first
         teacher, order = taught.flat(dtype)
         states, targets, counts = states[order], targets[order], counts[order]
     total = _Sliced.apply(states, weight, bias, targets.clamp(min=0), counts, dtype, teacher)
@@ -268,9 +268,7 @@ def _to_gradients(
             total += (chances * known.sub_(scores)).sum(-1).dot(share)  # under autocast vecdot would be bf16
             gradient = scores.exp_().mul_((count + share)[:, None]).sub_(chances.mul_(share[:, None]))
         some.copy_(gradient.scatter_add_(1, target, -count[:, None]))
-        if isinstance(
-            logits, FakeTensor
-        ):  # ``step_cost``: each part takes what the first takes, and they are thousands
+        if isinstance(logits, FakeTensor):  # of ``step_cost``: each of thousands of parts takes what the first takes
             break
     return total
 

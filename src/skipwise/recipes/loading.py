@@ -38,7 +38,7 @@ def load_recipe(
     """Read a recipe from a YAML file or by its shipped name, then apply dotted ``changes``.
 
     Args:
-        source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults above.
+        source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults.
         changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
         of_run: the file says all settings of a run; up to early builds of 0.2 there was no method.
 

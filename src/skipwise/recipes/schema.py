@@ -265,7 +265,8 @@ class Evaluation(Section):
     )
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
     stride: Length | None = Field(
-        None, description="at most half the window; default: half the original length, or target / 16 if larger"
+        None,
+        description="at most the window; default: half the original length, or target / 16 if larger, and at most half the window",
     )
     documents: Whole = Field(8, gt=0, le=_MOST, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")

@@ -134,9 +134,8 @@ class Judgement:
     effective: EffectiveLength
     base: str
     ruler: RulerLength | None = None  # None where RULER was not asked inside the original window
-    ruler_apart: tuple[int, Interval] | None = (
-        None  # own score less the base's, at the longest length that both were asked
-    )
+    # The longest length at which both were asked RULER's prompts, and there the own score less the base's.
+    ruler_apart: tuple[int, Interval] | None = None
 
     @property
     def headline(self) -> str:

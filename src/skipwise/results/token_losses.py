@@ -28,7 +28,7 @@ class TokenLosses:
 
     tokens: (
         np.ndarray
-    )  # int32 [targets], the targets themselves, by which two models' losses are known to be of the same
+    )  # int32 [targets], the targets themselves: losses of two models are compared where these are equal
     nll: np.ndarray  # float32 [targets], in nats
 
 

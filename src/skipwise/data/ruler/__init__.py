@@ -65,9 +65,7 @@ class RulerPrompt:
 
     ids: list[int]  # token ids of the prompt; its text ends with the beginning of the answer
     answers: tuple[str, ...]
-    depth: (
-        float | None
-    )  # share of the haystack before the one needle asked for, in [0, 1]; None if it has not one place
+    depth: float | None  # share of the haystack before the needle asked for, in [0, 1]; None if it has not one place
     real_data: bool  # False if a text stood in for RULER's essays: such a result is "RULER-style", not "RULER"
 
 
