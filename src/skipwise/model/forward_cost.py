@@ -10,6 +10,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from skipwise.errors import ModelError, reason
+from skipwise.model.memory import inner_width
 from skipwise.model.precision import AUTOCAST, autocast
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
@@ -59,7 +60,7 @@ class Speed:
         """Time layers of the model's shape on this machine, for less than a second."""
         text, dtype = config.get_text_config(), AUTOCAST[precision] or torch.float32
         tokens, length = _TIMED_TOKENS
-        width = int(getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+        width = inner_width(text) or 4 * text.hidden_size
         states = torch.ones(tokens, text.hidden_size, dtype=dtype, device=device)
         weight = torch.ones(width, text.hidden_size, dtype=dtype, device=device)
         heads = text.num_attention_heads
@@ -81,8 +82,9 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
     text = copy.deepcopy(config.get_text_config())
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
     text._attn_implementation = None  # the stock choice: flex attention would be compiled first
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:1]
+    for listed in ("layer_types", "intermediate_size"):  # a value for each layer
+        if isinstance(values := getattr(text, listed, None), list):
+            setattr(text, listed, values[:1])
     try:
         with torch.device("meta"):  # its weights are not drawn: the config may say how, and wrongly
             model = AutoModel.from_config(text, dtype=torch.float32)

@@ -42,7 +42,7 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
     values of all layers; a layer of sliding attention keeps those of the last tokens alone.
     """
     text = config.get_text_config()
-    inner = getattr(text, "intermediate_size", None) or 0
+    inner = inner_width(text)
     if any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
         inner = 0  # each expert reads some of the tokens
     kept = 0
@@ -51,3 +51,9 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         kept = 2 * heads * size * list(DynamicCache(config=config).is_sliding).count(False)
     return itemsize * (2 * text.hidden_size + 2 * inner + kept)
+
+
+def inner_width(config: PretrainedConfig) -> int:
+    """Return the inner width of the widest feed-forward layer, of which Gemma 3n's config lists each; 0 where none is said."""
+    stated = getattr(config, "intermediate_size", None) or 0
+    return int(max(stated) if isinstance(stated, list) else stated)

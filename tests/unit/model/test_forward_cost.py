@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import Gemma3nTextConfig
 
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
 from tests import families
@@ -22,6 +23,28 @@ def test_operations_are_those_that_pytorch_counts(family: str, length: int) -> N
     assert counter.get_total_flops() - rotations == pytest.approx(length * (linear + 2 * attention), rel=1e-9)
     assert 0 <= rotations <= length * attention
     assert ForwardCost.of_config(model.config) == cost
+
+
+def test_a_width_for_each_layer_is_timed() -> None:
+    """As Gemma 3n's config lists them."""
+    config = Gemma3nTextConfig(
+        vocab_size=300,
+        vocab_size_per_layer_input=300,
+        hidden_size=32,
+        hidden_size_per_layer_input=8,
+        intermediate_size=[48, 48, 48, 48, 64],
+        num_hidden_layers=5,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_kv_shared_layers=0,
+        activation_sparsity_pattern=None,
+        laurel_rank=4,
+        altup_num_inputs=2,
+    )
+    cpu = torch.device("cpu")
+    assert Speed.measured(config, "float32", cpu).linear > 0
+    assert 0 < layer_step_seconds(config, "float32", cpu, 16) < 60
 
 
 def test_a_prompt_needs_no_logits() -> None:

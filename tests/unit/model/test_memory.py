@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, MistralConfig, PretrainedConfig
+from transformers import DynamicCache, Gemma3nTextConfig, MistralConfig, PretrainedConfig
 
 from skipwise.model import memory
 from skipwise.model.cache_argument import CACHE
@@ -32,6 +32,17 @@ def test_a_pass_holds_at_least_what_is_said(family: str) -> None:
     said = 32 * token_bytes(model.config, 4, cached=False)
     assert said <= held.most
     assert said > held.most / 6
+
+
+def test_of_layers_of_several_widths_the_widest_counts() -> None:
+    """As Gemma 3n's config lists them."""
+    config = Gemma3nTextConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=[48, 96],
+        layer_types=["sliding_attention", "full_attention"],
+    )
+    assert token_bytes(config, 4, cached=False) == 4 * (2 * 32 + 2 * 96)
 
 
 def test_experts_are_not_counted_whole() -> None:
