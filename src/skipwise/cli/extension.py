@@ -234,9 +234,9 @@ def _recipe(
     """
     from skipwise.recipes.loading import load_recipe, parse_changes
 
-    if source is None:
-        source = {None: "nano", "nano": "nano", "smollm2": "smollm2-32k"}.get(options["model"])
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
+    if source is None:
+        source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
     if lora and changes.get("lora", {}) is None:
         raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
     settings = load_recipe(source, changes, of_run=of_run)
