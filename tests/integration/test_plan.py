@@ -131,9 +131,11 @@ def test_a_plan_that_nothing_makes_fit_says_so(model, monkeypatch, capsys) -> No
 def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:
     _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "80GB")
     assert "does not fit: it takes" not in printed
-    _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "0.3GB")
+    _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "5GB")
     assert "Measuring at 65,536 tokens does not fit: it takes" in printed
-    assert "--set evaluation.passkey_lengths=[" in printed
+    assert (
+        "--set evaluation.passkey_lengths=[2048, 4096, 8192, 16384, 32768], and measure it on a larger GPU" in printed
+    )
 
 
 @pytest.mark.parametrize(

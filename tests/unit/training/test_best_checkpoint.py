@@ -1,4 +1,4 @@
-"""The weights of the best step: written whole, brought back bit for bit, refused when they are not what was best_checkpoint."""
+"""The weights of the best step: written whole, brought back bit for bit, refused when they are not what was saved."""
 
 import errno
 
