@@ -35,6 +35,9 @@ def save_extended(
     temporary = folder.with_name(folder.name + ".partial")
     fresh_folder(temporary)
     tokenizer.model_max_length = extension.target_length
+    generation = model.generation_config
+    if generation is not None and generation.max_length:  # where the base stops, of prompt and answer together
+        generation.max_length = max(generation.max_length, extension.target_length)
     if adapter_of:
         lora.save_adapter(model, temporary, adapter_of)
     else:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from skipwise.report.canvas import (
     write,
     write_one,
 )
-from skipwise.report.folder import Folder
+from skipwise.report.folder import Folder, mapping
 from skipwise.report.retrieval_figures import depth_plots, found_plots
 from skipwise.report.ruler_figures import ruler_plots
 from skipwise.report.shown import ARM_LOOKS, DASHES, OTHER_LOOK, Look, Shown, listed, looks_of
@@ -175,6 +175,11 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
 
     trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
     caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
+    if any(_weighted(mapping(folder.info.get("settings"))) for folder in shown.folders):
+        caption += (
+            " The loss holds the teacher's term and answers with their weights, so it is not that of the text, and it "
+            "rises in steps that have more of either."
+        )
     columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
     data = [
         [label, r.step, r.tokens, r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second]
@@ -182,6 +187,12 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
         for r in log
     ]
     yield Plot("loss", "Training loss", columns, data, draw, caption)
+
+
+def _weighted(settings: Mapping[str, Any]) -> bool:
+    """Whether a run with these settings trained more than the mean loss of its labels."""
+    taught = settings.get("teacher.weight") is not None
+    return taught or settings.get("data.answer_weight", 1) != 1
 
 
 def coverage_plots(shown: Shown) -> Iterator[Plot]:

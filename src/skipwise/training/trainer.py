@@ -35,7 +35,7 @@ class TrainingSummary:
     steps: int
     tokens: int  # input tokens seen
     seconds: float
-    loss: float  # nats, the mean since the last log but one
+    loss: float  # nats a label, with the teacher's term and the weights of labels; the mean since the last log but one
     tokens_per_second: float
 
 

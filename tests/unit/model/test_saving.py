@@ -1,6 +1,8 @@
 """What is saved loads again to the same logits, or is refused."""
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from skipwise.errors import ModelError
 from skipwise.model.config import load_config
@@ -33,3 +35,11 @@ def test_a_checkpoint_that_reloads_otherwise_is_refused(extended, tmp_path) -> N
     assert model.training
     assert not (tmp_path / "model.partial").exists()
     assert not (tmp_path / "model" / "stale.bin").exists()
+
+
+def test_the_stock_generate_reads_a_prompt_of_the_target(extended, tmp_path) -> None:
+    model, extension = extended
+    model.generation_config.max_length = 64  # as checkpoints have it that stop at their window
+    save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert stock.generate(torch.full((1, 500), 7), do_sample=False).shape[1] > 500

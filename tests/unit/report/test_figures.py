@@ -223,6 +223,16 @@ def test_a_step_logged_again_after_a_resume_counts_once():
     assert [row[:4] for row in data] == [["PoSE", 1, 8, 3], ["PoSE", 2, 16, 2]]
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({}, False), ({"teacher": None, "data.answer_weight": 1.0}, False), ({"teacher.weight": 0.0}, True),
+     ({"data.answer_weight": 8.0}, True)],
+)  # fmt: skip
+def test_a_training_loss_that_is_not_that_of_the_text_is_said_to_be_none(settings: dict, said: bool):
+    caption = plots_of(Folder("run", LOG, {**INFO, "settings": settings}))["loss"].caption
+    assert ("is not that of the text" in caption) is said
+
+
 def test_drawing_leaves_matplotlibs_settings_and_numpys_generator_alone(tmp_path):
     import matplotlib
 
