@@ -107,8 +107,9 @@ def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequenc
         rows = [[format_length(end), *_with_span(perplexity(whole, end))] for end in ends]
         return Table("perplexity of the first tokens", "perplexity", ["tokens", "perplexity", "95% interval"], rows)
     rows = [
-        [f"{begin:,} .. {end - 1:,}", f"{loss(whole, begin, end).mean:.3f}", str(difference(short, whole, begin, end))]
+        [f"{begin:,} .. {end - 1:,}", f"{loss(whole, begin, end).mean:.3f}", str(gain or "–")]
         for begin, end in pairwise([1, *ends])
+        for gain in [difference(short, whole, begin, end)]
     ]
     title = f"loss by position; gain over windows of {windows[0]:,}"
     return Table(title, "loss", ["position", "loss (nats)", "gain by far text (nats)"], rows)

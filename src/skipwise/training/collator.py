@@ -85,7 +85,8 @@ class PoseCollator(RequirePositions):
         """Start with the epoch in which the Trainer starts or resumes, and watch what reaches the model."""
         self.set_epoch(int(state.epoch or 0))
         rules = self.rules.positions
-        if rules.scheme not in ("full", "short") and rules.chunks > 1 and rules.contiguous < 1:
+        whole = rules.scheme == "pose" and (rules.chunks == 1 or rules.contiguous == 1)  # others take no such option
+        if rules.scheme not in ("full", "short") and not whole:
             super().on_train_begin(args, state, control, model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -123,6 +123,8 @@ def test_what_perplexity_shows_in_each_mode() -> None:
     assert [row[:2] for row in truncated.rows] == [["512", "12.0"], ["2k", "12.0"]]
     positions = perplexity_table("by-position", SLIDING, [256, 2048])
     assert positions.rows[1] == ["256 .. 2,047", "2.485", "+0.223 [+0.223, +0.223]"]
+    apart = [*readings("m", 256, 15.0, documents=1), *readings("m", 2048, 12.0, documents=2)[1:]]
+    assert perplexity_table("by-position", apart, [2048]).rows[0][2] == "–"  # no document was read in both
     assert perplexity_table("sliding", SLIDING[:1], [256]).rows == [["256", "14.9", "–", "1", "2,047"]]
 
 

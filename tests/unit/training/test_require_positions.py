@@ -105,6 +105,13 @@ def test_good_batches_are_trained_and_soon_checked_no_more(tmp_path: Path, posit
     assert not any(part._forward_pre_hooks for part in made.model.modules())
 
 
+@pytest.mark.parametrize("rule", [{"chunks": 1}, {"contiguous": 1}])
+def test_a_scheme_without_chunks_is_watched_whatever_their_rules_say(tmp_path: Path, rule: dict) -> None:
+    made = trainer(tmp_path, counted, steps=9, batch=100, positions=Positions(scheme="randpos", **rule))
+    with pytest.raises(RecipeError, match="no position skips"):
+        made.train()
+
+
 def test_a_model_whose_chunks_are_cut_is_refused_before_the_first_step(tmp_path: Path, monkeypatch) -> None:
     made = trainer(tmp_path)
     forward = made.model.forward
