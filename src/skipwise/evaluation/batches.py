@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.errors import EvaluationError
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
-from skipwise.evaluation.questions import Asked
+from skipwise.evaluation.questions import AskedPrompt
 from skipwise.evaluation.retrieval import Answer, Question, answers
 from skipwise.evaluation.server import Server
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
@@ -85,7 +85,7 @@ class Prompts:
     """Requests to answer prompts of one task and length."""
 
     requests: Sequence[Request]
-    ask: Callable[[Request], Asked]
+    ask: Callable[[Request], AskedPrompt]
     tokenizer: PreTrainedTokenizerBase
 
     @property

@@ -29,7 +29,7 @@ _ROOM = 64  # tokens for the beginning of an answer
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTask:
     """A task, group or tag of the harness, or a task of the user's own, as asked for."""
 
     name: str
@@ -58,19 +58,19 @@ def require_installed() -> None:
         raise RecipeError(f"benchmark needs the lm-eval package: {pip_install('benchmarks')}")
 
 
-def parse_tasks(text: str) -> list[Asked]:
+def parse_tasks(text: str) -> list[AskedTask]:
     """Read ``paper``, or ``boolq,arc_challenge:25``: names, each with its number of few-shot examples if wanted."""
-    asked: list[Asked] = []
+    asked: list[AskedTask] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         name, colon, count = word.partition(":")
         if name == "paper":
             if colon:
                 raise RecipeError(f"{word!r}: the tasks of paper have counts of their own; leave :{count} out")
-            asked += [Asked(task, how.fewshot, how.metric) for task, how in PAPER.items()]
+            asked += [AskedTask(task, how.fewshot, how.metric) for task, how in PAPER.items()]
         elif colon and not (count.isascii() and count.isdigit()):
             raise RecipeError(f"{word!r}: {count!r} is no number of few-shot examples; write {name}:5")
         else:
-            asked.append(Asked(name, int(count) if colon else None))
+            asked.append(AskedTask(name, int(count) if colon else None))
     if not asked:
         raise RecipeError(f"--tasks {text!r} names none; give paper, or names as boolq,arc_challenge:25")
     return list(dict.fromkeys(asked))

@@ -25,7 +25,7 @@ _LONG_ENOUGH = 2**14  # tokens; every task has a prompt that is as short
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedPrompt:
     """A question, and what its record says of the prompt."""
 
     question: Question
@@ -39,7 +39,7 @@ def first_request(
     task: str,
     length: int,
     data: RulerData | None,
-) -> tuple[TrialRecord | RulerRecord, Callable[..., Asked]]:
+) -> tuple[TrialRecord | RulerRecord, Callable[..., AskedPrompt]]:
     """Return the request for the first prompt of a task, and the function that asks one; ``data`` is of RULER.
 
     Raises:
@@ -68,12 +68,12 @@ def first_request(
     return request, partial(_ask_ruler, tokenizer, data)
 
 
-def _ask_number(tokenizer: PreTrainedTokenizerBase, request: TrialRecord) -> Asked:
+def _ask_number(tokenizer: PreTrainedTokenizerBase, request: TrialRecord) -> AskedPrompt:
     prompt = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
-    return Asked(question_of(prompt, tokenizer), {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)})
+    return AskedPrompt(question_of(prompt, tokenizer), {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)})
 
 
-def _ask_ruler(tokenizer: PreTrainedTokenizerBase, data: RulerData, request: RulerRecord) -> Asked:
+def _ask_ruler(tokenizer: PreTrainedTokenizerBase, data: RulerData, request: RulerRecord) -> AskedPrompt:
     """Ask for a continuation of RULER's length, and score it by RULER's rule.
 
     More text can only hold more of the answers, so a model that has written all of them is not asked for more.
@@ -87,4 +87,4 @@ def _ask_ruler(tokenizer: PreTrainedTokenizerBase, data: RulerData, request: Rul
 
     draft = answer_ids(tokenizer, prompt.answers[0])[: task.answer_tokens - 1]
     question = Question(prompt.ids, draft, task.answer_tokens, score, settled=True)
-    return Asked(question, {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)})
+    return AskedPrompt(question, {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)})

@@ -48,8 +48,8 @@ def _require_same_model(
     told = {number: completion for number, completion, _ in server.completions(asked)}
     found = [_compared(local[number], told[number], tokenizer) for number in sorted(told)]
     other = [words for words, _ in found if words]
-    apart = [abs(difference) for _, difference in found if difference is not None]
-    mean = sum(apart) / len(apart) if apart else 0.0
+    sizes = [abs(difference) for _, difference in found if difference is not None]
+    mean = sum(sizes) / len(sizes) if sizes else 0.0
     if not other and mean <= _APART:
         return
     how = (

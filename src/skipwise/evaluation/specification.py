@@ -133,11 +133,11 @@ class Specification:
         """Say which differences and which shares the prompts of each length can show, and how many prompts that takes."""
         own = [task for task in self.tasks if not is_ruler(task)]
         asked = self.trials * (len(self.tasks) - len(own))
-        apart = [_difference(self.trials, "a task")] if own else []
-        apart += [_difference(asked, "RULER's average")] if asked else []
-        if apart:
+        visible = [_difference(self.trials, "a task")] if own else []
+        visible += [_difference(asked, "RULER's average")] if asked else []
+        if visible:
             yield (
-                f"Two models on the same prompts of one length: {'; '.join(apart)} (95% interval, power {POWER:.0%}, worst case: "
+                f"Two models on the same prompts of one length: {'; '.join(visible)} (95% interval, power {POWER:.0%}, worst case: "
                 f"independent answers near 50%). 5 points take {prompts_for_difference(0.05):,} prompts."
             )
         above = [f"{FOUND:.0%} of the passkeys: {_above(FOUND, self.trials, 0.97)}"] if "passkey" in self.tasks else []

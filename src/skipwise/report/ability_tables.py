@@ -52,23 +52,23 @@ def paper_differences(folders: Sequence[Folder]) -> dict[str, dict[str, Score]]:
     """What each extended model scores more than its base in the paper's benchmarks, and on average, by label and task."""
     found = paper_records(benchmarks_of(folders))
     bases = {label: found.get(base, {}) for label, base in _bases(folders).items()}
-    apart = {
+    differences = {
         label: {task: difference(own[task], bases[label][task]) for task in own if task in bases.get(label, {})}
         for label, own in found.items()
     }
-    return {label: _with_average(scores) for label, scores in apart.items() if scores}
+    return {label: _with_average(scores) for label, scores in differences.items() if scores}
 
 
 def paper_sentence(folders: Sequence[Folder]) -> str:
     """How the errors in the paper's table are meant; empty where its benchmarks were not run."""
-    apart = [score for scores in paper_differences(folders).values() for score in scores.values()]
+    differences = [score for scores in paper_differences(folders).values() for score in scores.values()]
     parts = ["The paper's benchmarks: as lm-evaluation-harness scores them."]
-    if any(score.paired for score in apart):
+    if any(score.paired for score in differences):
         parts.append(
             "The standard error of a difference is over questions that both models answered, paired: the differences of "
             "their scores, question by question."
         )
-    if any(score.paired is False for score in apart):
+    if any(score.paired is False for score in differences):
         parts.append(
             "With a * it is that of two models that answer different questions, because the records hold no score of each "
             "question, or the questions differ. Of models that answered the same ones the true error is smaller."
@@ -92,15 +92,15 @@ def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
     rows, bases = [], set(_bases(folders).values())
     for label in sorted(scores, key=lambda label: label not in bases):
         rows.append([label, *(_cell(scores[label].get(task), "{:.2f}", brief) for task in columns)])
-        if apart := differences.get(label):
+        if changes := differences.get(label):
             named = "  less its base" if brief else f"{label} less its base"
-            rows.append([named, *(_cell(apart.get(task), "{:+.2f}", brief) for task in columns)])
+            rows.append([named, *(_cell(changes.get(task), "{:+.2f}", brief) for task in columns)])
             if brief:
-                rows.append(["  standard error", *(_error(apart.get(task)) or "–" for task in columns)])
+                rows.append(["  standard error", *(_error(changes.get(task)) or "–" for task in columns)])
     asked = {name: _asked(task, brief) for name, task in PAPER.items()}
     limits = sorted({record.limit for own in found.values() for record in own.values() if record.limit})
     some = f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
-    starred = any(one.paired is False and _error(one) for apart in differences.values() for one in apart.values())
+    starred = any(one.paired is False and _error(one) for changes in differences.values() for one in changes.values())
     kinds = ["" if brief else "standard error", "* not paired" if starred else ""]
     told = f" ({'; '.join(filter(None, kinds))})" if any(kinds) else ""
     title = f"The paper's benchmarks (its Table 3) in %{told}{some}"

@@ -14,10 +14,10 @@ def differences_table(rows: Sequence[Row]) -> Table:
     """What every further model of an evaluation scores more than the first on the same prompts, side by side."""
     models = list({row.arm: row for row in rows if row.judged}.values())
     first, others = models[:1], [row for row in models[1:] if _differences(row, models[0])]
-    apart = [_differences(row, first[0]) for row in others]
-    asked = dict.fromkeys(place for each in apart for place in each)
+    differences = [_differences(row, first[0]) for row in others]
+    asked = dict.fromkeys(place for each in differences for place in each)
     cells = [
-        [f"{task}, {format_length(length)}", *(_points(each.get((task, length))) for each in apart)]
+        [f"{task}, {format_length(length)}", *(_points(each.get((task, length))) for each in differences)]
         for task, length in asked
     ]
     title = f"Difference to {first[0].label if first else ''} on the same prompts, in points (95% interval)"
@@ -26,18 +26,18 @@ def differences_table(rows: Sequence[Row]) -> Table:
 
 def _differences(own: Row, other: Row) -> dict[tuple[str, int], Interval]:
     """By task and length: retrieval tasks each, and the average of RULER's."""
-    apart: dict[tuple[str, int], Interval] = {}
+    differences: dict[tuple[str, int], Interval] = {}
     for task, lengths in own.trials.items():
         for length, trials in lengths.items():
             theirs = other.trials.get(task, {}).get(length, {})
             hits = ({n: trial.hit for n, trial in asked.items()} for asked in (trials, theirs))
             if difference := share_difference(*hits):
-                apart[task, length] = difference
+                differences[task, length] = difference
     if own.ruler and other.ruler:
         for length in own.ruler.lengths:
             if difference := paired_at(own.ruler, other.ruler, length):
-                apart[ruler_name([own.ruler, other.ruler]), length] = difference
-    return apart
+                differences[ruler_name([own.ruler, other.ruler]), length] = difference
+    return differences
 
 
 def _points(difference: Interval | None) -> str:

@@ -294,8 +294,8 @@ def _numbers(
         half = None if r.standard_error is None else Z * r.standard_error
         span = ["", ""] if half is None else [r.value - half, r.value + half]
         yield [r.arm, "", f"benchmark {r.task}, {r.fewshot}-shot, {r.metric}", "", r.value, *span]
-    for label, apart in paper_differences(folders).items():
-        for task, score in apart.items():
+    for label, scores in paper_differences(folders).items():
+        for task, score in scores.items():
             half = None if score.error is None else Z * score.error
             span = ["", ""] if half is None else [score.value - half, score.value + half]
             paired = "paired" if score.paired else "not paired"
@@ -323,9 +323,9 @@ def _of_prices(folder: Folder, named: str) -> Iterator[list[object]]:
             if measured.base is not None:
                 yield [f"{named}{base}", price.kind, f"{measure} {named_as}", price.tokens, measured.base, "", ""]
             yield [label, price.kind, f"{measure} {named_as}", price.tokens, measured.own, "", ""]
-            if apart := measured.difference:
-                span = [apart.low, apart.high] if price.has_interval else ["", ""]
-                yield [label, price.kind, f"{cost} {named_as}", price.tokens, apart.mean, *span]
+            if change := measured.difference:
+                span = [change.low, change.high] if price.has_interval else ["", ""]
+                yield [label, price.kind, f"{cost} {named_as}", price.tokens, change.mean, *span]
 
 
 def _of_row(row: Row) -> Iterator[tuple[str, int | str, Interval]]:

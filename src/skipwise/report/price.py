@@ -99,8 +99,8 @@ def _compared(
     mean = loss(own, sums=sums).mean * unit
     if base is None:
         return Compared(mean, None, None)
-    apart = difference(own, base, sums=sums, by_segment=True)
-    return Compared(mean, loss(base, sums=sums).mean * unit, apart.times(unit) if apart else None)
+    change = difference(own, base, sums=sums, by_segment=True)
+    return Compared(mean, loss(base, sums=sums).mean * unit, change.times(unit) if change else None)
 
 
 def price_warning(folder: Folder) -> str:

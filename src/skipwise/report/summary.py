@@ -135,7 +135,7 @@ class Judgement:
     base: str
     ruler: RulerLength | None = None  # None where RULER was not asked inside the original window
     # The longest length at which both were asked RULER's prompts, and there the own score less the base's.
-    ruler_apart: tuple[int, Interval] | None = None
+    ruler_difference: tuple[int, Interval] | None = None
 
     @property
     def headline(self) -> str:
@@ -149,10 +149,10 @@ class Judgement:
 
     @property
     def _against_base(self) -> str:
-        if self.ruler_apart is None:
+        if self.ruler_difference is None:
             return ""
-        length, apart = self.ruler_apart
-        return f"On the same prompts of {length:,} tokens it scores {apart.times(100)} points against {self.base}."
+        length, change = self.ruler_difference
+        return f"On the same prompts of {length:,} tokens it scores {change.times(100)} points against {self.base}."
 
     @property
     def cost_sentence(self) -> str:
@@ -248,8 +248,8 @@ def judge(row: Row, base: Row | None) -> Judgement:
     excess = {}
     lengths = sorted({*row.sliding, *(n for lengths in row.found.values() for n in lengths)})
     for begin, end in pairwise([1, *lengths]):
-        if end in row.edges() and (apart := difference(row.whole, theirs, begin, end)):
-            excess[end] = apart
+        if end in row.edges() and (change := difference(row.whole, theirs, begin, end)):
+            excess[end] = change
     return Judgement(
         row,
         _buckets(row, theirs if base else []),
@@ -294,12 +294,12 @@ def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
 
 
 def _cost(ours: Sequence[ReadingRecord], theirs: Sequence[ReadingRecord]) -> Cost | None:
-    apart, accuracy = difference(ours, theirs), difference(ours, theirs, sums="hits")
-    if apart is None:
+    change, accuracy = difference(ours, theirs), difference(ours, theirs, sums="hits")
+    if change is None:
         return None
     shared = {r.document for r in ours} & {r.document for r in theirs}
     kept = any(any(r.hits) for r in (*ours, *theirs))  # records of skipwise 0.1 may have lost them
-    return Cost(apart, accuracy if kept else None, sum(r.tokens for r in ours if r.document in shared))
+    return Cost(change, accuracy if kept else None, sum(r.tokens for r in ours if r.document in shared))
 
 
 def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:

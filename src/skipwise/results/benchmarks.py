@@ -70,8 +70,8 @@ def difference(own: BenchmarkRecord, base: BenchmarkRecord) -> Score:
     """
     value = 100 * (own.value - base.value)
     if own.questions and own.questions == base.questions and len(own.scores) == len(base.scores) > 1:
-        apart = np.subtract([*map(float, own.scores)], [*map(float, base.scores)])
-        return Score(value, float(100 * apart.std(ddof=1) / math.sqrt(len(apart))), paired=True)
+        differences = np.subtract([*map(float, own.scores)], [*map(float, base.scores)])
+        return Score(value, float(100 * differences.std(ddof=1) / math.sqrt(len(differences))), paired=True)
     return Score(value, _root_of_squares([score(own).error, score(base).error]), paired=False)
 
 

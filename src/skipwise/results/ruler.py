@@ -131,20 +131,20 @@ def paired(own: RulerScores, base: RulerScores) -> tuple[int, Interval] | None:
     The interval is Student's t over prompts. None where they share no prompt.
     """
     for length in sorted(set(own.lengths) & set(base.lengths), reverse=True):
-        if apart := paired_at(own, base, length):
-            return length, apart
+        if difference := paired_at(own, base, length):
+            return length, difference
     return None
 
 
 def paired_at(own: RulerScores, other: RulerScores, length: int) -> Interval | None:
     """The mean of own score less another model's on the same prompts of one length; None where they share none."""
-    apart = {
+    differences = {
         f"{task} {trial}": score - theirs
         for task, lengths in own.prompts.items()
         for trial, score in lengths.get(length, {}).items()
         if (theirs := other.prompts.get(task, {}).get(length, {}).get(trial)) is not None
     }
-    return mean_interval(list(apart.values()), [1] * len(apart), list(apart)) if apart else None
+    return mean_interval(list(differences.values()), [1] * len(differences), list(differences)) if differences else None
 
 
 def _wilson(scores: Sequence[float]) -> Interval:

@@ -78,10 +78,10 @@ def difference(
     other = {(r.document, r.begin): r for r in theirs}
     pairs = [(r, other[r.document, r.begin]) for r in ours if (r.document, r.begin) in other]
     pairs = [(a, b) for a, b in pairs if a.edges == b.edges]
-    apart = [_within(a, begin, end, sums)[0] - _within(b, begin, end, sums)[0] for a, b in pairs]
+    differences = [_within(a, begin, end, sums)[0] - _within(b, begin, end, sums)[0] for a, b in pairs]
     tokens = [_within(a, begin, end, sums)[1] for a, _ in pairs]
     clusters = [f"{a.document} {a.begin}" if by_segment else a.document for a, _ in pairs]
-    return mean_interval(apart, tokens, clusters) if sum(tokens) else None
+    return mean_interval(differences, tokens, clusters) if sum(tokens) else None
 
 
 def share_difference(ours: Mapping[int, bool], theirs: Mapping[int, bool]) -> Interval | None:
@@ -141,9 +141,9 @@ def mean_interval(totals: Sequence[float], counts: Sequence[float], clusters: Se
     sums, share = sums[sizes > 0], sizes[sizes > 0] / sizes.sum()
     if len(share) < 2:
         return Interval(mean, -math.inf, math.inf)
-    apart = sums / (share * sizes.sum()) - mean
+    residuals = sums / (share * sizes.sum()) - mean
     weight = share**2 / (1 - share)
-    half = float(stdtrit(_freedom(weight, share), 0.975) * np.sqrt(weight @ apart**2))
+    half = float(stdtrit(_freedom(weight, share), 0.975) * np.sqrt(weight @ residuals**2))
     return Interval(mean, mean - half, mean + half)
 
 

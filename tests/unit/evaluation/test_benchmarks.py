@@ -9,7 +9,15 @@ import pytest
 
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation import benchmarks, harness
-from skipwise.evaluation.benchmarks import Asked, Benchmarks, _by_question, _digest, _scores, parse_tasks, ruler_lengths
+from skipwise.evaluation.benchmarks import (
+    AskedTask,
+    Benchmarks,
+    _by_question,
+    _digest,
+    _scores,
+    parse_tasks,
+    ruler_lengths,
+)
 from skipwise.results.benchmarks import PAPER
 from tests.tiny import byte_tokenizer
 
@@ -59,10 +67,10 @@ def found(words: str, tasks: Path, data: Path) -> list[tuple[str, int]]:
 
 
 def test_a_list_names_tasks_and_their_examples() -> None:
-    assert parse_tasks("boolq, arc_challenge:25,,boolq") == [Asked("boolq"), Asked("arc_challenge", 25)]
-    paper = [Asked(task, how.fewshot, how.metric) for task, how in PAPER.items()]
+    assert parse_tasks("boolq, arc_challenge:25,,boolq") == [AskedTask("boolq"), AskedTask("arc_challenge", 25)]
+    paper = [AskedTask(task, how.fewshot, how.metric) for task, how in PAPER.items()]
     assert parse_tasks("paper") == paper
-    assert parse_tasks("boolq:0,paper,paper") == [Asked("boolq", 0), *paper]
+    assert parse_tasks("boolq:0,paper,paper") == [AskedTask("boolq", 0), *paper]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from zlib import crc32
 
 from skipwise.data.passkey import Room, longest_prompt
 from skipwise.data.ruler import chains, counting, needles, questions
-from skipwise.data.ruler.prompts import Form, Request
+from skipwise.data.ruler.prompts import Form, PromptRequest
 from skipwise.data.ruler.sources import RulerData, read_ruler_data
 from skipwise.errors import RecipeError, TooShortError, one_of
 from skipwise.method.rng import Rng
@@ -153,7 +153,7 @@ def ruler_prompt(
     """
     found, settings = ruler_task(task)
     base = task.partition(":")[0]
-    request = Request(tokenizer, length, _prompt_seed(seed, base, length, trial), trial, data)
+    request = PromptRequest(tokenizer, length, _prompt_seed(seed, base, length, trial), trial, data)
     refused = []
     for form in found.forms(request, **{**found.settings, **settings}):
         try:
@@ -163,7 +163,7 @@ def ruler_prompt(
     raise min(refused, key=lambda error: error.shortest)
 
 
-def _longest(form: Form, request: Request, answer_tokens: int, task: str) -> RulerPrompt:
+def _longest(form: Form, request: PromptRequest, answer_tokens: int, task: str) -> RulerPrompt:
     def drawn(units: int) -> tuple[str, str]:
         return form.draw(units).text, ""
 

@@ -13,7 +13,7 @@ from string import ascii_uppercase
 import numpy as np
 
 from skipwise.data.passkey import Room, longest_prompt
-from skipwise.data.ruler.prompts import FULL_SIZE, Drawn, Form, Request
+from skipwise.data.ruler.prompts import FULL_SIZE, Drawn, Form, PromptRequest
 from skipwise.errors import RecipeError, TooShortError
 
 _TEMPLATE = (
@@ -28,7 +28,7 @@ _MOST = 10  # hops, since RULER's examples have no more; and chains
 _EXAMPLE_TOKENS, _EXAMPLE_STEP, _ANSWER_TOKENS = 500, 5, 30
 
 
-def forms(request: Request, *, hops: int, chains: int) -> list[Form]:
+def forms(request: PromptRequest, *, hops: int, chains: int) -> list[Form]:
     """Return two forms: with an example, and without."""
     for what, value in (("hops", hops), ("chains", chains)):
         if value > _MOST:
@@ -59,7 +59,7 @@ def draw_chains(seed: int, units: int, *, hops: int, chains: int, example_lines:
     return Drawn(text, tuple(variables))
 
 
-def _example_lines(request: Request, hops: int, chains: int) -> int:
+def _example_lines(request: PromptRequest, hops: int, chains: int) -> int:
     """Return how many lines an example has; the module says the rule."""
 
     def drawn(steps: int) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from math import pi
 from random import Random
 from string import ascii_lowercase
 
-from skipwise.data.ruler.prompts import FULL_SIZE, SHUFFLE_SEED, Drawn, Form, Request
+from skipwise.data.ruler.prompts import FULL_SIZE, SHUFFLE_SEED, Drawn, Form, PromptRequest
 from skipwise.data.ruler.words import common_words
 
 _COMMON = 10
@@ -46,7 +46,7 @@ Example = tuple[int, int, int]  # words; how often the common ones and the other
 _EXAMPLE, _SMALL_EXAMPLE = (40, 10, 3), (20, 3, 1)
 
 
-def common_forms(request: Request) -> list[Form]:
+def common_forms(request: PromptRequest) -> list[Form]:
     """Return the forms of ``cwe``, the largest first."""
     sizes: list[tuple[Example | None, int, int]] = [(_SMALL_EXAMPLE, 6, 1), (None, 3, 1)]
     if request.length >= FULL_SIZE:
@@ -82,7 +82,7 @@ def _numbered(words: list[str]) -> str:
     return " ".join(f"{i}. {word}" for i, word in enumerate(words, start=1))
 
 
-def frequent_forms(request: Request) -> list[Form]:
+def frequent_forms(request: PromptRequest) -> list[Form]:
     """Return the one form of ``fwe``."""
     different = max(request.length // _CODE_TOKENS, _FEWEST_DIFFERENT)
     return [Form(partial(draw_frequent, request.seed, different=different), request.units(_FEWEST_CODED), 8.0)]

@@ -11,7 +11,7 @@ from random import Random
 from typing import Literal
 from uuid import UUID
 
-from skipwise.data.ruler.prompts import SHUFFLE_SEED, Drawn, Form, Request
+from skipwise.data.ruler.prompts import SHUFFLE_SEED, Drawn, Form, PromptRequest
 from skipwise.data.ruler.sources import RulerData, sentences
 from skipwise.data.ruler.words import key_words
 from skipwise.errors import RecipeError
@@ -53,7 +53,7 @@ class Counts:
     queries: int
 
 
-def forms(kinds: Kinds, request: Request, *, keys: int, values: int, queries: int) -> list[Form]:
+def forms(kinds: Kinds, request: PromptRequest, *, keys: int, values: int, queries: int) -> list[Form]:
     """Return the one form of a needle task; there are at least as many keys as queries."""
     counts = Counts(max(keys, queries), values, queries)
     needles = counts.keys * counts.values

@@ -23,7 +23,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptRequest:
     """A prompt that is asked for."""
 
     tokenizer: "PreTrainedTokenizerBase"

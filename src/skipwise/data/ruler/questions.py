@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Literal
 
-from skipwise.data.ruler.prompts import SHUFFLE_SEED, Drawn, Form, Request
+from skipwise.data.ruler.prompts import SHUFFLE_SEED, Drawn, Form, PromptRequest
 from skipwise.data.ruler.sources import Library
 
 _TEMPLATE = (
@@ -19,7 +19,7 @@ _TEMPLATE = (
 _ASKED = 500  # RULER asks the first 500 questions of a file; those behind them are spares
 
 
-def forms(name: Literal["squad", "hotpotqa"], request: Request) -> list[Form]:
+def forms(name: Literal["squad", "hotpotqa"], request: PromptRequest) -> list[Form]:
     """Return a form for the trial's question, and for each of its spares, 500 places apart."""
     library: Library = getattr(request.data, name)
     first = request.trial % len(library.questions)

@@ -12,7 +12,7 @@ from skipwise.data import ruler
 from skipwise.data.passkey import encode, longest_prompt
 from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt, ruler_task
 from skipwise.data.ruler.counting import draw_common, draw_frequent, frequent_forms
-from skipwise.data.ruler.prompts import Request
+from skipwise.data.ruler.prompts import PromptRequest
 from skipwise.data.ruler.sources import Library, Question
 from skipwise.data.ruler.words import common_words
 from skipwise.errors import RecipeError, TooShortError
@@ -211,7 +211,7 @@ def test_more_words_than_there_are_come_again(data) -> None:
 
 def test_fwe_has_the_fewest_units_whose_answer_is_one_from_there_on() -> None:
     """The third and the fourth coded word, of n / (k^2 * 1.645) rounded down, are not equally frequent."""
-    fewest = frequent_forms(Request(BYTES, 512, 0, 0, read_ruler_data()))[0].units[0]
+    fewest = frequent_forms(PromptRequest(BYTES, 512, 0, 0, read_ruler_data()))[0].units[0]
     for units in range(fewest - 1, 3000):
         coded = draw_frequent(0, units, different=60).text.split("coded words. ")[1].split("\n")[0].split()
         counts = [count for word, count in Counter(coded).most_common() if word != "..."]
