@@ -266,7 +266,7 @@ def lengths_told(config: PretrainedConfig, extension: Extension) -> str:
     """Return from where to where a model is extended: ``131,072 -> 524,288 tokens``, the first by the config as it comes."""
     scaled = rope_of(config).get("rope_type", "default") != "default"
     original = extension.rope.original_length
-    comes = max(config.max_position_embeddings, original) if scaled else original
+    comes = max(reach_of(config, original) or 0, original) if scaled else original
     return f"{comes:,} -> {extension.target_length:,} tokens"
 
 
@@ -373,6 +373,24 @@ def _original_length(config: PretrainedConfig, current: dict[str, Any]) -> int:
     if given is not None:
         _require_number("original_max_position_embeddings", given, "at least 1")
     return int(given or config.max_position_embeddings)
+
+
+def reach_of(config: PretrainedConfig, original: int | None = None) -> int | None:
+    """Return how many positions a model's RoPE was made for by its config; None if it does not say.
+
+    ``max_position_embeddings`` is that length under llama3 and longrope, and in every model that Skipwise extended. Under
+    yarn, linear and dynamic it may have stayed at the original length, as Qwen's model cards advise: then it is the original
+    length times the factor. A linear or dynamic scaling does not state the original length, and without ``original`` it is
+    taken for ``max_position_embeddings``: so a linear model whose length was raised already is said to read more than it does.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    rope = (
+        getattr(config, "rope_parameters", None) or {}
+    )  # with a set for each kind of layer, the length is that reached
+    if not isinstance(longest, int) or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
+        return longest if isinstance(longest, int) else None
+    original = rope.get("original_max_position_embeddings") or original or longest
+    return max(longest, round(original * (rope.get("factor") or 1)))
 
 
 def rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:

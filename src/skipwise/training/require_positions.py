@@ -14,6 +14,7 @@ from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.model.lora import stock_model
 from skipwise.model.probe import probe_connectivity
+from skipwise.model.rope import reach_of
 from skipwise.model.sliding import takes_packed
 
 _EXAMPLES = 256  # of which one must skip; a share of examples may have no skip
@@ -114,10 +115,8 @@ class RequirePositions(TrainerCallback):
 
 def _require_extended(config: Any, target: int) -> None:
     """Require a model whose config reads the target: the positions of one that does not are not interpolated."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    factor = rope.get("factor") or 1  # linear scaling may leave the length as it was
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and longest * factor < target:
+    longest = reach_of(config)
+    if longest is not None and longest < target:
         raise RecipeError(
             f"the model reads {longest:,} positions by its config, and the examples reach {target:,}: extend it before training, "
             f"as by skipwise.load_model(name, target_length={target}, interpolation='yarn'), or lower the target length"

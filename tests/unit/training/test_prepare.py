@@ -97,7 +97,7 @@ def test_a_scaled_model_is_replaced_from_the_length_given(tmp_path) -> None:
         ({"rope_type": "default"}, "64 -> 512 tokens", False),
         ({"rope_type": "linear", "factor": 2.0}, "64 -> 512 tokens", True),
         ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}, "64 -> 512 tokens", True),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, "128 -> 512 tokens", True),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, "256 -> 512 tokens", True),
     ],
 )
 def test_the_plan_says_what_the_model_reads_now_and_which_scaling_is_replaced(

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
 from skipwise.errors import ModelError, RecipeError
+from skipwise.model.rope import plan_extension, reach_of, set_interpolation
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator
-from skipwise.training.require_positions import RequirePositions
+from skipwise.training.require_positions import RequirePositions, _require_extended
 from tests import families
 from tests.tiny import llama
 
@@ -149,5 +150,44 @@ def test_a_model_that_was_not_extended_is_refused() -> None:
         RecipeError, match=f"reads {TARGET // 2} positions by its config, and the examples reach {TARGET}"
     ):
         guard.watch(llama(window=TARGET // 2))
-    linear = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
-    guard.watch(llama(window=TARGET // 2, rope_parameters=linear))
+
+
+def scaled(kind: str, **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "rope_theta": 1e4, "factor": 8.0, **more}
+
+
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_LONG = {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("rope", "reads"),
+    [
+        (scaled("linear"), 8 * TARGET),  # its length may have stayed at the original
+        (scaled("dynamic"), 8 * TARGET),
+        (scaled("yarn", original_max_position_embeddings=TARGET // 8), TARGET),
+        (scaled("yarn", original_max_position_embeddings=TARGET // 2), 4 * TARGET),  # stayed, above the original
+        (scaled("yarn", original_max_position_embeddings=TARGET), 8 * TARGET),
+        (scaled("llama3", original_max_position_embeddings=TARGET // 2, **_LLAMA3), TARGET),  # as Llama 3.2, x32 of 8k
+        (scaled("longrope", original_max_position_embeddings=TARGET // 2, **_LONG), TARGET),
+    ],
+)
+def test_how_far_a_scaled_model_reads_is_known(rope: dict[str, Any], reads: int) -> None:
+    config = llama(window=TARGET, rope_parameters=rope).config
+    assert reach_of(config) == reads
+    _require_extended(config, reads)
+    with pytest.raises(
+        RecipeError, match=f"reads {reads:,} positions by its config, and the examples reach {reads + 1:,}"
+    ):
+        _require_extended(config, reads + 1)
+
+
+@pytest.mark.parametrize("interpolation", ["ntk", "yarn", "yarn-revised"])
+def test_a_model_that_was_extended_to_less_is_refused(interpolation: str) -> None:
+    """The factor of an extended model is part of its length already."""
+    config = llama(window=TARGET // 8).config
+    set_interpolation(config, plan_extension(config, target_length=TARGET, interpolation=interpolation))
+    model = LlamaForCausalLM(config)
+    RequirePositions(TARGET).watch(model)
+    with pytest.raises(RecipeError, match=f"the model reads {TARGET} positions by its config"):
+        RequirePositions(8 * TARGET).watch(model)
