@@ -53,6 +53,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         data = PoseDataset.from_source("corpus/", load_tokenizer(name), train_length="4k", target_length="32k")
         Trainer(model, TrainingArguments("out"), train_dataset=data, data_collator=collate).train()
 
+    ``answer_weight``, ``teacher_weight`` and ``written_weight`` are for the trainer of ``skipwise extend``, which alone applies
+    them; in a Trainer of yours leave them out.
+
     Args:
         store: the tokens.
         documents: indices into the store of the documents to draw from; of at least ``train_length`` tokens, unless they are

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from transformers import TrainerCallback
 
+from skipwise.data.examples import PoseDataset
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.model.lora import stock_model
@@ -18,6 +19,9 @@ from skipwise.model.rope import reach_of
 from skipwise.model.sliding import takes_packed
 
 _EXAMPLES = 256  # of which one must skip; a share of examples may have no skip
+
+# What PoseDataset adds to a batch for the trainer of ``skipwise extend``; a stock model takes any field and ignores these.
+_WEIGHTS = ("label_weights", "teacher_weights", "teacher_positions")
 
 _KEEP = "give data_collator=PoseCollator(...) or collate, and remove_unused_columns=False"
 
@@ -33,12 +37,16 @@ class RequirePositions(TrainerCallback):
     the model are checked until one has a skip, and after that no more. In a loop of your own call ``watch(model)`` before
     the first step. ``PoseCollator`` is such a callback itself.
 
+    The weights that a ``PoseDataset`` gives labels and a teacher are refused where nothing would apply them: where they reach
+    the model, whose loss ignores them, or where a Trainer drops them by ``remove_unused_columns``.
+
     Args:
         target_length: L_t in tokens, as 32768 or "32k".
 
     Raises:
         RecipeError: (in the forward pass) a batch has no ``position_ids`` or no ``attention_mask``, its positions begin
-            again inside an example, or 256 examples have no skip.
+            again inside an example, it has weights that the model ignores, or 256 examples have no skip. (Before training)
+            the model does not read the target, or the Trainer drops such weights.
         ModelError: (before training) the chunks do not attend to each other.
     """
 
@@ -47,8 +55,11 @@ class RequirePositions(TrainerCallback):
         self._examples = 0
         self._hook: Any = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **given: Any) -> None:
         """Watch the model of a Trainer, in the precision in which it trains."""
+        data = getattr(given.get("train_dataloader"), "dataset", None)
+        if args.remove_unused_columns and isinstance(data, PoseDataset):
+            _refuse_weights(data[0])
         self.watch(model, precision="bf16" if args.bf16 else "fp16" if args.fp16 else "float32")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -83,6 +94,7 @@ class RequirePositions(TrainerCallback):
                 "the model got no position_ids, so it counts 0, 1, 2, ... and no position skips: the Trainer or its "
                 f"collator dropped them; {_KEEP}"
             )
+        _refuse_weights(given)
         steps, mask = positions.diff(dim=-1), given.get("attention_mask")
         within = torch.ones_like(steps, dtype=torch.bool)  # whether a step stays in one text
         if isinstance(mask, torch.Tensor) and mask.ndim == 4:
@@ -120,4 +132,13 @@ def _require_extended(config: Any, target: int) -> None:
         raise RecipeError(
             f"the model reads {longest:,} positions by its config, and the examples reach {target:,}: extend it before training, "
             f"as by skipwise.load_model(name, target_length={target}, interpolation='yarn'), or lower the target length"
+        )
+
+
+def _refuse_weights(fields: Mapping[str, Any]) -> None:
+    """Refuse fields that only the trainer of ``skipwise extend`` reads."""
+    if ignored := [name for name in _WEIGHTS if name in fields]:
+        raise RecipeError(
+            f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies answer_weight, "
+            "teacher_weight and written_weight; leave them out of the PoseDataset, or extend by skipwise extend"
         )

@@ -1,5 +1,6 @@
 """RequirePositions: a stock Trainer goes on with good batches, and stops at its first step with every kind of bad one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
+from skipwise.data.examples import PoseDataset
+from skipwise.data.window import collate
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model.rope import plan_extension, reach_of, set_interpolation
 from skipwise.model.sliding import mask_by_position
@@ -14,7 +17,7 @@ from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator
 from skipwise.training.require_positions import RequirePositions, _require_extended
 from tests import families
-from tests.tiny import llama
+from tests.tiny import byte_tokenizer, corpus, llama
 
 TRAIN, TARGET = 16, 128
 Batch = dict[str, torch.Tensor]
@@ -50,6 +53,10 @@ def without(*names: str) -> Any:
     return lambda batch: {key: value for key, value in batch.items() if key not in names}
 
 
+def weighted(*names: str) -> Any:
+    return lambda batch: batch | {name: torch.ones_like(batch["labels"]) for name in names}
+
+
 def restarted(batch: Batch) -> Batch:
     return batch | {"position_ids": torch.arange(TRAIN // 2).repeat(len(batch["input_ids"]), 2)}
 
@@ -64,6 +71,8 @@ def counted(batch: Batch) -> Batch:
         (without("position_ids"), "got no position_ids.*remove_unused_columns=False"),
         (without("attention_mask"), "got no attention_mask.*cuts attention"),
         (restarted, "begin again inside an example.*turn packing and padding_free off"),
+        (weighted("label_weights"), "the batch has label_weights, which the model's own loss ignores.*leave them out"),
+        (weighted("teacher_weights", "teacher_positions"), "the batch has teacher_weights, teacher_positions, which"),
     ],
 )
 def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any, message: str) -> None:
@@ -73,6 +82,28 @@ def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any
         made.train()
     assert made.state.global_step == 0
     assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    "weights", [{"retrieval": 0.5, "answer_weight": 8}, {"teacher_weight": 1.0}, {"written_weight": 1.0}]
+)
+def test_weights_that_a_stock_trainer_would_drop_or_ignore_are_refused(
+    tmp_path: Path, weights: dict[str, float], kept: bool
+) -> None:
+    def trained(**options: float) -> int:
+        data = PoseDataset.from_source(text, byte_tokenizer(), train_length=320, target_length=640, **options)
+        arguments = replace(trainer(tmp_path).args, remove_unused_columns=not kept)
+        made = Trainer(llama(window=640).train(), arguments, collate, data, callbacks=[RequirePositions(640)])
+        made.train()
+        return int(made.state.global_step)
+
+    text = corpus(tmp_path / "text")
+    assert trained(retrieval=0.5) == 1
+    with pytest.raises(
+        RecipeError, match="only skipwise extend applies answer_weight, teacher_weight and written_weight"
+    ):
+        trained(**weights)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
