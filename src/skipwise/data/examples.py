@@ -138,7 +138,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         _check_packing(self.rules, self._short)
         # A document that is too short for a plan is reported here, not in a worker.
         shortest = self._lengths[~self._short].min(initial=lengths[1], keepdims=True)
-        self.rules.plan(Rng.of(seed, 0, 0), np.minimum(shortest, lengths[1]))
+        plans = self.rules.plan(Rng.of(seed, 0, 0), np.minimum(shortest, lengths[1]))
         if assistant_only and not len(store.context):
             raise DataError(
                 "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
@@ -146,6 +146,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             )
         _check_shares({"passkey": passkey, "retrieval": retrieval, "written": written_share})
         _check_prompts({"passkey": passkey, "retrieval": retrieval}, tokenizer, lengths[0])
+        if written_share:
+            _check_written(written, written_share, plans.position_ids().shape[1])
 
     @classmethod
     def from_source(
@@ -283,16 +285,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         Where a text begins behind another one the model reads both. There it differs from the teacher for another reason than
         what it forgot, so the first tokens, a quarter of the text at the most, are not taught.
         """
-        if self.written is None:
-            raise DataError(f"written_share = {self.written_share:g} needs texts; give written, or set it to 0")
+        assert self.written is not None  # _check_written
         (pieces, tokens), length = self.written.shape, len(text)
-        needed = -(-length // tokens)
-        if needed > pieces:
-            raise DataError(
-                f"written holds {counted(pieces, 'text')} of {tokens:,} tokens, and a window of {length:,} needs {needed} of them, "
-                "each once; write more, or set written_share to 0"
-            )
-        chosen = self._rng(index).choice(pieces, needed, replace=False)
+        chosen = self._rng(index).choice(pieces, -(-length // tokens), replace=False)
         ids = self.written[chosen].ravel()[:length].astype(np.int64)
         places = np.arange(length) % tokens
         labels = ids.copy()
@@ -326,6 +321,20 @@ def _check_shares(shares: dict[str, float]) -> None:
     asked = {name: share for name, share in shares.items() if share}
     if (together := sum(asked.values())) > 1:
         raise DataError(f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one")
+
+
+def _check_written(written: np.ndarray | None, share: float, window: int) -> None:
+    """Refuse too few texts to fill a window of so many tokens, each once."""
+    if written is None or written.ndim != 2:
+        raise DataError(
+            f"written_share = {share:g} needs texts; give written, an array [texts, tokens], or set it to 0"
+        )
+    texts, tokens = written.shape
+    if texts * tokens < window:
+        raise DataError(
+            f"written holds {counted(texts, 'text')} of {tokens:,} tokens, and a window of {window:,} needs "
+            f"{-(-window // max(tokens, 1))} of them, each once; write more, or set written_share to 0"
+        )
 
 
 def _check_packing(rules: ExampleRules, short: np.ndarray) -> None:

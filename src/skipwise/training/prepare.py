@@ -124,7 +124,7 @@ class PreparedRun:
     def dataset(self, written: np.ndarray | None = None) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch.
 
-        ``written`` are the texts of the base, without which plans can be drawn but not the examples made of them.
+        ``written`` are the texts of the base. Without them plans can be drawn, but no example is made of such texts.
         """
         recipe = self.recipe
         return PoseDataset(
@@ -142,7 +142,7 @@ class PreparedRun:
             retrieval=recipe.data.retrieval,
             answer_weight=recipe.data.answer_weight,
             written=written,
-            written_share=recipe.teacher.written if recipe.teacher else 0.0,
+            written_share=recipe.teacher.written if recipe.teacher and written is not None else 0.0,
             teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,
             written_weight=recipe.teacher.of_written if recipe.teacher else 0.0,
             assistant_only=recipe.data.assistant_only,

@@ -200,7 +200,18 @@ def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_ju
 def test_too_few_written_texts_to_fill_a_window_are_refused(store: TokenStore) -> None:
     texts = np.zeros((12, 8), dtype=np.int64)
     with pytest.raises(DataError, match=r"written holds 12 texts of 8 tokens, and a window of 100 needs 13 of them"):
-        dataset(store, train_length=100, target_length=1280, written=texts, written_share=1.0)[0]
+        dataset(store, train_length=100, target_length=1280, written=texts, written_share=1e-9)
+    dataset(store, train_length=96, target_length=1280, written=texts, written_share=1.0)[0]
+    full = {
+        "train_length": 96,
+        "target_length": 100,
+        "positions": Positions(scheme="full"),
+    }  # reads windows of the target
+    with pytest.raises(
+        DataError, match="a window of 100 needs 13 of them, each once; write more, or set written_share to 0"
+    ):
+        dataset(store, **full, written=texts, written_share=1e-9)
+    dataset(store, train_length=100, target_length=1280, written=texts)
 
 
 def test_shares_of_prompts_are_drawn_apart(tmp_path: Path) -> None:
@@ -300,8 +311,11 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         dataset(store, passkey=0.5, retrieval=1.0, tokenizer=byte_tokenizer())
     with pytest.raises(DataError, match=r"written = 1.5 must lie in 0\.\.1"):
         dataset(store, written_share=1.5)
-    with pytest.raises(DataError, match=r"written_share = 1 needs texts"):
-        dataset(store, written_share=1.0)[0]
+    for none in (None, np.zeros(8, dtype=np.int64)):
+        with pytest.raises(
+            DataError, match=r"written_share = 1 needs texts; give written, an array \[texts, tokens\], or"
+        ):
+            dataset(store, written_share=1.0, written=none)
     with pytest.raises(DataError, match="train length 7 is too short for 2 chunks; choose at least 8 tokens"):
         dataset(store, train_length=7)
 
