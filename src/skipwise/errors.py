@@ -8,6 +8,8 @@ import difflib
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires
+from numbers import Integral
+from typing import Any
 
 _REASON = 300  # characters of another library's message that one of ours repeats
 UNSAFE = ("trust_remote_code", "weights_only")  # advised by other libraries, never by us
@@ -87,6 +89,16 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
     if value not in valid:
         raise RecipeError(f"{what} {value!r} is unknown{nearest(value, valid)}; choose one of {', '.join(valid)}")
     return value
+
+
+def at_least(what: str, value: Any, least: int) -> None:
+    """Require a whole number of at least ``least``.
+
+    Raises:
+        RecipeError: ``value`` is none.
+    """
+    if not isinstance(value, Integral) or value < least:
+        raise RecipeError(f"{what} {value!r} must be at least {least} and a whole number; correct it")
 
 
 def pip_install(*extras: str) -> str:

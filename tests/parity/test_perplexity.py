@@ -187,6 +187,41 @@ def test_nothing_to_score_is_explained(model, lengths):
         sliding_perplexity(model, documents_of(lengths), window=8, stride=4)
 
 
+def test_documents_may_be_lists_arrays_or_tensors(model):
+    ids = documents_of([20])[0].tolist()
+    kinds = (ids, np.array(ids, dtype=np.uint16), torch.tensor(ids), torch.tensor(ids, dtype=torch.int32))
+    assert len({sliding_perplexity(model, [one], window=8, stride=4).nll for one in kinds}) == 1
+    assert sliding_perplexity(model, torch.tensor([ids, ids]), window=8, stride=4).documents == 2
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([7, 8, 9], "document 0 holds 7, not a list of token ids; give one list of whole numbers for each document"),
+        (torch.tensor([7, 8, 9]), r"document 0 holds tensor\(7\), not a list"),
+        ([[1, 2], [1, 2.5]], r"document 1 holds \[1, 2.5\], not a list"),
+        ([torch.tensor([1.0, 2.0], dtype=torch.bfloat16)], r"document 0 holds tensor\(.*, not a list"),
+        ([[[1, 2]]], "document 0 holds several rows, not a list"),
+        (
+            [[1, 2], [1, -100]],
+            "document 1: token -100 is below 0, which is no id of a token; give input_ids without padding",
+        ),
+    ],
+)
+def test_what_is_no_document_of_token_ids_is_explained(model, documents, message):
+    with pytest.raises(DataError, match=message):
+        sliding_perplexity(model, documents, window=8, stride=4)
+
+
+@pytest.mark.parametrize(
+    ("precision", "message"),
+    [("bfloat16", "'bfloat16' is unknown.*choose one of auto, bf16, fp16, float32"), ("fp16", "'fp16' needs a GPU")],
+)
+def test_a_precision_that_cannot_be_had_is_refused(model, precision, message):
+    with pytest.raises(RecipeError, match=message):
+        sliding_perplexity(model, documents_of([20]), window=8, stride=4, precision=precision)
+
+
 def test_a_token_beyond_the_vocabulary_is_explained(model):
     documents = [*documents_of([5]), np.array([1, 2, 200])]
     with pytest.raises(DataError, match=r"document 1: token 200 >= vocabulary 61; another model's tokenizer\?"):

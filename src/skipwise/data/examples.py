@@ -20,7 +20,7 @@ from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore, keep_long, split_by_name
 from skipwise.data.training_prompts import require_room, training_prompt
 from skipwise.data.window import Example, Window, one_text
-from skipwise.errors import DataError, counted
+from skipwise.errors import DataError, at_least, counted
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import Plans
 from skipwise.method.rng import Rng
@@ -86,6 +86,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
+        RecipeError: a length or the seed breaks its rule.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         written_weight: float | None = None,
         assistant_only: bool = False,
     ) -> None:
+        at_least("seed", seed, 0)
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
         lengths = parse_length(train_length), parse_length(target_length)

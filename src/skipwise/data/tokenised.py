@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from skipwise.data.spans import Spans, runs
 from skipwise.errors import DataError
@@ -48,12 +49,12 @@ def tokenised_of(record: Mapping[str, Any], where: str) -> Tokenised:
     Raises:
         DataError: one of them is no list of ids, or a label is neither -100 nor the id at its place.
     """
-    ids = _integers(record["input_ids"], "input_ids", where)
+    ids = token_ids(record["input_ids"], f"{where}: field 'input_ids'")
     if len(ids) and not 0 <= ids.min() <= ids.max() <= 0x10FFFF:
         raise DataError(f"{where}: input_ids holds {ids.min()} to {ids.max()}, which are no ids of tokens")
     if record.get(LABELS) is None:
         return Tokenised.of(ids, [])
-    labels = _integers(record[LABELS], LABELS, where)
+    labels = token_ids(record[LABELS], f"{where}: field {LABELS!r}")
     if len(labels) != len(ids):
         raise DataError(f"{where}: {len(labels):,} labels of {len(ids):,} input_ids; give one for each")
     if len(wrong := np.flatnonzero((labels != ids) & (labels != _NOT_TRAINED))):
@@ -110,14 +111,19 @@ def _holds(ids: list[int], run: list[int]) -> bool:
     return any(ids[at : at + len(run)] == run for at in range(len(ids) - len(run) + 1))
 
 
-def _integers(values: Any, field: str, where: str) -> np.ndarray:
+def token_ids(values: Any, what: str) -> np.ndarray:
+    """Return a list, array or tensor of token ids as int64 [tokens]; an error calls it ``what``.
+
+    Raises:
+        DataError: it is no single row of whole numbers.
+    """
     try:
-        array = np.asarray(values)
-    except ValueError:  # lists of several lengths
+        array = np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
+    except (ValueError, TypeError, RuntimeError):  # lists of several lengths, or a tensor of floats that numpy has not
         array = np.asarray(None)
     if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
-        kind = "several rows" if array.ndim > 1 else f"a {type(values).__name__}"
+        kind = "several rows" if array.ndim > 1 else f"{values!r:.40}"
         raise DataError(
-            f"{where}: field {field!r} holds {kind}, not a list of token ids; give one list for each document"
+            f"{what} holds {kind}, not a list of token ids; give one list of whole numbers for each document"
         )
     return array.astype(np.int64)

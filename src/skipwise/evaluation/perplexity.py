@@ -17,11 +17,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from skipwise.data.tokenised import token_ids
 from skipwise.errors import DataError, counted
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length
-from skipwise.model.precision import AUTOCAST
+from skipwise.model.precision import AUTOCAST, choose_precision
 
 # Tokens fed together: few on a CPU, so that the activations of a layer stay in its caches.
 _PER_BATCH = {"cpu": 2048}
@@ -65,7 +66,7 @@ class Score:
 
 def sliding_perplexity(
     model: PreTrainedModel,
-    documents: Sequence[np.ndarray],
+    documents: Sequence[np.ndarray | torch.Tensor | Sequence[int]],
     *,
     window: int | str,
     stride: int | str,
@@ -73,20 +74,21 @@ def sliding_perplexity(
 ) -> Score:
     """Sum ``sliding_scores`` over documents; those of fewer than two tokens have nothing to score and are left out.
 
-    Lengths are in tokens, as 2048 or ``"2k"``.
+    A document is a list, array or tensor of token ids. Lengths are in tokens, as 2048 or ``"2k"``; ``precision`` is auto,
+    bf16, fp16 (on a GPU) or float32.
 
     Raises:
-        RecipeError: ``window`` or ``stride`` breaks its rule.
-        DataError: no token can be scored, or one is not in the model's vocabulary.
+        RecipeError: ``window`` or ``stride`` breaks its rule, or the precision is unknown.
+        DataError: a document is no row of whole numbers, no token can be scored, or one is not in the model's vocabulary.
     """
-    scored = [document for document in documents if len(document) >= 2]
+    read = [token_ids(document, f"document {number}") for number, document in enumerate(documents)]
+    require_vocabulary(model, read)
+    scored = [document for document in read if len(document) >= 2]
     if not scored:
-        raise DataError(f"no token to score in {counted(len(documents), 'document')}; give one of two tokens or more")
-    require_vocabulary(model, documents)
+        raise DataError(f"no token to score in {counted(len(read), 'document')}; give one of two tokens or more")
+    chosen = choose_precision(precision, model.device)
     started = time.perf_counter()
-    scores = sliding_scores(
-        model, scored, window=parse_length(window), stride=parse_length(stride), precision=precision
-    )
+    scores = sliding_scores(model, scored, window=parse_length(window), stride=parse_length(stride), precision=chosen)
     nll = math.fsum(float(score.nll.sum()) for score in scores)
     tokens = sum(len(document) - 1 for document in scored)
     return Score(len(scored), tokens, nll, time.perf_counter() - started)
@@ -151,7 +153,12 @@ def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | 
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     for number, document in enumerate(documents):
-        largest = int(np.max(document, initial=0))
+        smallest, largest = int(np.min(document, initial=0)), int(np.max(document, initial=0))
+        if smallest < 0:
+            raise DataError(
+                f"document {number}: token {smallest} is below 0, which is no id of a token; give input_ids without padding, not "
+                "labels"
+            )
         if largest >= len(weight):
             raise DataError(
                 f"document {number}: token {largest} >= vocabulary {len(weight)}; another "

@@ -15,11 +15,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import Prompt, answer_ids
 from skipwise.data.retrieval_prompts import TASKS
-from skipwise.errors import RecipeError, one_of
+from skipwise.errors import at_least, one_of
 from skipwise.evaluation.decoding import Begun, Reader, go_on_together
 from skipwise.evaluation.perplexity import inference, require_vocabulary
 from skipwise.method.lengths import parse_length
 from skipwise.model.memory import machine_memory
+from skipwise.model.precision import choose_precision
 
 _SHARE = 16  # of the memory, which may be held for answers that are written together
 _UNKNOWN_MEMORY = 2**34  # bytes, where the machine does not say
@@ -74,17 +75,17 @@ def retrieval_accuracy(
         task: a name of ``skipwise.data.retrieval_prompts.TASKS``: passkey, keys or lines.
         trials: number of prompts.
         seed: of the prompts.
-        precision: of the forward passes: bf16, fp16 or float32.
+        precision: of the forward passes: auto, bf16, fp16 (on a GPU) or float32.
 
     Raises:
-        RecipeError: ``trials`` is below 1, or the task is unknown.
+        RecipeError: ``trials`` is no whole number from 1 up or ``seed`` none from 0 up, or the task or precision is unknown.
         DataError: ``length`` is too short for a prompt, or the tokenizer does not suit.
     """
-    if trials < 1:
-        raise RecipeError(f"trials {trials} must be at least 1; the paper asks 50")
-    tokens = parse_length(length)
+    at_least("trials", trials, 1)
+    at_least("seed", seed, 0)
+    chosen, tokens = choose_precision(precision, model.device), parse_length(length)
     prompts = [draw_prompt(task, tokenizer, tokens, seed, trial, "random") for trial in range(trials)]
-    return sum(answer.hit for answer in retrieve(model, tokenizer, prompts, precision=precision)) / trials
+    return sum(answer.hit for answer in retrieve(model, tokenizer, prompts, precision=chosen)) / trials
 
 
 def draw_prompt(

@@ -11,7 +11,7 @@ from typing import Literal, cast, get_args
 from rich.console import Console
 
 from skipwise.data.retrieval_prompts import TASKS
-from skipwise.errors import RecipeError, RunError, one_of
+from skipwise.errors import RecipeError, RunError, at_least, one_of
 from skipwise.evaluation.batches import Batch, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
@@ -73,8 +73,8 @@ def perplexity_settings(
     if chosen != "sliding" and (stride is not None or tokens_per_document is not None):
         given = "--stride" if stride is not None else "--tokens-per-document"
         raise RecipeError(f"{given} belongs to sliding windows, and mode {chosen} has none; leave it out")
-    if documents is not None and documents < 1:
-        raise RecipeError(f"documents {documents} must be at least 1; raise it")
+    if documents is not None:
+        at_least("documents", documents, 1)
     ends = tuple(sorted(set(windows or known[1])))
     if ends[0] < 2:
         raise RecipeError(f"window {ends[0]} must be at least 2 tokens; widen it")

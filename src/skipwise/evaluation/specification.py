@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from skipwise.data import ruler
 from skipwise.data.retrieval_prompts import TASKS
-from skipwise.errors import RecipeError, counted, one_of
+from skipwise.errors import RecipeError, at_least, counted, one_of
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.schema import Data, Recipe
@@ -88,8 +88,7 @@ class Specification:
             ("trials", self.trials, 1 if self.tasks else 0),
             ("seed", self.seed, 0),
         ):
-            if value < least:
-                raise RecipeError(f"{name} {value} must be at least {least}; raise it")
+            at_least(name, value, least)
         if (longest := max(self.prompt_lengths, default=0)) > _LONGEST_PROMPT:
             raise RecipeError(f"prompt length {longest:,} must be at most {_LONGEST_PROMPT:,} tokens; lower it")
         for task in self.tasks:

@@ -10,6 +10,7 @@ import torch
 from skipwise.data.answers import draw_aims
 from skipwise.data.cutting import IGNORED, ExampleRules
 from skipwise.data.examples import shared_epoch
+from skipwise.data.tokenised import token_ids
 from skipwise.errors import DataError, RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
@@ -127,12 +128,11 @@ def _tokens_and_labels(item: Item) -> tuple[np.ndarray, np.ndarray]:
     """Return an item's token ids and labels, both int64 [tokens]."""
     if "input_ids" not in item:
         raise DataError(f"an item has the fields {', '.join(item) or 'none'}, not input_ids; tokenise the text first")
-    tokens = np.asarray(item["input_ids"], dtype=np.int64)
-    labels = tokens if item.get("labels") is None else np.asarray(item["labels"], dtype=np.int64)
-    if tokens.ndim != 1 or labels.shape != tokens.shape:
+    tokens = token_ids(item["input_ids"], "input_ids of an item")
+    labels = tokens if item.get("labels") is None else token_ids(item["labels"], "labels of an item")
+    if len(labels) != len(tokens):
         raise DataError(
-            f"an item has input_ids of shape {tokens.shape} and labels of shape {labels.shape}; both must be one row of "
-            "the same length: give one document per item"
+            f"an item has {len(tokens):,} input_ids and {len(labels):,} labels; give one label for each token"
         )
     padding = int(np.sum(np.asarray(item.get("attention_mask")) == 0))  # 0 without a mask
     if padding:

@@ -11,7 +11,7 @@ from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
 from skipwise.data.window import collate
-from skipwise.errors import DataError
+from skipwise.errors import DataError, RecipeError
 from skipwise.recipes.schema import Data, Positions
 from tests.tiny import byte_tokenizer, corpus
 
@@ -299,6 +299,8 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         PoseDataset(store, np.array([], dtype=int), train_length=8, target_length=16)
     with pytest.raises(DataError, match="is shorter than an example of 100,000"):
         dataset(store, train_length=100_000, target_length=200_000)
+    with pytest.raises(RecipeError, match="seed -1 must be at least 0 and a whole number; correct it"):
+        dataset(store, seed=-1)
     with pytest.raises(DataError, match="needs a tokenizer"):
         dataset(store, passkey=0.1)
     with pytest.raises(DataError, match=r"passkey = 2 must lie in 0\.\.1"):

@@ -110,10 +110,13 @@ def test_a_text_field_that_is_there_comes_first_and_ids_may_be_named(tmp_path: P
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"input_ids": "abc"}, "line 1: field 'input_ids' holds a str, not a list of token ids"),
+        (
+            {"input_ids": "abc"},
+            "line 1: field 'input_ids' holds 'abc', not a list of token ids; give one list of whole",
+        ),
         ({"input_ids": [[1, 2], [3, 4]]}, "field 'input_ids' holds several rows"),
-        ({"input_ids": [[1, 2], [3]]}, "field 'input_ids' holds a list, not a list of token ids"),
-        ({"input_ids": [1.5]}, "field 'input_ids' holds a list, not a list of token ids"),
+        ({"input_ids": [[1, 2], [3]]}, "field 'input_ids' holds \\[\\[1, 2\\], \\[3\\]\\], not a list of token ids"),
+        ({"input_ids": [1.5]}, "field 'input_ids' holds \\[1.5\\], not a list of token ids"),
         ({"input_ids": None}, r"field 'input_ids' is empty \(null\), and no other holds a document; remove the record"),
         ({"input_ids": [1, -1]}, "input_ids holds -1 to 1, which are no ids of tokens"),
         ({"input_ids": [1, 2, 3], "labels": [1, 2]}, "2 labels of 3 input_ids; give one for each"),

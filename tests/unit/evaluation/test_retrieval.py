@@ -254,9 +254,20 @@ def test_a_hit_is_five_digits_and_no_sixth(continuation, hit):
     assert is_hit(continuation, "81501") is hit
 
 
-def test_no_trials_are_refused(llama, tokenizer):
-    with pytest.raises(RecipeError, match="trials 0 must be at least 1"):
-        retrieval_accuracy(llama, tokenizer, length=LENGTH, trials=0)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"trials": 0}, "trials 0 must be at least 1 and a whole number; correct it"),
+        ({"trials": 2.5}, "trials 2.5 must be at least 1 and a whole number"),
+        ({"seed": -1}, "seed -1 must be at least 0"),
+        ({"precision": "bfloat16"}, "'bfloat16' is unknown.*choose one of auto, bf16, fp16, float32"),
+        ({"precision": "fp16"}, "'fp16' needs a GPU"),
+        ({"task": "vt"}, "task 'vt' is unknown; choose one of passkey, keys, lines"),
+    ],
+)
+def test_settings_that_break_their_rule_are_refused(llama, tokenizer, settings, message):
+    with pytest.raises(RecipeError, match=message):
+        retrieval_accuracy(llama, tokenizer, **{"length": LENGTH, "trials": 1, **settings})
 
 
 def test_a_tokenizer_larger_than_the_model_is_explained(tokenizer):

@@ -48,6 +48,7 @@ def test_a_narrower_window_that_was_not_asked_for_takes_the_default_stride() -> 
     [
         ({"documents": -1}, "documents -1 must be at least 0"),
         ({"tasks": ("passkey",), "trials": 0}, "trials 0 must be at least 1"),
+        ({"tasks": ("passkey",), "trials": 2.5}, "trials 2.5 must be at least 1 and a whole number; correct it"),
         ({"seed": -1}, "seed -1 must be at least 0"),
         ({"tasks": ("line",), "trials": 1}, r"task 'line' is unknown \(did you mean lines\?\)"),
         ({"windows": (32,), "stride": 1000}, "stride 1000 must not exceed the window 32"),

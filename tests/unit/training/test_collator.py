@@ -190,8 +190,12 @@ def test_what_cannot_be_collated_is_explained() -> None:
     for items, message in (
         (documents(100, 31), "a document of 31 tokens is shorter than an example of 32"),
         ([{"text": "the sky"}], "an item has the fields text, not input_ids; tokenise the text first"),
-        ([{"input_ids": [[1] * 50]}], r"input_ids of shape \(1, 50\)"),
-        (documents(50, labels=[1] * 49), r"input_ids of shape \(50,\) and labels of shape \(49,\)"),
+        (
+            [{"input_ids": [[1] * 50]}],
+            "input_ids of an item holds several rows, not a list of token ids; give one list",
+        ),
+        ([{"input_ids": [1.5] * 50}], r"input_ids of an item holds \[1.5, 1.5, .*, not a list of token ids"),
+        (documents(50, labels=[1] * 49), "an item has 50 input_ids and 49 labels; give one label for each token"),
         (documents(50, attention_mask=[1] * 48 + [0] * 2), "an item of 50 tokens has 2 of padding"),
     ):
         with pytest.raises(DataError, match=message):
