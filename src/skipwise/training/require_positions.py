@@ -139,6 +139,6 @@ def _refuse_weights(fields: Mapping[str, Any]) -> None:
     """Refuse fields that only the trainer of ``skipwise extend`` reads."""
     if ignored := [name for name in _WEIGHTS if name in fields]:
         raise RecipeError(
-            f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies answer_weight, "
-            "teacher_weight and written_weight; leave them out of the PoseDataset, or extend by skipwise extend"
+            f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies "
+            "answer_weight, teacher_weight and written_weight; leave them out of the PoseDataset, or extend by skipwise extend"
         )
