@@ -13,6 +13,8 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 
+_OTHER = "(--set evaluation.source=OTHER of extend, --data OTHER of the other commands)"
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -98,8 +100,7 @@ def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[
     """
     if len(candidates) == 0:
         raise DataError(
-            f"no document of {len(store):,} is left to measure on: raise data.held_out, or give another text "
-            "(evaluation.source of a recipe, --data of evaluate)"
+            f"no document of {len(store):,} is left to measure on: measure on another text {_OTHER}, or {_before(len(store))}"
         )
     first = longest_first(store, candidates)[0]
     longest, name = int(store.lengths[first]), store.names[first]
@@ -107,7 +108,7 @@ def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[
     if not filled:
         raise DataError(
             f"the longest document to measure on, {name}, has {longest:,} tokens and does not fill a window of "
-            f"{min(windows):,}: give longer text, or a smaller window"
+            f"{min(windows):,}: measure on longer text {_OTHER}, or at a smaller window"
         )
     if missing := sorted({window for window in windows if window > longest}):
         shown = ", ".join(f"{window:,}" for window in missing)
@@ -116,6 +117,12 @@ def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[
             style="yellow",
         )
     return filled
+
+
+def _before(documents: int) -> str:
+    """Say how to hold some of a text out. Of a model that is trained it comes too late: it has read the parts as well."""
+    larger = "raise data.held_out, or " if documents > 1 else ""
+    return f"before training {larger}split the text into several files"
 
 
 def longest_documents(

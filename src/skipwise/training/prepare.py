@@ -170,11 +170,7 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     long = np.intersect1d(train, keep_long(store, shortest))
     if len(long) == 0:
         setting = "target" if needed == extension.reach else "train_length" if shortest == needed else "data.min_tokens"
-        raise DataError(
-            f"of {counted(len(store), 'document')} none of {shortest:,} tokens or more is left to train on after holding out "
-            f"{len(held_out):,}; the longest are {_longest(store, train)}; give longer text, lower {setting}, "
-            "or lower data.held_out"
-        )
+        raise DataError(_nothing_to_train_on(recipe, store, train, shortest, setting))
     training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before any work
     _check_sharding(recipe)
     if recipe.lora:
@@ -187,6 +183,24 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     )
     run.dataset()  # refuses a position plan that does not fit the lengths
     return run
+
+
+def _nothing_to_train_on(recipe: Recipe, store: TokenStore, train: np.ndarray, shortest: int, setting: str) -> str:
+    """Say why no document of ``train`` has ``shortest`` tokens, and what helps; ``setting`` decides how short one may be."""
+    documents = counted(len(store), "document")
+    if len(train):
+        order = train[np.argsort(-store.lengths[train], kind="stable")][:3]
+        longest = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in order)
+        return (
+            f"of {documents} none of {shortest:,} tokens or more is left to train on after holding out "
+            f"{len(store) - len(train):,}; the longest are {longest}; give longer text, lower {setting}, or lower data.held_out"
+        )
+    lower = "lower data.held_out"
+    if len(store) == 1 and not recipe.evaluation.source:  # else none is left to measure on
+        lower = (
+            f"split the text into several files, or {lower} and measure on another text (--set evaluation.source=OTHER)"
+        )
+    return f"data.held_out = {recipe.data.held_out} leaves none of {documents} to train on: {lower}"
 
 
 def require_trainable(recipe: Recipe) -> None:
@@ -251,11 +265,6 @@ def _check_lora(model: str, rules: Lora) -> None:
         raise RecipeError(
             f"model {model!r} is itself an adapter, and an adapter cannot be its base; set lora.saved=merged"
         )
-
-
-def _longest(store: TokenStore, documents: np.ndarray) -> str:
-    order = documents[np.argsort(-store.lengths[documents], kind="stable")][:3]
-    return ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in order) or "none"
 
 
 def print_plan(run: PreparedRun, console: Console) -> None:

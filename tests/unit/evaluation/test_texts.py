@@ -112,9 +112,19 @@ def test_the_longest_documents_that_fill_the_window_are_taken_and_cut(console) -
 
 
 def test_text_that_cannot_be_measured_on_is_explained(console) -> None:
-    with pytest.raises(DataError, match="no document of 0 is left to measure on"):
-        filled_windows(Store(), np.array([], dtype=int), [4], console)
-    with pytest.raises(DataError, match="d0, has 9 tokens and does not fill a window of 16: give longer"):
+    other = r"text \(--set evaluation.source=OTHER of extend, --data OTHER of the other commands\), or"
+    none = np.array([], dtype=int)
+    with pytest.raises(
+        DataError, match=f"no document of 2 is left to measure on: measure on another {other} before training raise"
+    ):
+        filled_windows(Store(9, 5), none, [4], console)
+    with pytest.raises(
+        DataError, match=f"no document of 1 is left .*: measure on another {other} before training split"
+    ):
+        filled_windows(Store(9), none, [4], console)
+    with pytest.raises(
+        DataError, match=f"d0, has 9 tokens and does not fill a window of 16: measure on longer {other} at a smaller"
+    ):
         filled_windows(Store(9, 5), np.arange(2), [16, 32], console)
     with pytest.raises(RecipeError, match="tokens_per_document 20 must be at least the largest window, 32"):
         longest_documents(Store(90, 50), np.arange(2), at_least=32, most=1, limit=20)

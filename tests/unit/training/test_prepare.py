@@ -77,6 +77,29 @@ def test_the_full_scheme_takes_documents_of_the_target_length(tmp_path) -> None:
     assert run.dropped > 0
 
 
+@pytest.mark.parametrize(
+    ("documents", "changes", "message"),
+    [
+        (
+            1,
+            {},
+            "0.9999 leaves none of 1 document to train on: split .* or lower data.held_out and measure on another text",
+        ),
+        (1, {"evaluation.source": "pydoc"}, "0.9999 leaves none of 1 document to train on: lower data.held_out$"),
+        (2, {}, "0.9999 leaves none of 2 documents to train on: lower data.held_out$"),
+        (
+            3,
+            {"data.held_out": 0.5, "data.min_tokens": 961},
+            r"holding out 1; .*-1.txt \(960\).* or lower data.held_out$",
+        ),
+    ],
+)
+def test_a_text_that_leaves_nothing_to_train_on_is_explained(tmp_path, documents, changes, message) -> None:
+    text = corpus(tmp_path / "few", documents=documents, words=200)
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path, **{"data.source": str(text), "data.held_out": 0.9999, **changes})
+
+
 def test_a_train_length_above_the_target_is_refused(tmp_path) -> None:
     with pytest.raises(RecipeError, match="train_length 600 must not exceed the target 512; set another"):
         prepared(tmp_path, train_length=600)
