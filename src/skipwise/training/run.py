@@ -1,5 +1,6 @@
 """Choose the folder of a run: a new run never takes an existing one, and a resumed run has the same recipe."""
 
+from collections.abc import Iterator
 from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ def _require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
     if run.recipe.exists():
         if not resume:
             raise RunError(f"{run.path} holds another run: pass --resume to continue it, or give another --out")
-        written = deciding_settings(_read(run))
+        as_begun = _read(run)
+        written = deciding_settings(as_begun)
         begun = written | run.read().get("settings", {})
         for key, old, new in _differences(begun, written):
             raise RunError(
@@ -38,9 +40,9 @@ def _require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
                 f"{run.recipe} was edited since the run was begun; undo that, and say what else is to be measured by --set"
             )
         for key, old, new in _differences(begun, deciding_settings(recipe)):
+            told = [*_leading_changes(as_begun, recipe), f"with {key} = {old!r}, now it is {new!r}"]
             raise RunError(
-                f"{run.path} was begun with {key} = {old!r}, now it is {new!r}: "
-                "resume with the recipe it began with, or give another --out"
+                f"{run.path} was begun {', and '.join(told)}: resume with the recipe it began with, or give another --out"
             )
     elif run.facts.exists():
         raise RunError(f"{run.path} is a run that lost its recipe.yaml; restore it, or give another --out")
@@ -65,6 +67,14 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (key, old, new) of every setting that differs."""
     return [(k, old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)]
+
+
+def _leading_changes(begun: Recipe, now: Recipe) -> Iterator[str]:
+    """Say which settings differ that others follow from: LoRA sets the learning rate, and a method many settings."""
+    if bool(begun.lora) != bool(now.lora):
+        yield "with --lora, now it is left out" if begun.lora else "without --lora, now it is given"
+    if begun.method != now.method:
+        yield f"with method = {begun.method!r}, now it is {now.method!r}"
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:

@@ -42,6 +42,34 @@ def test_a_run_is_resumed_by_what_decides_its_model(tmp_path, key, value, decide
 
 
 @pytest.mark.parametrize(
+    ("begun_with", "now", "told"),
+    [
+        (
+            {"lora": {}},
+            {},
+            "with --lora, now it is left out, and with training.learning_rate = 0.0002, now it is 2e-05",
+        ),
+        (
+            {},
+            {"lora": {"rank": 4}},
+            "without --lora, now it is given, and with training.learning_rate = 2e-05, now it is 0.0002",
+        ),
+        ({"lora": {"rank": 8}}, {"lora": {"rank": 4}}, "with lora.rank = 8, now it is 4"),
+        (
+            {"method": "paper"},
+            {},
+            "with method = 'paper', now it is 'skipwise', and with positions.content = 'uniform', now .*",
+        ),
+        ({"seed": 2}, {"seed": 1}, "with seed = 2, now it is 1"),
+    ],
+)
+def test_the_setting_that_others_follow_from_is_named(tmp_path, begun_with, now, told) -> None:
+    begun(tmp_path / "run", **begun_with)
+    with pytest.raises(RunError, match=f"was begun {told}: resume with the recipe it began with"):
+        open_run(load_recipe(None, now), tmp_path / "run", "name", resume=True)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "decides"),
     [
         ("evaluation.keep", "last", True),
