@@ -161,7 +161,10 @@ def plan_evaluation(
             )
     other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other else None
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
-    list(plan_prompts(specification, EvaluatedModel("", "", original, target), tokenizer))
+    extended = EvaluatedModel("the extended model", "", original, target)
+    list(plan_prompts(specification, extended, tokenizer))
+    for warning in specification.beyond(extended):
+        console.print(warning, style="yellow", soft_wrap=True)
     return planned
 
 

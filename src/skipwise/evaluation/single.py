@@ -100,6 +100,7 @@ def measure_perplexity(
     By position, the losses of single tokens are kept in the folder ``losses`` if it is given.
     """
     _keep(out)
+    _warn(how.specification, model, console)
     trained = [(model.label, origin)] if (origin := read_origin(model.name)) else []
     [text] = read_texts(how.specification, model.name, trained, console)
     console.print(text.described)
@@ -129,6 +130,7 @@ def measure_retrieval(
     for task in specification.tasks:
         one_of("task", task, TASKS)
     _keep(out)
+    _warn(specification, model, console)
     batches = list(plan_prompts(specification, model, load_tokenizer(model.name)))
     if server:
         require_served(server, model, specification)
@@ -153,6 +155,12 @@ def run_benchmarks(
             append_record(out, *records)
 
     return benchmarks.run(model, precision, known, keep, console, target)
+
+
+def _warn(specification: Specification, model: EvaluatedModel, console: Console) -> None:
+    """Print before any work what a command on one model is warned of."""
+    for warning in specification.beyond(model):
+        console.print(warning, style="yellow", soft_wrap=True)
 
 
 def _keep(out: Path | None) -> None:

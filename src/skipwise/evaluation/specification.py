@@ -122,11 +122,13 @@ class Specification:
                 f"are: no effective length can be reported. Ask for {fewest_prompts(FOUND)} at least"
             )
         for model in models:
-            if not model.control and self.windows[-1] > model.target:
-                yield (
-                    f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond: the page "
-                    "shows how"
-                )
+            yield from self.beyond(model)
+
+    def beyond(self, model: EvaluatedModel) -> Iterator[str]:
+        """Say so where a length is beyond what a model was made for; of a control that is no surprise."""
+        lengths = *self.windows, *self.prompt_lengths, *self.segment_lengths
+        if not model.control and max(lengths, default=0) > model.target:
+            yield f"{model.label} was made for {model.target:,} tokens and is expected to fail beyond"
 
     def claims(self) -> Iterator[str]:
         """Say which differences and which shares the prompts of each length can show, and how many prompts that takes."""

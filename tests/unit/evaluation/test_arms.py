@@ -35,7 +35,7 @@ def files(tmp_path_factory):
     return folder
 
 
-def planned(files, **changes) -> RunEvaluation:
+def planned(files, console: Console = QUIET, **changes) -> RunEvaluation:
     settings = {
         "model": str(files / "model"),
         "target": 128,
@@ -53,7 +53,7 @@ def planned(files, **changes) -> RunEvaluation:
     store = tokenise(recipe.data, tokenizer, QUIET)
     train, _ = split_by_name(store, recipe.data.held_out)
     origin = Origin(recipe.model, extension.rope.original_length, recipe.data, store.digests[train])
-    return plan_evaluation(recipe, extension, tokenizer, store, origin, "float32", QUIET)
+    return plan_evaluation(recipe, extension, tokenizer, store, origin, "float32", console)
 
 
 def asked(evaluation: RunEvaluation, arm) -> list:
@@ -65,6 +65,20 @@ def files_of(evaluation: RunEvaluation):
     from pathlib import Path
 
     return Path(evaluation.recipe.model)  # stands for the trained model
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({}, False),
+        ({"evaluation.windows": [64, 256]}, True),
+        ({"evaluation.passkey_lengths": [420], "evaluation.passkey_trials": 1}, True),
+    ],
+)
+def test_lengths_beyond_the_target_are_warned_of_before_training(files, changes, warned) -> None:
+    planned(files, console := Console(file=io.StringIO(), width=500), **changes)
+    said = "the extended model was made for 128 tokens and is expected to fail beyond" in console.file.getvalue()
+    assert said is warned
 
 
 def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:

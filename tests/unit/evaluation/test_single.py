@@ -120,6 +120,18 @@ def test_each_mode_reads_as_much_as_it_says(files) -> None:
     assert difference(short, whole, 64, 256).mean != 0
 
 
+@pytest.mark.parametrize(("length", "warned"), [(400, False), (420, True)])
+def test_a_length_beyond_the_models_own_is_warned_of(files, length, warned) -> None:
+    name, text = files
+    model = EvaluatedModel("m", str(name), 64, 400)
+    asked = Specification(tasks=("passkey",), prompt_lengths=(length,), trials=1)
+    consoles = [Console(file=io.StringIO(), width=500) for _ in range(2)]
+    measure_perplexity(model, how(model=model, text=text, windows=[64, length], documents=1), None, consoles[0])
+    measure_retrieval(model, asked, None, consoles[1])
+    for console in consoles:
+        assert ("m was made for 400 tokens and is expected to fail beyond" in console.file.getvalue()) is warned
+
+
 def test_by_position_keeps_the_losses_of_single_tokens_beside_its_records(files, tmp_path) -> None:
     name, text = files
     model = EvaluatedModel("m", str(name), 64, 256)

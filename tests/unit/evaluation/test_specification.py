@@ -69,7 +69,13 @@ def test_too_few_trials_to_show_an_effective_length_are_warned_of(trials, warned
 
 def test_lengths_beyond_a_models_target_are_allowed_with_a_warning() -> None:
     [said] = asked(MINE, THEIRS, BASE, lengths=[512, 2048]).warnings([MINE, THEIRS, BASE])
-    assert "theirs was made for 1,024 tokens and is expected to fail beyond" in said
+    assert said == "theirs was made for 1,024 tokens and is expected to fail beyond"
+
+
+@pytest.mark.parametrize("lengths", ["windows", "prompt_lengths", "segment_lengths"])
+def test_each_kind_of_length_may_lie_beyond_a_models_target(lengths) -> None:
+    assert len(list(Specification(original=256, **{lengths: (512, 1025)}).beyond(THEIRS))) == 1
+    assert list(Specification(original=256, **{lengths: (512, 1024)}).beyond(THEIRS)) == []
 
 
 def test_a_recipe_says_what_its_run_measures() -> None:
