@@ -16,7 +16,7 @@ from skipwise.report.tables import Table, rich_table
 
 _CARD = "README.md"
 _IDENTIFIERS = "https://huggingface.co/docs/hub/repositories-licenses"
-# The hub's identifiers of licenses in 2026. It adds new ones, so another is doubted here and not refused.
+# The hub's identifiers of licenses in 2026. It adds new ones, so an upload with another asks the hub, which refuses it or not.
 _LICENSES = """
 afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m bigscience-bloom-rail-1.0
 bigscience-openrail-m bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0
@@ -51,7 +51,7 @@ def publish(
 
     Raises:
         ModelError: there is no finished model, or it is not what was saved.
-        RunError: the name is none, the card lacks a license, or the hub refuses it or the files.
+        RunError: the name is none, the card lacks a license that the hub is known to accept, or the hub refuses it or the files.
     """
     folder = _folder(model)
     if not is_hub_name(name):
@@ -65,6 +65,8 @@ def publish(
     if not card.data.get("license"):
         raise RunError(f"{folder / _CARD} names no license; give that of the base, for example --license apache-2.0")
     if doubt := _doubt(card.data["license"]):
+        if not upload:
+            raise RunError(f"{doubt}. If the hub has added it since, --upload asks the hub before a repository is made")
         console.print(doubt, style="yellow", markup=False, highlight=False, soft_wrap=True)
     if not upload:
         console.print(f"Nothing was published. To publish {counted(len(files), 'file')} as {name}, add --upload.")

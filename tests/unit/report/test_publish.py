@@ -126,11 +126,19 @@ def test_a_card_without_a_license_is_not_published(run: Path, hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(("license", "meant"), [("nosuch", ""), ("apache2.0", r" \(did you mean apache-2\.0\?\)")])
-def test_a_license_that_the_hub_may_not_know_is_doubted(run: Path, hub: Hub, license: str, meant: str) -> None:
-    text = said(run, license=license)
+def test_a_license_that_the_hub_may_not_know_is_refused_before_an_upload_is_advised(
+    run: Path, hub: Hub, license: str, meant: str
+) -> None:
     rule = rf"license '{license}' is not among the \d+ identifiers that the hub is known to accept{meant}; the hub refuses a card"
-    assert re.search(rule, text)
-    assert "Give --license one of those on https://huggingface.co/docs/hub/repositories-licenses, or other" in text
+    way = r"Give --license one of those on https://huggingface.co/docs/hub/repositories-licenses, or other"
+    with pytest.raises(RunError, match=rf"{rule}.*{way}\. If the hub has added it since, --upload asks the hub before"):
+        said(run, license=license)
+    assert not hub.made
+
+
+def test_a_license_that_the_hub_has_added_since_is_doubted_and_published(run: Path, hub: Hub) -> None:
+    assert re.search(r"license 'new-1\.0' is not among the", said(run, license="new-1.0", upload=True))
+    assert hub.made
 
 
 @pytest.mark.parametrize("license", ["mit", "llama3.1", "other"])
