@@ -53,9 +53,7 @@ class Draft(ExitStack):
         try:
             if (self.folder / "draft.json").exists():
                 self._restore()
-        except (KeyError, TypeError):  # of an early build of 0.2, without hashes
-            self._begin_again()
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             self._begin_again()
             self.say(f"{self.folder} is not what was written ({error}); its documents are tokenised again")
         self._files: dict[str, IO[bytes]] = {}

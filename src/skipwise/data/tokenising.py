@@ -194,7 +194,7 @@ def _build(
             about |= {"schema": SCHEMA, "fingerprint": fingerprint, "source": corpus.source, "seal": seal(draft, FILES)}
             write_json(draft / "store.json", about)
             keep_private(draft / "store.json")
-            shutil.rmtree(folder, ignore_errors=True)  # damaged, or of an early build of 0.2
+            shutil.rmtree(folder, ignore_errors=True)  # damaged, or of another schema
             draft.rename(folder)
             sync_folder(stores)
         except StreamError:
@@ -286,17 +286,11 @@ def _find(stores: Path, names: tuple[str, str]) -> tuple[TokenStore | None, str]
     if store is None and names[1] != names[0]:
         store, other = _open(stores / names[1])
         damage = damage or other
-        if store is not None and not store.holds_conversations:  # an early build of 0.2 named it so
-            return None, damage
     return store, damage
 
 
 def _open(folder: Path) -> tuple[TokenStore | None, str]:
-    """Return the store in ``folder``, or None and what is wrong with it; nothing is wrong with one that is not there.
-
-    A store of an early build of 0.2 has no seal, so nobody can say whether it is what was written. It is built again without a
-    word: this takes minutes, and a changed token would be trained on.
-    """
+    """Return the store in ``folder``, or None and what is wrong with it: nothing, if it is not there or of another schema."""
     if not folder.is_dir():
         return None, ""
     try:

@@ -25,7 +25,7 @@ from skipwise.data.documents import is_held_out
 from skipwise.errors import DataError, counted
 from skipwise.results.files import Seal, read_json
 
-SCHEMA = 4  # 1, of early builds of 0.2, had no seal, 2 no context, and 3 did not say what the data had labelled
+SCHEMA = 5  # up to 4, a store of texts alone could have the name that counts the chat template
 _FACTS = {  # of store.json
     *("schema", "documents", "tokens", "largest_token", "dtype", "labelled", "fingerprint", "source", "seal")
 }

@@ -29,8 +29,8 @@ class Origin:
     original_length: int | None  # tokens
     text: Data  # that it was trained on
     documents: np.ndarray = field(default_factory=_no_documents)  # TokenStore.digests of those trained on; uint64 [n]
-    base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known, as of early builds of 0.2
-    target_length: int | None = None  # tokens; None: what its config says, as of early builds of 0.2
+    base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known, as of version 0.1
+    target_length: int | None = None  # tokens; None: what its config says
 
     def write(self, folder: Path) -> None:
         """Write it into a model's folder, which this seals."""

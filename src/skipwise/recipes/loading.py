@@ -40,7 +40,7 @@ def load_recipe(
     Args:
         source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults.
         changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
-        of_run: the file says all settings of a run; up to early builds of 0.2 there was no method.
+        of_run: the file says all settings of a run; in version 0.1 there was no method.
 
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
@@ -50,8 +50,6 @@ def load_recipe(
     values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method")}
     if of_run:
         values = {"method": None} | values
-        if isinstance(values.get("teacher"), dict):  # the text that it wrote counted as all text
-            values["teacher"] = {"written_weight": None} | values["teacher"]
     given: dict[str, Any] = {}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):

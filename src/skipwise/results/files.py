@@ -80,7 +80,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read what ``write_json`` wrote; of a file without a hash, as early builds of 0.2 wrote them, whatever it says.
+    """Read what ``write_json`` wrote; of a file without a hash, as version 0.1 wrote them, whatever it says.
 
     Raises:
         OSError: it cannot be read.
@@ -142,14 +142,8 @@ def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
             raise RunError(f"the seal of {folder} names a file outside of it, {name!r}; {way_out}")
         if not path.is_file():
             raise RunError(f"{folder} has lost {name}; {way_out}")
-        if path.stat().st_size != entry.get("bytes") or not _has_digest(path, entry):
+        if path.stat().st_size != entry.get("bytes") or file_digest(path) != entry.get("digest"):
             raise RunError(f"{path} is not the file that was written (its size or hash differs); {way_out}")
-
-
-def _has_digest(path: Path, entry: dict[str, Any]) -> bool:
-    if "sha256" in entry:  # of an early build of 0.2
-        return _sha256(path) == entry["sha256"]
-    return file_digest(path) == entry.get("digest")
 
 
 def file_digest(path: Path) -> str:

@@ -112,8 +112,7 @@ def latest_complete(folder: Path) -> Path | None:
 
 def require_run(checkpoint: Path, run: str) -> None:
     """Require the checkpoint to be of ``run``; one of another recipe, text or base would be continued as if it were."""
-    written = _read_marker(checkpoint)["run"]
-    if written not in (run, ""):
+    if _read_marker(checkpoint).get("run") != run:
         raise RunError(
             f"{checkpoint} belongs to a run of another recipe, text or base model than {checkpoint.parent.parent}; "
             f"restore the run's own, or delete {checkpoint} to resume from {_before(checkpoint)}"
@@ -230,13 +229,12 @@ def _any_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
 
 
 def _read_marker(checkpoint: Path) -> dict[str, Any]:
-    """The marker's ``files`` and ``run``; early builds of 0.2 wrote the files alone."""
+    """The marker's ``files`` and ``run``."""
     path = checkpoint / MARKER
     try:
-        read = files.read_json(path)
-        marker = {"run": "", "files": read} | (read if "files" in read else {})
+        marker = files.read_json(path)
         if not all(isinstance(entry, dict) for entry in dict(marker["files"]).values()):
             raise ValueError("an entry is no object")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise RunError(f"{path} is not a list of files ({error}); delete {checkpoint}") from error
     return marker

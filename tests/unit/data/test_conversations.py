@@ -20,8 +20,10 @@ from skipwise.data.cutting import IGNORED
 from skipwise.data.draft import text_digest
 from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
+from skipwise.data.tokens import SCHEMA
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
+from skipwise.results.files import read_json, write_json
 from tests.tiny import byte_tokenizer
 
 # What the published templates write, in a few lines each.
@@ -533,7 +535,7 @@ def test_texts_alone_have_one_store_whatever_the_template_and_the_cache(tmp_path
     assert build_token_store(data, tokenizer(CHATML)).fingerprint == older.fingerprint == fresh.fingerprint
 
 
-def test_a_store_of_texts_that_was_named_with_the_template_is_built_again(tmp_path: Path) -> None:
+def test_a_store_of_texts_that_an_older_schema_named_with_the_template_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "plain"}) + "\n")
     data = Data(source=str(tmp_path / "text.jsonl"), cache=str(tmp_path / "c"))
     fresh = build_token_store(data, tokenizer(CHATML))
@@ -544,6 +546,7 @@ def test_a_store_of_texts_that_was_named_with_the_template_is_built_again(tmp_pa
         )
         build_token_store(data, tokenizer(CHATML))
     with_template = next(name for name in made[::-1] if name != fresh.fingerprint)
+    write_json(fresh.path / "store.json", read_json(fresh.path / "store.json") | {"schema": SCHEMA - 1})
     fresh.path.rename(fresh.path.with_name(with_template))
     assert build_token_store(data, tokenizer(CHATML)).path == fresh.path
 

@@ -29,7 +29,7 @@ from skipwise.data.documents import is_held_out, open_corpus
 from skipwise.data.draft import Draft
 from skipwise.data.tokenising import build_token_store as build
 from skipwise.data.tokenising import tokenise, tokenizer_fingerprint
-from skipwise.data.tokens import FILES, TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
+from skipwise.data.tokens import FILES, SCHEMA, TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from skipwise.results import files
@@ -404,10 +404,8 @@ class TestSeal:
         monkeypatch.setattr(files, "_block_digest", lambda *block: pytest.fail("read"))
         assert len(pickle.loads(data)) == len(store)
 
-    def test_a_store_of_version_0_2_is_built_again_silently(self, store, corpus, cache, tokenizer):
-        about = read_json(store.path / "store.json")
-        about |= {"schema": 1, "bytes": {name: entry["bytes"] for name, entry in about.pop("seal").items()}}
-        (store.path / "store.json").write_text(json.dumps(about))
+    def test_one_of_another_schema_is_built_again_silently(self, store, corpus, cache, tokenizer):
+        write_json(store.path / "store.json", read_json(store.path / "store.json") | {"schema": SCHEMA - 1})
         tokens = store.tokens.tolist()
         (store.path / "tokens.bin").write_bytes(bytes((store.path / "tokens.bin").stat().st_size))
         again = build_token_store(corpus, tokenizer, cache=cache, say=pytest.fail)
@@ -593,13 +591,15 @@ class TestContinuing:
         build_token_store(corpus, tokenizer, cache=cache, say=said.append)
         assert "draft.json has other fields than were written" in said[0]
 
-    def test_a_draft_of_version_0_2_is_begun_again_silently(self, corpus, cache, tokenizer, monkeypatch, store):
+    def test_a_draft_without_hashes_is_begun_again(self, corpus, cache, tokenizer, monkeypatch, store):
         draft = self.interrupted_draft(corpus, cache / "other", tokenizer, monkeypatch)
         kept = read_json(draft / "draft.json")
         del kept["sha256"]
-        (draft / "draft.json").write_text(json.dumps(kept))
+        write_json(draft / "draft.json", kept)
         (draft / "tokens.bin").write_bytes(bytes((draft / "tokens.bin").stat().st_size))
-        again = build_token_store(corpus, tokenizer, cache=cache / "other", say=pytest.fail)
+        said = []
+        again = build_token_store(corpus, tokenizer, cache=cache / "other", say=said.append)
+        assert "is not what was written ('sha256'); its documents are tokenised again" in said[0]
         assert np.array_equal(again.tokens, store.tokens)
 
     def test_a_disk_that_loses_what_was_written(self, corpus, cache, tokenizer, monkeypatch):

@@ -444,17 +444,6 @@ def test_the_file_of_a_run_before_there_were_methods_stays_what_it_was(tmp_path:
     assert load_recipe(tmp_path / "recipe.yaml").data.retrieval > 0
 
 
-def test_the_file_of_a_run_before_written_text_had_its_own_weight_stays_what_it_was(tmp_path: Path) -> None:
-    recipe = load_recipe(None, {"teacher": {"weight": 8, "written": 0.25, "written_weight": None}})
-    dump_recipe(recipe, tmp_path / "recipe.yaml")
-    old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
-    del old["teacher"]["written_weight"]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
-    assert load_recipe(tmp_path / "recipe.yaml", of_run=True) == recipe
-    assert recipe.teacher is not None
-    assert recipe.teacher.of_written == 8
-
-
 @pytest.mark.parametrize("teacher", [{"weight": 3}, None])
 def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Path) -> None:
     """Also in the file of a finished run, where a method would set it again."""

@@ -86,7 +86,7 @@ def test_a_changed_digit_is_refused(path: Path) -> None:
     with pytest.raises(RunError, match=r"line 1: not a result record .*the check differs"):
         read_records(path)
     values = json.loads(changed)
-    del values["check"]  # a record of an early build of 0.2
+    del values["check"]  # as of version 0.1
     path.write_text(json.dumps(values) + "\n", encoding="utf-8")
     assert read_records(path)[0].seconds == 99.5
 

@@ -1,7 +1,6 @@
 """Complete checkpoints are resumed from; incomplete ones are ignored, damaged ones refused and named."""
 
 import errno
-import hashlib
 import json
 import shutil
 from collections import namedtuple
@@ -130,7 +129,7 @@ def test_nothing_there_is_no_checkpoint(tmp_path):
     assert checkpoints.intact(tmp_path) == "there is no checkpoint yet"
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"model.safetensors"', '"text"'])
+@pytest.mark.parametrize("text", ["", "[1]", '{"model.safetensors"', '"text"', '{"run": ""}', '{"files": [1]}'])
 def test_a_broken_marker_is_refused(tmp_path, text):
     (complete(tmp_path, 5) / checkpoints.MARKER).write_text(text)
     with pytest.raises(RunError, match=r"complete.json is not a list of files"):
@@ -162,27 +161,14 @@ def test_a_marker_with_another_digest_is_refused(tmp_path):
         checkpoints.verify(marker.parent)
 
 
-def test_a_marker_of_version_0_2_is_read(tmp_path):
-    checkpoint = complete(tmp_path, 5)
-    old = {
-        name: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        for name in FILES
-        for content in [(checkpoint / name).read_bytes()]
-    }
-    (checkpoint / checkpoints.MARKER).write_text(json.dumps(old))
-    checkpoints.verify(checkpoint)
-    checkpoints.require_run(checkpoint, "any")
-    (checkpoint / "optimizer.pt").write_bytes(b"?" * old["optimizer.pt"]["bytes"])
-    with pytest.raises(RunError, match=r"optimizer\.pt is not the file that was written"):
-        checkpoints.verify(checkpoint)
-
-
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     checkpoint = written(tmp_path, 5)
     checkpoints.mark_complete(checkpoint, "abc")
     checkpoints.require_run(checkpoint, "abc")
-    with pytest.raises(RunError, match="belongs to a run of another recipe, text or base model"):
-        checkpoints.require_run(checkpoint, "abd")
+    checkpoints.seal(written(tmp_path, 6))  # of no run
+    for other, run in ((checkpoint, "abd"), (tmp_path / "checkpoint-6", "abc")):
+        with pytest.raises(RunError, match="belongs to a run of another recipe, text or base model"):
+            checkpoints.require_run(other, run)
 
 
 def test_rotation_keeps_the_newest_complete_and_removes_incomplete_ones(tmp_path):
