@@ -12,30 +12,58 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 EVERY = 30.0  # seconds between two lines
 
 
-@contextmanager
-def progress(doing: str, total: float, console: Console) -> Iterator[Callable[[float], None]]:
-    """Show how much of ``total`` is done; the function given here gets what was done since its last call.
+class Work:
+    """How much of ``total`` is done, and what else is told of it; ``total`` is None as long as nobody knows it."""
 
-    In a log file, a thread prints a line every 30 s, so that one that stands still is told from one that works.
+    def __init__(self, total: float | None, done: float) -> None:
+        self.total, self.done, self.told = total, done, ""
+        self.on_change: Callable[[], object] = lambda: None
+        self._began = self._since = time.monotonic()
+        self._before = done  # at ``_since``, from when on the share is known
+
+    def advance(self, done: float) -> None:
+        """Add what was done since the last call."""
+        self.reach(self.done + done)
+
+    def reach(self, done: float, *, total: float | None = None, told: str = "") -> None:
+        """Say what is done in all, the total if it is known by now, and words to show beside."""
+        if self.total is None and total is not None:
+            self.total, self._since, self._before = total, time.monotonic(), done
+        self.done, self.told = done, told
+        self.on_change()
+
+    @property
+    def share(self) -> str:
+        """The share that is done; empty if the total is not known."""
+        if self.total is None:
+            return ""
+        return f"{self.done / self.total:.0%}" if self.total else "100%"
+
+    @property
+    def elapsed(self) -> timedelta:
+        return _seconds(time.monotonic() - self._began)
+
+    @property
+    def left(self) -> timedelta | None:
+        """The time left at the mean speed; None if the total is not known, or nothing was done yet."""
+        done = self.done - self._before
+        if self.total is None or not done:
+            return None
+        return _seconds((time.monotonic() - self._since) / done * (self.total - self.done))
+
+
+@contextmanager
+def progress(
+    doing: str, total: float | None, console: Console, *, done: float = 0.0, transient: bool = False
+) -> Iterator[Work]:
+    """Show how much of ``total`` is done; the ``Work`` given here is told of it. ``done`` was done before.
+
+    In a log file, a thread prints a line every 30 s, so that one that stands still is told from one that works. At the end the
+    bar or a last line stays; if ``transient``, nothing does.
     """
-    if console.is_terminal:
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("{task.percentage:3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console) as bar:
-            line = bar.add_task(doing, total=total)
-            yield lambda done: bar.advance(line, done)
-        return
-    lines = _Lines(doing, total, console)
-    try:
-        yield lines.advance
-    finally:
-        lines.end()
+    work = Work(total, done)
+    with (_bar if console.is_terminal else _lines)(doing, work, console, transient):
+        yield work
 
 
 @contextmanager
@@ -53,35 +81,51 @@ def doing(what: str, console: Console) -> Iterator[Callable[[str], object]]:
     yield say
 
 
-class _Lines:
-    """Prints how far work has come, now and then; its thread ends with the work, or with the process."""
+@contextmanager
+def _bar(doing: str, work: Work, console: Console, transient: bool) -> Iterator[None]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[told]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=transient, speed_estimate_period=600) as bar:
+        line = bar.add_task(doing, total=work.total, told="")
+        # The bar itself shows the share, so words take its place.
+        work.on_change = lambda: bar.update(line, total=work.total, completed=work.done, told=work.told or work.share)
+        work.on_change()
+        yield
 
-    def __init__(self, doing: str, total: float, console: Console) -> None:
-        self._doing, self._total, self._console = doing, total, console
-        self._began, self._done = time.monotonic(), 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._print_at_times, daemon=True)
-        self._thread.start()
 
-    def advance(self, done: float) -> None:
-        self._done += done
+@contextmanager
+def _lines(doing: str, work: Work, console: Console, transient: bool) -> Iterator[None]:
+    """Print how far work has come, now and then; the thread ends with the work, or with the process."""
+    over = threading.Event()
 
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join()
-        elapsed = timedelta(seconds=round(time.monotonic() - self._began))
-        self._print(f"{self._share} done in {elapsed}")
+    def say(*parts: str) -> None:
+        console.print(f"{doing}: {_joined(*parts)}", highlight=False, markup=False, soft_wrap=True)
 
-    def _print_at_times(self) -> None:
-        while not self._over.wait(EVERY):
-            elapsed = time.monotonic() - self._began
-            left = elapsed / self._done * (self._total - self._done) if self._done else None
-            told = "" if left is None else f", {timedelta(seconds=round(left))} left"
-            self._print(f"{self._share}, {timedelta(seconds=round(elapsed))} elapsed{told}")
+    def say_at_times() -> None:
+        while not over.wait(EVERY):
+            left = work.left
+            say(work.share, work.told, f"{work.elapsed} elapsed", "" if left is None else f"{left} left")
 
-    @property
-    def _share(self) -> str:
-        return f"{self._done / self._total:.0%}" if self._total else "100%"
+    thread = threading.Thread(target=say_at_times, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if not transient:
+            say(f"{work.share} done in {work.elapsed}", work.told)
 
-    def _print(self, told: str) -> None:
-        self._console.print(f"{self._doing}: {told}", highlight=False, markup=False, soft_wrap=True)
+
+def _joined(*parts: str) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _seconds(seconds: float) -> timedelta:
+    return timedelta(seconds=round(seconds))

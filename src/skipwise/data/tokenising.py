@@ -16,7 +16,6 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Any
 
 from filelock import FileLock
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.corpus import Corpus, Document, Place
@@ -37,7 +35,7 @@ from skipwise.data.spans import Spans
 from skipwise.data.tokenised import Tokenised, tokenised_encoder
 from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError, RunError, counted
-from skipwise.progress import EVERY
+from skipwise.progress import progress
 from skipwise.recipes.schema import Data
 from skipwise.results.files import (
     default_cache,
@@ -115,26 +113,13 @@ def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> Tok
     The time left is told where it is known how much text there is: not of one file of records, and not of a stream.
     """
     doing = f"tokenising {printable(Data.of(source).source)}"
-    began = printed = time.monotonic()
-    first: float | None = None  # the share that was done at the first call; more than a batch, if a build is continued
-    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
-        line = bar.add_task(doing, total=None)
+    say = partial(console.print, style="yellow", markup=False, soft_wrap=True)
+    with progress(doing, None, console, transient=True) as work:
 
         def show(documents: int, tokens: int, share: float | None) -> None:
-            nonlocal began, printed, first
-            now, told = time.monotonic(), f"{doing}: {counted(documents, 'document')}, {tokens:,} tokens"
-            if share and first is None:
-                began, first = now, share
-            elif share and first and share > first:
-                left = (now - began) / (share - first) * (1 - share)
-                told += f", {share:.0%}, {timedelta(seconds=round(left))} left"
-            bar.update(line, description=told)
-            if not console.is_terminal and now - printed >= EVERY:
-                printed = now
-                console.print(told, highlight=False, markup=False, soft_wrap=True)
+            told = f"{counted(documents, 'document')}, {tokens:,} tokens"
+            work.reach(share or work.done, total=1.0 if share else None, told=told)
 
-        say = partial(console.print, style="yellow", markup=False, soft_wrap=True)
         return build_token_store(source, tokenizer, on_progress=show, say=say)
 
 

@@ -151,10 +151,10 @@ def measure(
     cost = ForwardCost.of(model)
     operations = [sum(cost.of_token(batch.length, scored=isinstance(batch, Readings))) for batch in batches]
     total = sum(batch.tokens * each for batch, each in zip(batches, operations, strict=True))
-    with progress(f"measuring {label}", total, console) as advance:
+    with progress(f"measuring {label}", total, console) as work:
         for batch, each in zip(batches, operations, strict=True):
             with _explained(model, label, batch.requests[0]):
-                for record in batch.answers(model, partial(_advance, advance, each)):
+                for record in batch.answers(model, partial(_advance, work.advance, each)):
                     on_record(record)
 
 
@@ -164,9 +164,9 @@ def ask(server: Server, batches: Sequence[Batch], console: Console, on_record: C
     if not prompts:
         return
     doing = f"asking {prompts[0].requests[0].arm} at {server.url}"
-    with progress(doing, sum(batch.tokens for batch in prompts), console) as advance:
+    with progress(doing, sum(batch.tokens for batch in prompts), console) as work:
         for batch in prompts:
-            for record in batch.served(server, advance):
+            for record in batch.served(server, work.advance):
                 on_record(record)
 
 

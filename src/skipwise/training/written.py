@@ -37,8 +37,8 @@ def write(
     """Write about ``tokens`` tokens of text of the base to ``path``, as texts of at most ``longest`` tokens."""
     length = min(longest, _LONGEST)
     starts = _starts(tokenizer, teacher.vocabulary, math.ceil(tokens / length), seed)
-    with progress("the base writes text", starts.shape[0] * (length - starts.shape[1]), console) as advance:
-        written = teacher.write(starts, length, seed, advance)
+    with progress("the base writes text", starts.shape[0] * (length - starts.shape[1]), console) as work:
+        written = teacher.write(starts, length, seed, work.advance)
     file = io.BytesIO()
     np.save(file, written.astype(np.int32), allow_pickle=False)
     with replacing(path) as to:

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from skipwise import progress
 from skipwise.data import draft as draft_module
 from skipwise.data import pieces
 from skipwise.data import tokenising as tokens_module
@@ -164,15 +165,19 @@ class TestContents:
         one = len(tokenizer("here we go here we go")["input_ids"])
         assert shares(rows, max_tokens=2 * one) == [0.5, 1.0]
 
-    def test_a_log_file_has_lines_while_text_is_tokenised(self, corpus, cache, tokenizer, monkeypatch):
+    def test_what_is_tokenised_is_shown_and_nothing_once_it_is(self, corpus, cache, tokenizer, monkeypatch):
         monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 1)
-        for every, lines in ((0.0, 3), (3600.0, 0)):
-            monkeypatch.setattr(tokens_module, "EVERY", every)
-            log = io.StringIO()
-            tokenise(Data(source=str(corpus), cache=str(cache / str(every))), tokenizer, Console(file=log))
-            told = [line for line in log.getvalue().splitlines() if " documents, " in line or " document, " in line]
-            assert len(told) == lines
-            assert all(line.endswith(" left") for line in told[1:])
+        shown, reach = [], progress.Work.reach
+
+        def reach_and_note(work, *args, **known):
+            reach(work, *args, **known)
+            shown.append((work.share, work.told))
+
+        monkeypatch.setattr(progress.Work, "reach", reach_and_note)
+        tokenise(Data(source=str(corpus), cache=str(cache)), tokenizer, Console(file=(log := io.StringIO())))
+        assert [share for share, _ in shown][-1] == "100%"
+        assert [told.split(",")[0] for _, told in shown] == ["1 document", "3 documents", "4 documents"]
+        assert all(told.endswith(" tokens") for _, told in shown)
         assert "tokenising" not in log.getvalue()
 
     def test_no_token_at_all(self, tmp_path, cache, make_tokenizer):

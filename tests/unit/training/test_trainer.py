@@ -1,6 +1,7 @@
 import copy
 import io
 import math
+import re
 import shutil
 from collections import namedtuple
 
@@ -356,15 +357,13 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
     text = shown_on(monkeypatch, terminal=False)
     run(tmp_path, max_steps=20, logging_steps=5, save_steps=20, batch_size=1, shown=True)
     lines = text.getvalue().splitlines()
-    assert [line.split()[1] for line in lines] == [f"{step}/20" for step in range(2, 21, 2)]
-    assert "loss -" in lines[0]
-    assert "tokens/s  0:00:0" in lines[-1]
+    assert re.fullmatch(r"training: 100% done in 0:00:\d\d, step 20/20, loss \d\.\d{3}, [\d,]+ tokens/s", lines[-1])
 
 
 def test_a_bar_in_a_terminal(tmp_path, monkeypatch):
     text = shown_on(monkeypatch, terminal=True)
     run(tmp_path, shown=True)
-    assert "4/4" in text.getvalue()
+    assert "step 4/4" in text.getvalue()
     assert "tokens/s" in text.getvalue()
 
 
