@@ -8,10 +8,11 @@ import torch
 from rich.console import Console
 from transformers import PretrainedConfig
 
+from skipwise.data.shipped import KINDS
 from skipwise.evaluation.arms import RunEvaluation
 from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.other import KINDS, longest_segment, most_segments
+from skipwise.evaluation.other import longest_segment, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.runner import require_memory
 from skipwise.evaluation.specification import specification_of

@@ -5,7 +5,6 @@ base and the extended model read the same ones, so the difference of their losse
 """
 
 from collections.abc import Sequence
-from importlib import resources
 from itertools import chain
 
 import numpy as np
@@ -15,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.data.corpus import Document
 from skipwise.data.draft import text_digest
 from skipwise.data.pieces import encoder
+from skipwise.data.shipped import KINDS, shipped_text
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.model.origin import Origin
 from skipwise.results.records import OTHER_TEXT
 from skipwise.results.statistics import FEWEST_SEGMENTS
 
-KINDS = {"prose": "prose.txt", "mathematics": "mathematics.tex", "code": "code.c"}
 _SEGMENTS = 32  # of each document; a record is written for each
 _TOKENS = 2**14  # of each document
 
@@ -56,7 +55,7 @@ def other_text(
     """
     trained_on = np.concatenate([np.empty(0, dtype="<u8"), *(origin.documents for origin in origins)])
     segments: dict[int, list[Segment]] = {}
-    for document, pieces in encoder(tokenizer)([_document(kind) for kind in KINDS]):
+    for document, pieces in encoder(tokenizer)([Document(kind, shipped_text(kind)) for kind in KINDS]):
         if np.isin(np.frombuffer(text_digest(document.text), dtype="<u8"), trained_on):
             console.print(
                 f"the {document.name} that ships with skipwise is in the training text, so it does not show what the "
@@ -68,8 +67,3 @@ def other_text(
         for segment in cut_segments(document.name, tokens, window):
             segments.setdefault(len(segment.tokens), []).append(segment)
     return EvaluationText(OTHER_TEXT, [], [], segments, fingerprint="")
-
-
-def _document(kind: str) -> Document:
-    file = resources.files("skipwise").joinpath("assets", "other", KINDS[kind])
-    return Document(kind, file.read_text(encoding="utf-8"))

@@ -4,13 +4,13 @@ A server may serve another checkpoint than it was meant to, or read the right on
 """
 
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.passkey import encode
+from skipwise.data.shipped import shipped_text
 from skipwise.errors import EvaluationError
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.models import EvaluatedModel
@@ -41,7 +41,7 @@ def _require_same_model(
         EvaluationError: the server chooses a token to which the local model gives much less than to its own, the
             log-probabilities that it tells differ by more than 0.1 nats in the mean, or the weights do not fit.
     """
-    ids = encode(tokenizer, _text())[: min(_TOKENS, server.window or _TOKENS, model.target)]
+    ids = encode(tokenizer, shipped_text("prose"))[: min(_TOKENS, server.window or _TOKENS, model.target)]
     places = range(min(_EVERY, len(ids)) - 1, len(ids) - 1, _EVERY)
     local = _read(model, ids, places, precision)
     asked = [{"prompt": ids[: place + 1], "max_tokens": 1, "logprobs": 1} for place in places]
@@ -61,10 +61,6 @@ def _require_same_model(
         f"the server at {server.url} does not answer as the weights of {model.name} do: {how}. Serve that model, or name the "
         "one that is served; --no-server-check goes on without this question, as for quantized weights"
     )
-
-
-def _text() -> str:
-    return resources.files("skipwise").joinpath("assets", "other", "prose.txt").read_text(encoding="utf-8")
 
 
 def _read(model: EvaluatedModel, ids: list[int], places: Sequence[int], precision: str) -> torch.Tensor:

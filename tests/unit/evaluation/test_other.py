@@ -1,14 +1,14 @@
 """Text of other kinds: how it is cut, and that a text that was trained on is not read."""
 
 import io
-from importlib import resources
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from skipwise.data.shipped import KINDS, shipped_text
 from skipwise.data.tokenising import tokenise
-from skipwise.evaluation.other import KINDS, cut_segments, longest_segment, most_segments, other_text
+from skipwise.evaluation.other import cut_segments, longest_segment, most_segments, other_text
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
@@ -54,8 +54,7 @@ def test_every_kind_is_read_and_needs_no_text_of_the_user(console) -> None:
 
 
 def test_a_document_that_was_trained_on_is_left_out(console, tmp_path) -> None:
-    prose = resources.files("skipwise").joinpath("assets", "other", KINDS["prose"])
-    (tmp_path / "book.txt").write_bytes(prose.read_bytes())
+    (tmp_path / "book.txt").write_text(shipped_text("prose"), encoding="utf-8")
     data = Data(source=str(tmp_path / "book.txt"), cache=str(tmp_path / "cache"))
     store = tokenise(data, byte_tokenizer(), Console(quiet=True))
     text = other_text(byte_tokenizer(), 512, [Origin("base", 512, data, store.digests)], console)

@@ -10,10 +10,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+from skipwise.data.shipped import shipped_text
 from skipwise.errors import DataError, reason
 
 ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
@@ -109,7 +109,7 @@ def read_ruler_data(folder: Path | None = None, text: str | None = None) -> Rule
             "them, or none"
         )
     if essays is None:
-        essays = _shipped_prose() if text is None else text
+        essays = shipped_text("prose") if text is None else text
         return RulerData(_words(essays, "the text that stands in for RULER's essays"), False, folder)
     return RulerData(_words(essays, f"{ESSAYS} in {folder}"), True, folder)
 
@@ -140,10 +140,6 @@ def _words(text: str, what: str) -> list[str]:
     if not words:
         raise DataError(f"{what} has no words, but needles are hidden between words; give another text")
     return words
-
-
-def _shipped_prose() -> str:
-    return resources.files("skipwise").joinpath("assets", "other", "prose.txt").read_text(encoding="utf-8")
 
 
 def _parsed(read: Callable[[Any], Found], file: Path, origin: str) -> Found:
