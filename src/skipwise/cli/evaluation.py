@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from skipwise.cli.options import (
-    MOST_TRIALS,
     DataFolder,
     Lengths,
     Model,
@@ -27,6 +26,7 @@ from skipwise.cli.options import (
 )
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, counted
+from skipwise.method.limits import MOST_TRIALS
 from skipwise.recipes.names import model_name
 
 

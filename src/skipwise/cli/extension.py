@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from skipwise.cli.options import (
-    LAST_SEED,
     Changes,
     ExistingRope,
     Lora,
@@ -24,10 +23,10 @@ from skipwise.cli.options import (
 from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, SkipwiseError, counted
 from skipwise.method.lengths import parse_length
+from skipwise.method.limits import LAST_SEED, MOST_CHUNKS
 from skipwise.progress import doing
 from skipwise.recipes.names import expanded
 
-_MOST_CHUNKS = 2**14
 _MOST_SAMPLES = 10**7  # examples, a standard error of at most 0.0002
 
 
@@ -141,7 +140,7 @@ def coverage(
     context: typer.Context,
     original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
     target: Annotated[str, typer.Option(help="target length")] = "16k",
-    chunks: Annotated[int, typer.Option(max=_MOST_CHUNKS, help="number of chunks, N")] = 2,
+    chunks: Annotated[int, typer.Option(max=MOST_CHUNKS, help="number of chunks, N")] = 2,
     scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
     lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
     skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",

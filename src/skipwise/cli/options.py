@@ -12,6 +12,7 @@ import typer
 
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
+from skipwise.method.limits import LAST_SEED
 from skipwise.recipes.names import expanded, model_name
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ def read_path(text: str) -> Path:
     return Path(expanded(text))
 
 
-MOST_TRIALS = 10_000  # prompts of each length, which are planned before the first is asked
-LAST_SEED = 2**32 - 1
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
 ]

@@ -11,14 +11,13 @@ import numpy as np
 
 from skipwise.errors import RecipeError, one_of
 from skipwise.method.lengths import parse_length
+from skipwise.method.limits import LONGEST, MOST_CHUNKS
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, Plans, end_anchored_skips
 from skipwise.method.rng import Rng
 
 # Up to this many chunks, merging the intervals of all chunk pairs is cheaper than a Fourier transform.
 _MOST_CHUNKS_AS_INTERVALS = 32
 _BATCH_ELEMENTS = 2**22
-_MOST_DISTANCES = 2**24
-_MOST_CHUNKS = 2**14  # each is drawn in turn
 _MOST_ELEMENTS = 2**34  # about a quarter of an hour
 
 
@@ -195,15 +194,15 @@ def _check(train_length: int | str, target_length: int | str, chunks: int) -> tu
     train, target = parse_length(train_length), parse_length(target_length)
     if target <= train:
         raise RecipeError(f"target {target:,} must exceed the train length {train:,}; choose a longer target")
-    if target > _MOST_DISTANCES:
+    if target > LONGEST:
         raise RecipeError(
-            f"target {target:,}: coverage is computed for each distance, at most {_MOST_DISTANCES:,}; choose a shorter "
+            f"target {target:,}: coverage is computed for each distance, at most {LONGEST:,}; choose a shorter "
             "target, the curve has the same shape at the same ratio of lengths"
         )
     if not 1 <= chunks <= train:
         raise RecipeError(
             f"chunks {chunks:,} must be between 1 and the train length {train:,}: a chunk has at least one token"
         )
-    if chunks > _MOST_CHUNKS:
-        raise RecipeError(f"chunks {chunks:,} must be at most {_MOST_CHUNKS:,}, or drawing them takes hours; lower it")
+    if chunks > MOST_CHUNKS:
+        raise RecipeError(f"chunks {chunks:,} must be at most {MOST_CHUNKS:,}, or drawing them takes hours; lower it")
     return train, target

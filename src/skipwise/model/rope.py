@@ -21,9 +21,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import DEFAULTS, NAMES, Rope, RopeSettings, frequencies, rope_parameters
 from skipwise.method.lengths import parse_length
+from skipwise.method.limits import LONGEST
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.recipes.loading import load_recipe
-from skipwise.recipes.schema import LONGEST, Recipe
+from skipwise.recipes.schema import Recipe
 
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from skipwise.errors import RecipeError, one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
+from skipwise.method.limits import LAST_SEED, LONGEST, MOST_TRIALS
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.methods import DEFAULT, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
@@ -17,9 +18,6 @@ from skipwise.recipes.private import refuse_secrets
 Arm = Literal["original", "pi-only", "trained"]
 
 _MOST = 2**31 - 1  # steps or examples
-_LAST_SEED = 2**32 - 1  # the largest that numpy accepts
-LONGEST = 2**24  # tokens: coverage is computed for each distance below the target
-MOST_TRIALS = 10_000  # prompts of each length, which are planned before the first is asked
 _WARMUP = 10  # steps
 _LORA_RATE = 2e-4  # ten times the rate for training all weights
 
@@ -303,7 +301,7 @@ class Recipe(Section):
     interpolation: Interpolation = "yarn"
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
-    seed: Whole = Field(0, ge=0, le=_LAST_SEED)
+    seed: Whole = Field(0, ge=0, le=LAST_SEED)
     method: Method | None = Field(
         DEFAULT,
         description="sets positions, data, training and teacher together; null: what these sections say by themselves",
