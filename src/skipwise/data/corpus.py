@@ -25,6 +25,7 @@ class Document:
 
 
 Place = Any  # where the last document read lies in its source, in a form that JSON holds; None at the start
+Mark = Any  # what ``Corpus.place`` makes a place of
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,18 @@ class Corpus(ABC):
     def __iter__(self) -> Iterator[Document]:
         return (document for document, _ in self.read())
 
-    def read(self, place: Place = None) -> Iterator[tuple[Document, Place]]:
-        """Yield the documents after ``place``, each with its own place; skips what lies before it if it can."""
+    def read(self, place: Place = None) -> Iterator[tuple[Document, Mark]]:
+        """Yield the documents after ``place``, each with the mark of its own; skips what lies before it if it can."""
         empty = place is None
         for found in self._documents(place):
             empty = False
             yield found
         if empty:
             raise DataError(f"{self.source} holds no document; choose another data.source")
+
+    def place(self, mark: Mark) -> Place:
+        """Return the place of the document read last, by its mark."""
+        return mark
 
     def kind(self) -> type[str]:
         """Return what its documents are, by the first: str, or its subclass Conversation or Tokenised."""
@@ -55,7 +60,7 @@ class Corpus(ABC):
         return None
 
     @abstractmethod
-    def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]: ...
+    def _documents(self, place: Place) -> Iterator[tuple[Document, Mark]]: ...
 
     @abstractmethod
     def fingerprint(self) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skipwise.data.corpus import Corpus, Document, Place, hash_files, hash_parts
+from skipwise.data.corpus import Corpus, Document, Mark, Place, hash_files, hash_parts
 from skipwise.data.formats import kind_of, reader_of, require_columns, text_of
 from skipwise.data.names import document_name, printable
 from skipwise.data.tokenised import Tokenised
@@ -64,7 +64,7 @@ class StreamCorpus(Corpus):
         if columns is not None:  # otherwise the first record shows them
             require_columns(columns, self.text_field, self.source)
 
-    def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
+    def _documents(self, place: Place) -> Iterator[tuple[Document, Mark]]:
         stream = self.open_stream()
         if stream.column_names is not None:
             stream = stream.select_columns(list(require_columns(stream.column_names, self.text_field, self.source)))
@@ -85,7 +85,12 @@ class StreamCorpus(Corpus):
                 ) from error
             row += 1
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
-            yield Document(f"{self.source}:{row}", text), {"row": row, "stream": stream.state_dict()}
+            yield Document(f"{self.source}:{row}", text), (row, stream)
+
+    def place(self, mark: Mark) -> Place:
+        """Copy the state of the stream, which is not done for every row: only the place of a batch's last one is kept."""
+        row, stream = mark
+        return {"row": row, "stream": stream.state_dict()}
 
     def kind(self) -> type[str]:
         columns = self.open_stream().column_names

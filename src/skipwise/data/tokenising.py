@@ -249,16 +249,15 @@ def _encoder(
 def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Place]]:
     """Yield the documents after ``place`` in batches worth starting threads for, and the place of each one's last."""
     batch: list[Document] = []
-    characters = 0
-    for document, reached in corpus.read(place):
+    characters, mark = 0, None
+    for document, mark in corpus.read(place):
         batch.append(document)
         characters += len(document.text)
-        place = reached
         if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
-            yield batch, place
+            yield batch, corpus.place(mark)
             batch, characters = [], 0
     if batch:
-        yield batch, place
+        yield batch, corpus.place(mark)
 
 
 def _find(stores: Path, names: tuple[str, str]) -> tuple[TokenStore | None, str]:

@@ -631,6 +631,26 @@ class TestContinuing:
                 build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)
         assert len(build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)) == 1
 
+    def test_a_stream_killed_at_its_end(self, tmp_path, cache, tokenizer, monkeypatch):
+        """The place of the last batch is asked when the stream has ended; its state is copied once a batch."""
+        hub_of(datasets.Dataset.from_list([{"text": f"text {i}"} for i in range(12)]), tmp_path, monkeypatch)
+        monkeypatch.setattr(tokens_module, "_BATCH_DOCUMENTS", 5)
+        state_dict, copied = datasets.IterableDataset.state_dict, []
+        monkeypatch.setattr(
+            datasets.IterableDataset, "state_dict", lambda stream: copied.append(1) or state_dict(stream)
+        )
+
+        def killed(self):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Draft, "finish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
+        assert len(copied) == 3
+        store = build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
+        assert list(store.names) == [f"owner/set:{row}" for row in range(1, 13)]
+
     def test_a_stream_that_broke_off(self, tmp_path, cache, tokenizer, monkeypatch):
         """Files of the hub that were left behind are not fetched again; of the first the columns' names are."""
         rows = datasets.Dataset.from_list([{"text": f"text {i}"} for i in range(12)])
