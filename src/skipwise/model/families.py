@@ -178,10 +178,10 @@ def _baichuan(config: Mapping[str, Any]) -> Conversion:
     return Conversion("Baichuan-7B" if first else "Baichuan2-7B", _llama_config(config), convert)
 
 
-def _unit_rows(weight: torch.Tensor, rows: int = 8192) -> torch.Tensor:
-    """Divide each row by its norm in float32, ``rows`` at a time to save memory: a head is the largest tensor."""
+def _unit_rows(weight: torch.Tensor) -> torch.Tensor:
+    """Divide each row by its norm in float32, 8,192 at a time to save memory: a head is the largest tensor."""
     unit = torch.empty_like(weight)
-    for part, into in zip(weight.split(rows), unit.split(rows), strict=True):
+    for part, into in zip(weight.split(8192), unit.split(8192), strict=True):
         into.copy_(normalize(part.float()))
     return unit
 
