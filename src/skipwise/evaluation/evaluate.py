@@ -140,7 +140,10 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
 
 
 def merge(parts: Sequence[Path], out: Path) -> RunFolder:
-    """Put the shards of one evaluation together in a new folder; those that contradict each other are refused."""
+    """Put the shards of one evaluation together in a new folder; those that contradict each other are refused.
+
+    Shards may be missing: the page of the new folder then has the title "Unfinished" and says how many records it has.
+    """
     shared = ("evaluation", "fingerprints", "records")
     folders = [RunFolder(part) for part in parts]
     facts: list[dict[str, Any]] = [{key: told.get(key) for key in shared} for told in map(RunFolder.read, folders)]
