@@ -58,8 +58,8 @@ def progress(
 ) -> Iterator[Work]:
     """Show how much of ``total`` is done; the ``Work`` given here is told of it. ``done`` was done before.
 
-    In a log file, a thread prints a line every 30 s, so that one that stands still is told from one that works. At the end the
-    bar or a last line stays; if ``transient``, nothing does.
+    In a log file, a thread prints a line every 30 s, so that one that stands still is told from one that works. At the
+    end the bar or a last line stays; if ``transient``, nothing does.
     """
     work = Work(total, done)
     with (_bar if console.is_terminal else _lines)(doing, work, console, transient):

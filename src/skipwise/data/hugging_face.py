@@ -88,7 +88,7 @@ class StreamCorpus(Corpus):
             yield Document(f"{self.source}:{row}", text), (row, stream)
 
     def place(self, mark: Mark) -> Place:
-        """Copy the state of the stream, which is not done for every row: only the place of a batch's last one is kept."""
+        """Copy the state of the stream, not for every row: only the place of a batch's last one is kept."""
         row, stream = mark
         return {"row": row, "stream": stream.state_dict()}
 

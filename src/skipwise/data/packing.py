@@ -63,11 +63,11 @@ def _turns(store: TokenStore, document: int, tokens: int) -> np.ndarray:
 def _positions(
     turns: np.ndarray, tokens: int, target_length: int, rules: Positions, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the positions of one conversation's tokens, int64 [tokens]; they skip where the assistant has ended a turn.
+    """Return the positions of one conversation's tokens, int64 [tokens]; they skip where the assistant ended a turn.
 
-    Of the rules ``scheme``, ``chunks`` and ``contiguous`` apply: no skips under another scheme than ``pose``, and at most
-    ``chunks`` - 1 of them. ``lengths``, ``skips`` and ``content`` are passed over in silence: chunks end at turns, skips
-    are drawn by the formula above, and the tokens are those of the conversation in order.
+    Of the rules ``scheme``, ``chunks`` and ``contiguous`` apply: no skips under another scheme than ``pose``, and at
+    most ``chunks`` - 1 of them. ``lengths``, ``skips`` and ``content`` are passed over in silence: chunks end at turns,
+    skips are drawn by the formula above, and the tokens are those of the conversation in order.
     """
     positions = np.arange(tokens)
     if rules.scheme != "pose" or not len(turns) or rng.random() < rules.contiguous:

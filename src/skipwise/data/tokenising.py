@@ -274,7 +274,7 @@ def _find(stores: Path, names: tuple[str, str]) -> tuple[TokenStore | None, str]
 
 
 def _open(folder: Path) -> tuple[TokenStore | None, str]:
-    """Return the store in ``folder``, or None and what is wrong with it: nothing, if it is not there or of another schema."""
+    """Return the store in ``folder``, or None and what is wrong with it: nothing, if there is none of this schema."""
     if not folder.is_dir():
         return None, ""
     try:

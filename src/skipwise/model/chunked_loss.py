@@ -8,8 +8,8 @@ have weights: the sum is then over weight times loss, and still divided by the n
 
 ``with_terms`` computes the same loss from all logits at once and leaves its gradients to autograd. It is the reference
 of ``_Sliced``, whose gradients are written out. Two tests in ``tests/unit/model/test_chunked_loss.py`` hold the two
-together: ``test_a_teachers_term_is_the_divergence_from_it`` and ``test_weights_of_labels_multiply_their_losses`` compare
-the loss and every gradient of both with the definition in float64.
+together: ``test_a_teachers_term_is_the_divergence_from_it`` and ``test_weights_of_labels_multiply_their_losses``
+compare the loss and every gradient of both with the definition in float64.
 """
 
 from collections.abc import Iterator
