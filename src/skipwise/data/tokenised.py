@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from skipwise.data.spans import Spans, runs
 from skipwise.errors import DataError
@@ -118,7 +117,7 @@ def token_ids(values: Any, what: str) -> np.ndarray:
         DataError: it is no single row of whole numbers.
     """
     try:
-        array = np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
+        array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)  # a tensor; torch is slow to import
     except (ValueError, TypeError, RuntimeError):  # lists of several lengths, or a tensor of floats that numpy has not
         array = np.asarray(None)
     if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
