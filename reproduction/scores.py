@@ -21,6 +21,7 @@ class Scores:
         nll: mean negative log-likelihood in nats, by text and window, one value a seed.
         reading: stride and number of documents of the sliding windows, by text and window.
         hits: numbers found and asked for, by retrieval task and prompt length, one pair a seed.
+        answers: by retrieval task and prompt length, whether each prompt was answered rightly, by its number; one a seed.
         segments: by text and segment length, the readings of each seed.
         steps: mean negative log-likelihood by training step, one value a seed and text.
         seeds: by kind of measurement.
@@ -29,6 +30,7 @@ class Scores:
     nll: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     reading: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     hits: dict[str, dict[int, list[tuple[int, int]]]] = field(default_factory=dict)
+    answers: dict[tuple[str, int], list[dict[int, bool]]] = field(default_factory=dict)
     segments: dict[tuple[str, int], list[list[ReadingRecord]]] = field(default_factory=dict)
     steps: dict[int, list[float]] = field(default_factory=dict)
     seeds: dict[str, list[int]] = field(default_factory=dict)
@@ -179,3 +181,4 @@ def _add(scores: Scores, place: Place, records: list[Record]) -> None:
     elif kind == PROMPTS:
         trials = [record for record in records if isinstance(record, TrialRecord)]
         scores.hits.setdefault(text, {}).setdefault(length, []).append(found(trials))
+        scores.answers.setdefault((text, length), []).append({trial.trial: trial.hit for trial in trials})

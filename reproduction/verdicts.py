@@ -6,10 +6,11 @@ from itertools import pairwise
 from statistics import fmean
 
 from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers, arms_of
-from reproduction.intervals import seeds_interval, share_difference
+from reproduction.intervals import seeds_interval
 from reproduction.scores import Scores
 from skipwise.report.summary import arm_name
 from skipwise.report.tables import format_share
+from skipwise.results.statistics import share_difference
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,10 @@ def _judge_more_passkeys(claim: FindsMore, rows: Mapping[str, Scores], target: i
         apart = seeds_interval([a - b for a, b in zip(*shares, strict=True)])
         over = f"over {len(ours)} seeds"
     else:
-        apart = share_difference(ours[0], theirs[0])
-        over = "over the prompts of one seed"
+        answers = (rows[arm].answers["passkey", target][0] for arm in (claim.arm, claim.other))
+        if (paired := share_difference(*answers)) is None:
+            return Finding(rule)
+        apart, over = paired, "over the prompts of one seed, which both were asked"
     points = f"{100 * apart.low:+.0f} to {100 * apart.high:+.0f} points"
     return Finding(rule, apart.low > 0, f"{told}; difference {points}, 95% interval {over}")
 

@@ -97,6 +97,7 @@ def test_segments_and_passkeys_follow_the_rule(tmp_path) -> None:
     assert (place, len(seed)) == (("x", 2048), 2)
     assert found.by_position("x", 2048, 0, 2048).mean == pytest.approx(1.0)
     assert found.passkeys == {512: [(40, 50)]}
+    assert found.answers == {("passkey", 512): [{n: n < 40 for n in range(50)}]}
     assert found.steps == {}
 
 

@@ -59,11 +59,26 @@ def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
     assert (finding.holds, finding.worst) == (holds, worst)
 
 
+def answered(*right: range) -> Scores:
+    """Which of 50 prompts of 512 tokens each seed answers rightly."""
+    hits = [(len(one), 50) for one in right]
+    answers = [{n: n in one for n in range(50)} for one in right]
+    return Scores(hits={"passkey": {512: hits}}, answers={("passkey", 512): answers})
+
+
 @pytest.mark.parametrize(
-    ("ours", "theirs", "holds"), [((50, 50), (39, 50), True), ((50, 50), (49, 50), False), ((39, 50), (50, 50), False)]
+    ("ours", "theirs", "holds"),
+    [
+        (range(50), range(39), True),
+        (range(50), range(49), False),
+        (range(39), range(50), False),
+        # 28 against 20 right answers: both were asked the same prompts, so it matters which.
+        (range(28), range(20), True),
+        (range(28), range(30, 50), False),
+    ],
 )
-def test_more_passkeys_need_an_interval_above_zero(ours, theirs, holds) -> None:
-    scores = {"a": Scores(hits={"passkey": {512: [ours]}}), "b": Scores(hits={"passkey": {512: [theirs]}})}
+def test_more_passkeys_need_an_interval_above_zero_on_the_same_prompts(ours, theirs, holds) -> None:
+    scores = {"a": answered(ours), "b": answered(theirs)}
     assert judge(FindsMore("a", "b"), scores, 256, 512).holds is holds
     assert judge(FindsMore("a", "b"), scores, 256, 1024).holds is None
 
