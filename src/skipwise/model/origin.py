@@ -68,13 +68,19 @@ def read_origin(name: str) -> Origin | None:
 def promised_length(name: str) -> int | None:
     """The tokens that a model is meant to read: what it was extended to, without the margin that it was trained with.
 
-    Of other models what their config says, if it says so.
+    Of other models what their config says, if it says so: ``max_position_embeddings``, or under YaRN the factor times the
+    original length where that is more. Qwen's instructions add YaRN to a config and leave ``max_position_embeddings``.
     """
     origin = read_origin(name)
     if origin and origin.target_length:
         return origin.target_length
-    length = getattr(load_config(name).get_text_config(), "max_position_embeddings", None)
-    return length if isinstance(length, int) else None
+    config = load_config(name).get_text_config()
+    length = getattr(config, "max_position_embeddings", None)
+    if not isinstance(length, int):
+        return None
+    rope = getattr(config, "rope_parameters", None) or {}
+    yarn = rope.get("rope_type") == "yarn" and "original_max_position_embeddings" in rope
+    return max(length, round(rope["factor"] * rope["original_max_position_embeddings"])) if yarn else length
 
 
 def _of_run(folder: Path) -> Origin | None:

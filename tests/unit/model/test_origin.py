@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from transformers import Qwen3Config
 
 from skipwise.errors import ModelError
-from skipwise.model.origin import Origin, read_origin
+from skipwise.model.origin import Origin, promised_length, read_origin
 from skipwise.recipes.schema import Data
 from skipwise.results.files import read_json, write_json
 
@@ -54,3 +55,18 @@ def test_of_a_run_of_the_first_release_recipe_and_facts_say_it(tmp_path) -> None
     assert (read.base, read.original_length) == ("base", 64)
     (model.parent / "recipe.yaml").rename(tmp_path / "recipe.yaml")
     assert read_origin(str(model)) is None
+
+
+@pytest.mark.parametrize(
+    ("rope", "tokens"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}, 40960),  # already raised
+        ({"rope_type": "linear", "factor": 4.0}, 40960),  # which may be raised or not
+        ({"rope_type": "default"}, 40960),
+    ],
+)
+def test_yarn_added_to_a_config_promises_its_factor_times_the_original_length(tmp_path, rope, tokens) -> None:
+    config = Qwen3Config(max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, **rope})
+    config.save_pretrained(tmp_path)
+    assert promised_length(str(tmp_path)) == tokens
