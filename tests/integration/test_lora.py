@@ -33,23 +33,28 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return checkpoint(folder / "base", window=400), corpus(folder / "text", documents=24, words=200)
 
 
-@pytest.mark.parametrize(("saved", "precision"), [("merged", "float32"), ("adapter", "bf16")])
+@pytest.mark.parametrize(
+    ("saved", "precision", "dtype"),
+    [("merged", "float32", "float32"), ("merged", "bf16", "bfloat16"), ("adapter", "bf16", "float32")],
+)
 def test_a_run_is_saved_as_asked_measured_and_resumed_to_the_same_bits(
-    files, monkeypatch, capsys, tmp_path, saved: str, precision: str
+    files, monkeypatch, capsys, tmp_path, saved: str, precision: str, dtype: str
 ) -> None:
     out = tmp_path / "run"
-    changes = {"lora.saved": saved, "lora.also": ALSO, "training.precision": precision}
+    changes = {"lora.saved": saved, "lora.also": ALSO, "training.precision": precision, "training.save_dtype": dtype}
     run(monkeypatch, *command(*files, out, "--lora", **changes))
     printed = " ".join(capsys.readouterr().out.split())
     assert re.search(r"LoRA of rank 16: [\d,]+ of [\d,]+ parameters are trained", printed)
     assert recipe_of(out).lora.saved == saved
     weights = out / "model" / ("model" if saved == "merged" else "adapter_model")
     trained = load_file(weights.with_suffix(".safetensors"))
-    base = load_model(str(files[0])).state_dict()
+    assert {weight.dtype for weight in trained.values()} == {getattr(torch, dtype)}
+    base = load_model(str(files[0]), dtype=getattr(torch, dtype)).state_dict()
     if saved == "merged":
         assert set(trained) == set(base)
         moved = {name for name in base if not torch.equal(base[name], trained[name])}
-        assert moved == set(base) - {"lm_head.weight"}
+        lost = {name for name in base if dtype == "bfloat16" and "norm" in name}  # moved by less than bfloat16 tells at 1
+        assert moved | lost == set(base) - {"lm_head.weight"}
     else:
         assert not set(trained) & set(base)
     assert {record.arm for record in read_records(out / "results.jsonl") if record.kind == "reading"} == {

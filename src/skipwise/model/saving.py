@@ -55,6 +55,13 @@ def save_extended(
     os.replace(temporary, folder)
 
 
+def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Round the weights to ``dtype``, in place; buffers, as the rotary frequencies, keep theirs."""
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            weight.data = weight.data.to(dtype)
+
+
 def require_saved(folder: Path) -> None:
     """Require the model of a finished run to be the one that was saved."""
     way_out = "delete the folder, and --resume saves the model again from the last checkpoint"

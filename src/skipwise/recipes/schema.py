@@ -203,6 +203,9 @@ class Training(BaseModel):
     precision: Literal["auto", "bf16", "fp16", "float32"] = Field("auto", description="auto: bf16 where it is fast")
     save_steps: Whole = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
     save_total_limit: Whole = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
+    save_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the weights of the saved model; training holds them in float32"
+    )
     logging_steps: Whole = Field(10, gt=0, le=_MOST)
 
     @model_validator(mode="after")

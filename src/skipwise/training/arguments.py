@@ -107,9 +107,9 @@ def known_fields(settings: Training) -> dict[str, Any]:
             valid = {*type(settings).model_fields, *hints} - _DECIDED.keys()
             raise RecipeError(
                 f"unknown key training.{name}{nearest(name, valid)}; "
-                "valid are the fields of transformers.TrainingArguments, batch_size and precision"
+                "valid are the fields of transformers.TrainingArguments, batch_size, precision and save_dtype"
             )
-    given = settings.model_dump(exclude={"batch_size", "precision"})
+    given = settings.model_dump(exclude={"batch_size", "precision", "save_dtype"})
     given = {name: _typed(name, value, hints[name]) for name, value in given.items()}
     if "report_to" in given:
         given["report_to"] = reported_to(settings)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import cast
 
 import numpy as np
+import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
@@ -13,7 +14,7 @@ from skipwise.model import lora
 from skipwise.model.loading import load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
-from skipwise.model.saving import save_extended
+from skipwise.model.saving import round_weights, save_extended
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import TrainingRecord
@@ -133,13 +134,15 @@ def _whole(prepared: PreparedRun, run: RunFolder) -> PreTrainedModel:
 
 
 def save_trained(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) -> None:
-    """Save the trained model, merged or as an adapter where LoRA was trained."""
+    """Save the trained model, in ``training.save_dtype``; merged, or as an adapter in float32, where LoRA was trained."""
     check_frequencies(model, prepared.extension)
     rules, adapter_of = prepared.recipe.lora, None
     if rules and rules.saved == "adapter":
         adapter_of = prepared.recipe.model
     elif rules:
         model = lora.merged(model, load_model(prepared.recipe.model, prepared.extension))
+    if not adapter_of:
+        round_weights(model, getattr(torch, prepared.recipe.training.save_dtype))
     partial = run.model.with_name("model.partial")
     with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
         save_extended(

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from skipwise.errors import ModelError
 from skipwise.model.config import load_config
 from skipwise.model.loading import load_model
 from skipwise.model.rope import plan_extension
-from skipwise.model.saving import save_extended
+from skipwise.model.saving import round_weights, save_extended
 from tests.tiny import byte_tokenizer, checkpoint
 
 
@@ -43,3 +44,16 @@ def test_the_stock_generate_reads_a_prompt_of_the_target(extended, tmp_path) -> 
     save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert stock.generate(torch.full((1, 500), 7), do_sample=False).shape[1] > 500
+
+
+def test_rounded_weights_are_saved_in_their_type_and_the_frequencies_stay_float32(extended, tmp_path) -> None:
+    model, extension = extended
+    trained = {name: weight.clone() for name, weight in model.state_dict().items()}
+    round_weights(model, torch.bfloat16)
+    save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(weight, trained[name].bfloat16()) for name, weight in saved.items())
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert stock.dtype == torch.bfloat16
+    assert torch.equal(stock.model.rotary_emb.inv_freq, load_model(str(tmp_path / "model")).model.rotary_emb.inv_freq)
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32

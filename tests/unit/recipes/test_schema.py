@@ -103,7 +103,7 @@ def test_a_recipe_says_what_differs_from_another(tmp_path: Path) -> None:
 
 def test_training_fields_of_shipped_recipes_are_known_to_transformers() -> None:
     arguments = pytest.importorskip("transformers.training_args").TrainingArguments
-    ours = {"batch_size", "precision"}
+    ours = {"batch_size", "precision", "save_dtype"}
     for name in shipped_recipes():
         assert load_recipe(name).training.model_dump().keys() - ours <= arguments.__dataclass_fields__.keys()
 
