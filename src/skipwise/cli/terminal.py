@@ -97,6 +97,11 @@ def explained(command: str = "") -> Iterator[None]:
             raise _refused("the working folder was removed; change into another one") from None
         raise
     except RuntimeError as error:
+        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU, where no stage explains it itself
+            raise _refused(
+                f"{str(error).split(' Of the allocated memory')[0]} What was written is kept. End other programs that hold "
+                "memory (nvidia-smi lists them), or let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model"
+            ) from None
         if "RANK" not in os.environ or not any(phrase in str(error) for phrase in _PEER_LOST):
             raise
         raise _refused(

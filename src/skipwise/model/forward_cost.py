@@ -98,6 +98,8 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
                 model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
 
         return _seconds(step, device)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of the architecture's own code
         raise ModelError(
             f"model_type {config.model_type} cannot run one layer ({reason(error)}); correct config.json, or choose another "

@@ -115,7 +115,9 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
-    except Exception as error:  # of damaged files, a quantizer that is not installed, too little memory
+    except torch.OutOfMemoryError:  # of a GPU; the files are not to blame
+        raise
+    except Exception as error:  # of damaged files, a quantizer that is not installed
         raise ModelError(unreadable(name, error)) from error
     model, missing, others = loaded[0], sorted(loaded[1]["missing_keys"]), sorted(loaded[1]["mismatched_keys"])
     if others:

@@ -40,7 +40,7 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
     try:
         probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
-    except SkipwiseError:
+    except (SkipwiseError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         # Of the architecture's own code, which positions and a mask of our own reach here first.

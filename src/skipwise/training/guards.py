@@ -68,8 +68,12 @@ def memory_errors(trainer: Any) -> Iterator[None]:
         if not known and not any(phrase in str(error).lower() for phrase in phrases):
             raise
         examples, tokens = trainer.micro_batch
-        smaller = f"training.per_device_train_batch_size={examples // 2} or " if examples > 1 else ""
+        args = trainer.args
+        smaller = [f"training.per_device_train_batch_size={examples // 2}"] if examples > 1 else []
+        if not (getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False)):
+            smaller.append("training.gradient_checkpointing=true")
+        ways = f"set {' or '.join(smaller)}" if smaller else "choose --lora, lora.base=4bit or a shorter train_length"
         raise TrainingError(
             f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in one forward "
-            f"pass; set {smaller}training.gradient_checkpointing=true; {intact(Path(str(trainer.args.output_dir)))}"
+            f"pass; {ways}; {intact(Path(str(args.output_dir)))}"
         ) from error

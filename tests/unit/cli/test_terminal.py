@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from skipwise.cli.terminal import explained, new_console, prepare_process, readable
 from skipwise.errors import ModelError
@@ -221,3 +222,14 @@ def test_of_several_processes_one_says_a_mistake_and_each_its_full_disk(monkeypa
         printed = capsys.readouterr().err
         assert said in printed
         assert bool(said) == bool(printed)
+
+
+def test_a_full_gpu_is_explained(capsys) -> None:
+    """As while a model is loaded beside another program's, where no stage knows what to lower."""
+    said = "CUDA out of memory. GPU 0 has 79 GiB of which 5 MiB is free. Of the allocated memory 3 GiB is reserved."
+    with pytest.raises(SystemExit) as end, explained("extend"):
+        raise torch.OutOfMemoryError(said)
+    assert end.value.code == 1
+    printed = capsys.readouterr().err
+    assert "of which 5 MiB is free. What was written is kept. End other programs" in printed
+    assert "reserved" not in printed

@@ -309,6 +309,16 @@ def test_out_of_memory_says_what_was_held(tmp_path, error):
         run(tmp_path, model, per_device_train_batch_size=4)
 
 
+def test_out_of_memory_does_not_advise_what_is_set_already(tmp_path):
+    def fail(*args):
+        raise torch.OutOfMemoryError
+
+    model = tiny_model()
+    model.lm_head.register_forward_pre_hook(fail)
+    with pytest.raises(TrainingError, match=r"forward pass; choose --lora, lora\.base=4bit or a shorter train_length"):
+        run(tmp_path, model, per_device_train_batch_size=1, gradient_checkpointing=True)
+
+
 def test_other_errors_are_not_taken_for_memory(tmp_path):
     model = tiny_model()
 
