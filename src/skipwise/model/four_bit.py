@@ -47,8 +47,12 @@ def keep_differentiable(model: Any) -> None:
 
 def quantization_settings(dtype: Any, device: Any) -> dict[str, Any]:
     """Return the arguments of ``from_pretrained`` that load linear layers in 4 bits and compute in ``dtype``."""
+    import torch
     from transformers import BitsAndBytesConfig
 
     show_warnings()
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:  # accelerate compares it with a process's own GPU, by its number
+        device = torch.device("cuda", torch.cuda.current_device())
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
     return {"quantization_config": config, "device_map": {"": device}}

@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from skipwise.model import four_bit
 
@@ -34,3 +35,12 @@ def test_other_loggers_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     four_bit.hold_warnings()
     logging.getLogger("bitsandbytes.optim").warning("shown")
     assert "shown" in caplog.text
+
+
+@needs_bitsandbytes
+def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate refuses 4-bit weights on "cuda" in a process whose GPU is "cuda:3"."""
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 3)
+    for device, placed in (("cuda", "cuda:3"), (torch.device("cuda:1"), "cuda:1"), ("cpu", "cpu")):
+        settings = four_bit.quantization_settings(torch.bfloat16, device)
+        assert settings["device_map"] == {"": torch.device(placed)}
