@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError, pip_install, reason
+from skipwise.model.precision import random_state_kept
 from skipwise.recipes.names import PACKAGED, expanded
 from skipwise.recipes.schema import Lora
 from skipwise.results.files import read_json
@@ -53,7 +54,7 @@ def adapt(model: PreTrainedModel, rules: Lora, seed: int = 0, *, state: Path | N
     require_installed(rules)
     _check_targets(model, rules)
     try:
-        with torch.random.fork_rng():
+        with random_state_kept(model.device):
             torch.manual_seed(seed)
             return _with_additions(model, _peft_config(model, rules), load_file(state) if state else None)
     except ValueError as error:

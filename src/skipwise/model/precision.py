@@ -46,6 +46,11 @@ def autocast(device: torch.device | str, precision: str) -> AbstractContextManag
     return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
 
 
+def random_state_kept(device: torch.device) -> AbstractContextManager[object]:
+    """Return the context after which the CPU and ``device`` draw as before; torch's own would look at every GPU, and say so."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
 def weights_precision(model: torch.nn.Module) -> Precision:
     """Return the precision of the weights as they are held; with LoRA, of the frozen ones."""
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]

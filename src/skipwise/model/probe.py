@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError
 from skipwise.method.lengths import parse_length
-from skipwise.model.precision import AUTOCAST, autocast
+from skipwise.model.precision import AUTOCAST, autocast, random_state_kept
 
 _CHUNK = 8  # tokens
 _CHUNKS = 3  # with two chunks, a kernel that cuts at all jumps but one could pass
@@ -61,7 +61,7 @@ def probe_connectivity(
 
     was_training = model.training
     model.train()
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), random_state_kept(model.device):
         base = logits(ids)
         changes = []
         for chunk in range(_CHUNKS):
@@ -116,7 +116,7 @@ def require_apart(
     other[:, :begin] = (other[:, :begin] + 1) % model.config.get_text_config().vocab_size
     was_training = model.training
     model.train()
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), random_state_kept(model.device):
         logits = []
         for tokens in (ids, other):
             torch.manual_seed(0)  # the same dropout in both passes

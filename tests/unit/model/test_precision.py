@@ -1,5 +1,6 @@
 """The precision that a machine is fast at, and the autocast that a name stands for."""
 
+import warnings
 from io import StringIO
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from skipwise.errors import RecipeError
 from skipwise.model import lora, precision
-from skipwise.model.precision import autocast, choose_precision, weights_precision
+from skipwise.model.precision import autocast, choose_precision, random_state_kept, weights_precision
 from skipwise.recipes.schema import Lora
 from tests.tiny import llama
 
@@ -68,3 +69,17 @@ def test_the_precision_of_an_adapted_model_is_that_of_its_frozen_weights():
     assert weights_precision(llama()) == "float32"
     assert weights_precision(model) == "bf16"
     assert weights_precision(lora.adapt(model, Lora())) == "bf16"
+
+
+def test_the_random_state_is_kept_without_a_look_at_every_gpu(monkeypatch) -> None:
+    def look(device: object = None) -> None:
+        raise AssertionError("this GPU is not used")
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    monkeypatch.setattr("torch.cuda.get_rng_state", look)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with random_state_kept(torch.device("cpu")):
+            drawn = torch.rand(1)
+    assert torch.rand(1) == drawn
