@@ -24,10 +24,16 @@ _LONGEST_BUILD = 30 * 60  # seconds, far more than any of them takes
 def processes_of(engine: str, processes: int | None) -> int:
     """Return how many processes to start: ``processes``, or one for each GPU."""
     one_of("--launch", engine, ENGINES)
-    processes = max(torch.cuda.device_count(), 1) if processes is None else processes
+    gpus = torch.cuda.device_count()
+    processes = max(gpus, 1) if processes is None else processes
     if processes < 2:
         raise RecipeError(
             f"--launch {engine} starts several processes, not {processes}: give --processes, or leave --launch out"
+        )
+    if gpus and processes > gpus:
+        raise RecipeError(
+            f"--processes {processes} needs as many GPUs, and this machine has {gpus}: lower it, or leave it out to start one "
+            "for each GPU"
         )
     if engine.startswith("zero3"):
         if find_spec("deepspeed") is None:

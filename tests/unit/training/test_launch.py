@@ -28,3 +28,10 @@ def test_deepspeed_must_be_installed(monkeypatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda _: None)
     with pytest.raises(RecipeError, match=r"zero3 needs the deepspeed package: pip install 'deepspeed>=.*' 'ninja'"):
         launch.processes_of("zero3", 2)
+
+
+def test_two_processes_do_not_share_a_gpu(monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert launch.processes_of("ddp", None) == 4
+    with pytest.raises(RecipeError, match="--processes 8 needs as many GPUs, and this machine has 4: lower it"):
+        launch.processes_of("ddp", 8)
