@@ -28,8 +28,9 @@ if [ "${TINY:-}" ]; then
 fi
 
 bounded() { # run a command for what is left of the part's time; a stop at its end is no failure: the next call goes on
-    local left=$((limit - SECONDS))
-    [ "$left" -le 0 ] || timeout --signal=INT --kill-after=30 "$left" "$@" || [ $? -eq 124 ]
+    local left=$((limit - SECONDS)) status=0
+    [ "$left" -le 0 ] || timeout --signal=INT --kill-after=30 "$left" "$@" || status=$?
+    [[ $status =~ ^(0|124|137)$ ]] # 137: it did not end in 30 s, and was killed
 }
 
 rate() {
