@@ -20,7 +20,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 
 from skipwise.errors import RecipeError, nearest, reason
-from skipwise.model.precision import choose_precision
+from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
 
@@ -55,8 +55,10 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
     ``gradient_accumulation_steps`` follows from the global batch, the micro-batch and the number of processes.
     """
     given = known_fields(settings)
-    use_cpu = given.setdefault("use_cpu", not torch.accelerator.is_available())
-    device = torch.device("cpu") if use_cpu else torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = default_device()
+    given.setdefault(
+        "use_cpu", device.type == "cpu"
+    )  # also beside an accelerator of another kind than CUDA, as a Mac's
     precision = choose_precision(settings.precision, device)
     given["gradient_accumulation_steps"] = accumulation(settings, processes.launched())
     on_gpu = device.type == "cuda"
@@ -86,6 +88,11 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
     with settings_errors():
         args = TrainingArguments(**values)
         _check_arguments(args)
+    if args.device.type != device.type:
+        raise RecipeError(
+            f"training.use_cpu = {args.use_cpu} trains on {args.device.type}, and the teacher and what is measured run on "
+            f"{device.type}; leave it out; an empty CUDA_VISIBLE_DEVICES in the environment hides the GPUs from all"
+        )
     args._n_gpu = min(args.n_gpu, 1)  # each process trains on one GPU
     if args.world_size != processes.launched():
         raise RecipeError(

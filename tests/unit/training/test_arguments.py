@@ -4,6 +4,7 @@ import importlib.util
 import math
 
 import pytest
+import torch
 from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
@@ -26,6 +27,21 @@ def test_any_field_of_training_arguments_passes_through(tmp_path, monkeypatch):
     assert (args.weight_decay, args.adam_beta2, args.max_grad_norm) == (0.1, 0.95, 0.5)
     assert (args.seed, args.data_seed, args.max_steps, args.output_dir) == (7, 7, 4, str(tmp_path))
     assert args.report_to == ["seen"]
+
+
+def test_an_accelerator_that_nothing_else_runs_on_is_not_trained_on(tmp_path, monkeypatch):
+    """As a Mac's: the teacher and what is measured run on the CPU there, and their tensors would not meet the model's."""
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("mps"))
+    assert training_arguments(settings(), tmp_path, 0).use_cpu
+
+
+def test_training_on_another_device_than_everything_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(arguments, "default_device", lambda: torch.device("cuda"))
+    with pytest.raises(
+        RecipeError, match=r"use_cpu = True trains on cpu, and the teacher .* run on cuda; leave it out"
+    ):
+        training_arguments(settings(use_cpu=True, optim="adamw_torch"), tmp_path, 0)
 
 
 @pytest.mark.parametrize("named", ["seen,heard", "seen, heard", ["seen", "heard"]])
