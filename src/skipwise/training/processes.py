@@ -17,6 +17,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from skipwise.errors import PeerError, SkipwiseError, TrainingError
+from skipwise.model.precision import default_device
 
 MEETING = timedelta(minutes=10)  # in which all processes of a run must begin; on a cluster one imports for minutes
 ENGINE = "SKIPWISE_ENGINE"  # set by ``skipwise extend --launch``
@@ -109,6 +110,7 @@ def require_engine(wrapped: torch.nn.Module) -> None:
     """Require the wrapped model to be of the requested engine; on a CPU, accelerate silently replaces FSDP by DDP."""
     if launched() == 1:
         return
+    wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled one
     kinds = {kind.__name__ for kind in type(wrapped).__mro__}
     if not kinds & _WRAPPERS[engine()]:
         raise TrainingError(
@@ -132,7 +134,7 @@ def finish() -> None:
 def _state() -> PartialState:
     met = None if PartialState._shared_state else _meet()
     # The first process may tokenise for hours while the others wait.
-    state = PartialState(cpu=not torch.accelerator.is_available(), timeout=timedelta(days=7))
+    state = PartialState(cpu=default_device().type == "cpu", timeout=timedelta(days=7))
     del met  # until here, so that the first process serves one store for both
     return state
 

@@ -91,3 +91,11 @@ def test_a_process_says_that_the_first_has_ended(monkeypatch) -> None:
     monkeypatch.setattr(processes, "broadcast_object_list", lost)
     with pytest.raises(PeerError, match=r"process 0 has ended, .* start all of them again, with --resume"):
         processes.told_by_first(None)
+
+
+def test_a_compiled_engine_is_that_engine(monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    wrapped = type("DistributedDataParallel", (torch.nn.Module,), {})()
+    processes.require_engine(torch.compile(wrapped))
+    with pytest.raises(TrainingError, match="ddp was asked for, and what trains is a Linear"):
+        processes.require_engine(torch.compile(torch.nn.Linear(1, 1)))
