@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
-from skipwise.errors import RecipeError, RunError, counted
+from skipwise.errors import RecipeError, RunError, TrainingError, counted
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
@@ -134,9 +134,16 @@ class _Trainer(Trainer):
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """Restore the stock forward: Accelerate's copies all logits to float32. The loss gets the same autocast."""
+        assert isinstance(self.model, torch.nn.Module)
+        before = {name: buffer.dtype for name, buffer in self.model.named_buffers()}
         prepared = super()._prepare_for_training(*args, **kwargs)
         processes.require_engine(prepared[0])
-        assert isinstance(self.model, torch.nn.Module)
+        cast_to = {b.dtype for name, b in self.model.named_buffers() if b.dtype != before.get(name, b.dtype)}
+        if cast_to:
+            raise TrainingError(
+                f"{processes.engine()} cast the rotary frequencies to {cast_to.pop()}, which rounds positions; DeepSpeed before "
+                "0.19.2 does: pip install -U deepspeed, or choose --launch ddp or fsdp"
+            )
         if forward := vars(self.model).pop("_original_forward", None):
             self.model.forward = forward
         return prepared
@@ -239,6 +246,8 @@ class _Trainer(Trainer):
         if self.args.should_save:
             checkpoints.mark_complete(checkpoint, self.run)
             checkpoints.rotate(folder, self.keep)
+        # Hashes of a large checkpoint take minutes, and collectives of DeepSpeed's own group wait ten at the most.
+        self.accelerator.wait_for_everyone()
 
 
 class _Meter(TrainerCallback):

@@ -319,6 +319,33 @@ def test_out_of_memory_does_not_advise_what_is_set_already(tmp_path):
         run(tmp_path, model, per_device_train_batch_size=1, gradient_checkpointing=True)
 
 
+def test_an_engine_that_rounds_the_frequencies_is_refused_before_the_first_step(tmp_path, monkeypatch):
+    """As DeepSpeed did by ``module.bfloat16()``; after hours of training the loaded frequencies would not be the formula's."""
+    prepare = Trainer._prepare_for_training
+
+    def cast(self, *args, **options):
+        self.model.model.rotary_emb.to(torch.bfloat16)
+        return prepare(self, *args, **options)
+
+    monkeypatch.setattr(Trainer, "_prepare_for_training", cast)
+    with pytest.raises(TrainingError, match=r"cast the rotary frequencies to torch\.bfloat16, which rounds positions"):
+        run(tmp_path)
+
+
+def test_every_process_waits_until_a_checkpoint_is_sealed(tmp_path, monkeypatch):
+    seen = []
+    wait, mark = training._Trainer.__init__, checkpoints.mark_complete
+
+    def init(self, *args, **options):
+        wait(self, *args, **options)
+        monkeypatch.setattr(self.accelerator, "wait_for_everyone", lambda: seen.append("wait"))
+
+    monkeypatch.setattr(training._Trainer, "__init__", init)
+    monkeypatch.setattr(checkpoints, "mark_complete", lambda *args: [seen.append("sealed"), mark(*args)])
+    run(tmp_path, max_steps=1)
+    assert seen[-2:] == ["sealed", "wait"]
+
+
 def test_other_errors_are_not_taken_for_memory(tmp_path):
     model = tiny_model()
 
