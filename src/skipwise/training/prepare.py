@@ -207,7 +207,7 @@ def require_trainable(recipe: Recipe) -> None:
     """Refuse a model that one process is certain not to train on this machine, before the text is read.
 
     Trained weights and their gradients are float32, and Adam holds two moments of each; frozen weights have the
-    computing precision, or 4 bits. Activations come on top.
+    computing precision, or 4 bits. Activations come on top. Additions are merged in the machine's memory.
 
     Raises:
         ModelError: says what it takes and what there is.
@@ -232,6 +232,12 @@ def require_trainable(recipe: Recipe) -> None:
         raise ModelError(
             f"{what} of {recipe.model}, {parameters:,} parameters, takes {needed / 1e9:,.0f} GB at the least, and this {place} "
             f"has {memory / 1e9:,.0f} GB; choose {ways}"
+        )
+    beside = machine_memory(torch.device("cpu"))
+    if rules and rules.saved == "merged" and beside is not None and (needed := 4 * parameters) > beside:
+        raise ModelError(
+            f"merging the additions after training takes {recipe.model} in float32, {needed / 1e9:,.0f} GB of the machine's "
+            f"memory, and it has {beside / 1e9:,.0f} GB; set lora.saved=adapter, and merge it on a larger machine"
         )
 
 

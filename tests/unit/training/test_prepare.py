@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from skipwise.data.documents import is_held_out
@@ -13,7 +14,8 @@ from skipwise.errors import DataError, ModelError, RecipeError, RunError
 from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
-from skipwise.training.prepare import PreparedRun, prepare, print_plan
+from skipwise.training import prepare as preparing
+from skipwise.training.prepare import PreparedRun, prepare, print_plan, require_trainable
 from tests.tiny import checkpoint, corpus
 
 
@@ -165,3 +167,20 @@ def test_conversations_are_not_packed_for_layers_that_may_read_across_them(tmp_p
     with pytest.raises(DataError, match=r"2 conversations of fewer than 64.*chunked_attention.*set data.min_tokens=64"):
         prepared(tmp_path, model, **settings)
     assert len(prepared(tmp_path, model, **settings, **{"data.min_tokens": 64}).train) == 10
+
+
+def test_additions_that_the_machine_cannot_merge_are_refused_before_training(tmp_path, monkeypatch) -> None:
+    """The GPU may hold what is trained, frozen in 16 or 4 bits; the merged weights are float32 in the machine's memory."""
+    name = str(checkpoint(tmp_path / "model", window=64))
+    memory = {"cuda": 10**12, "cpu": 4 * preparing.parameters_of(preparing.load_config(name))}
+    monkeypatch.setattr(preparing, "default_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(preparing, "machine_memory", lambda device: memory[device.type])
+
+    def recipe(**lora):
+        return load_recipe(None, {"model": name, "target": 512, "training.precision": "bf16", "lora": lora})
+
+    require_trainable(recipe())
+    memory["cpu"] -= 1
+    with pytest.raises(ModelError, match=r"merging the additions after training takes .* set lora\.saved=adapter"):
+        require_trainable(recipe())
+    require_trainable(recipe(saved="adapter"))
