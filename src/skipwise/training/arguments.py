@@ -56,9 +56,7 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
     """
     given = known_fields(settings)
     device = default_device()
-    given.setdefault(
-        "use_cpu", device.type == "cpu"
-    )  # also beside an accelerator of another kind than CUDA, as a Mac's
+    given.setdefault("use_cpu", device.type == "cpu")  # also beside an accelerator that is not CUDA, as a Mac's
     precision = choose_precision(settings.precision, device)
     given["gradient_accumulation_steps"] = accumulation(settings, processes.launched())
     on_gpu = device.type == "cuda"
