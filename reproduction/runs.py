@@ -31,6 +31,7 @@ _OFF = (
     ("data.retrieval", 0.0),
     ("data.answer_weight", 1.0),
     ("data.assistant_only", False),
+    ("training.save_dtype", "float32"),
 )
 
 
