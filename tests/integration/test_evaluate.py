@@ -191,7 +191,7 @@ def test_a_killed_evaluation_goes_on_and_measures_only_what_is_missing(
     assert without_time(tmp_path / "cut") == whole
     assert (tmp_path / "cut" / "results.jsonl").read_bytes().startswith(b"".join(lines[:5]))
     before = (tmp_path / "cut" / "results.jsonl").read_bytes()
-    monkeypatch.setattr(EvaluatedModel, "load", None)  # nothing is missing: no model is loaded
+    monkeypatch.setattr(EvaluatedModel, "load", lambda *_: pytest.fail("nothing is missing, and a model is loaded"))
     run(monkeypatch, "evaluate", evaluated, "--data", "text", *ASKED, "--out", "cut")
     assert (tmp_path / "cut" / "results.jsonl").read_bytes() == before
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import PreTrainedModel
 
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
@@ -21,7 +20,7 @@ from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import other_text
-from skipwise.evaluation.runner import answer, missing, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.same_model import require_served
 from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, is_ruler
@@ -108,16 +107,12 @@ def evaluate(
         console.print(cut_off, style="yellow", soft_wrap=True)
     console.print(f"folder: {folder.path}", soft_wrap=True)
     records = read_records(folder.results)
-    known = {record.key for record in records if isinstance(record, Measured)}
-    keep = partial(append_record, folder.results)
-
-    def load(model: EvaluatedModel) -> PreTrainedModel:
-        return model.load(specification.precision)
-
     for model in models:
+        load = partial(model.load, specification.precision)
         planned = keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
-        answer(partial(load, model), missing(planned, known, shard), console, keep, None if model.control else server)
+        answered(load, planned, folder.results, console, None if model.control else server, shard)
         if benchmarks and shard[0] == 1:
+            keep = partial(append_record, folder.results)
             benchmarks.run(model, specification.precision, records, keep, console)
     return folder
 

@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
 
@@ -153,8 +152,12 @@ def measure(
     total = sum(batch.tokens * each for batch, each in zip(batches, operations, strict=True))
     with progress(f"measuring {label}", total, console) as work:
         for batch, each in zip(batches, operations, strict=True):
+
+            def advance(tokens: int, each: float = each) -> None:
+                work.advance(tokens * each)
+
             with _explained(model, label, batch.requests[0]):
-                for record in batch.answers(model, partial(_advance, work.advance, each)):
+                for record in batch.answers(model, advance):
                     on_record(record)
 
 
@@ -168,10 +171,6 @@ def ask(server: Server, batches: Sequence[Batch], console: Console, on_record: C
         for batch in prompts:
             for record in batch.served(server, work.advance):
                 on_record(record)
-
-
-def _advance(advance: Callable[[float], None], operations: float, tokens: int) -> None:
-    advance(tokens * operations)
 
 
 def require_memory(
@@ -201,35 +200,20 @@ def require_memory(
             )
 
 
-def answer(
-    model: Callable[[], PreTrainedModel],
-    batches: Sequence[Batch],
-    console: Console,
-    on_record: Callable[[Record], None],
-    server: Server | None = None,
-) -> None:
-    """Answer every request: prompts by the ``server`` if there is one, and all else by the model, loaded if it is needed."""
-    if server:
-        ask(server, batches, console, on_record)
-        batches = [batch for batch in batches if not isinstance(batch, Prompts)]
-    if batches:
-        measure(model(), batches, console, on_record)
-
-
 def answered(
     model: Callable[[], PreTrainedModel],
     batches: Sequence[Batch],
     results: Path | None,
     console: Console,
     server: Server | None = None,
+    shard: tuple[int, int] = (1, 1),
 ) -> list[Record]:
-    """Answer the requests that the file ``results`` does not answer yet, and return the records of all requests.
+    """Answer the requests of ``shard`` that the file ``results`` does not answer yet, and return all records there are.
 
     Each record is appended to it as soon as it is made; None keeps them in memory alone. ``model`` loads the model, and
     is called only if something is left to measure. A ``server`` answers prompts in its place.
     """
-    known = {r.key: r for r in read_records(results) if isinstance(r, Measured)} if results else {}
-    made: dict[str, Record] = dict(known)
+    made: dict[str, Record] = {r.key: r for r in read_records(results) if isinstance(r, Measured)} if results else {}
 
     def keep(record: Record) -> None:
         assert isinstance(record, Measured)
@@ -237,8 +221,13 @@ def answered(
         if results is not None:
             append_record(results, record)
 
-    answer(model, missing(batches, known), console, keep, server)
-    return [made[request.key] for batch in batches for request in batch.requests]
+    left = missing(batches, made.keys(), shard)
+    if server:
+        ask(server, left, console, keep)
+        left = [batch for batch in left if not isinstance(batch, Prompts)]
+    if left:
+        measure(model(), left, console, keep)
+    return [made[request.key] for batch in batches for request in batch.requests if request.key in made]
 
 
 def _readings(how: ReadingRecord, model: EvaluatedModel, read: Sequence[Segment]) -> Readings:
