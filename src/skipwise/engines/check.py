@@ -11,7 +11,7 @@ from rich.table import Table
 
 from skipwise.engines.compare import GGUF_TOLERANCES, TOLERANCE, Comparison, compare, plan_request
 from skipwise.engines.gguf import write_gguf
-from skipwise.engines.request import Engine, find_engines
+from skipwise.engines.request import Engine, Request, engine_here
 from skipwise.errors import EngineError, ModelError, RecipeError, pip_install
 from skipwise.model.config import load_config, resolve
 from skipwise.model.legacy_config import contradictions
@@ -65,24 +65,21 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
             style="yellow",
             soft_wrap=True,
         )
-    ours, *_ = find_engines(["transformers"], [])
+    ours = engine_here("transformers")
     if set(engines) <= {ours}:
         raise EngineError(
             f"no engine is installed to compare with: {pip_install('gguf')} for llama.cpp, or give --python PATH of an "
             "environment with vLLM or another transformers (docs/engines.md)"
         )
-    original, target = lengths_of(model, length)
-    request = plan_request(model, load_tokenizer(model), original, target)
-    with console.status(f"reading {target:,} tokens with transformers {ours.version}"):
+    request = _request(model, length)
+    reading = f"reading {request.max_length:,} tokens with"
+    with console.status(f"{reading} transformers {ours.version}"):
         reference = ours.answer(request)
     made = []
     for engine in engines:
         if engine == ours:
             continue
-        with (
-            console.status(f"reading {target:,} tokens with {engine.name} {engine.version}"),
-            TemporaryDirectory() as at,
-        ):
+        with console.status(f"{reading} {engine.name} {engine.version}"), TemporaryDirectory() as at:
             if engine.name != "llama.cpp":
                 made.append(compare(reference, engine, request, TOLERANCE))
                 continue
@@ -100,12 +97,14 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
 
 def check_gguf(file: Path, model: str, kind: str, console: Console, length: int | None = None) -> Comparison:
     """Compare what llama.cpp reads of a GGUF file with what transformers reads of the checkpoint behind it."""
-    [engine, *_] = find_engines(["llama.cpp"], [])
-    original, target = lengths_of(model, length)
-    request = plan_request(model, load_tokenizer(model), original, target)
-    ours, *_ = find_engines(["transformers"], [])
-    with console.status(f"reading {target:,} tokens with transformers and llama.cpp"):
-        return compare(ours.answer(request), engine, request.of(file), GGUF_TOLERANCES[kind])
+    engine, request = engine_here("llama.cpp"), _request(model, length)
+    with console.status(f"reading {request.max_length:,} tokens with transformers and llama.cpp"):
+        reference = engine_here("transformers").answer(request)
+        return compare(reference, engine, request.of(file), GGUF_TOLERANCES[kind])
+
+
+def _request(model: str, length: int | None) -> Request:
+    return plan_request(model, load_tokenizer(model), *lengths_of(model, length))
 
 
 def lengths_of(model: str, length: int | None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.engines.check import check_gguf, comparison_table, lengths_of, model_folder
 from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_gguf, write_modelfile
-from skipwise.engines.request import find_engines
+from skipwise.engines.request import engine_here
 from skipwise.errors import EngineError, RunError, one_of
 from skipwise.model.config import load_config
 from skipwise.model.loading import load_tokenizer
@@ -41,7 +41,7 @@ def export(
     lengths_of(str(folder), length)
     require_converter()
     if checked:
-        find_engines(["llama.cpp"], [])  # before minutes of writing
+        engine_here("llama.cpp")  # before minutes of writing
     prove = partial(_prove, folder=folder, kind="f16", length=length, console=console) if checked else None
     write_gguf(folder, unchecked, kind, console, prove=prove)
     if checked:

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from skipwise.engines.compare import TEXTS, differing, tokens_of
 from skipwise.engines.quantise import QUANTISED, quantise
-from skipwise.engines.request import Engine, Request, find_engines
+from skipwise.engines.request import Engine, Request, engine_here
 from skipwise.errors import EngineError, SkipwiseError, one_of, pip_install, reason
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
 from skipwise.model.legacy_config import legacy_keys
@@ -68,7 +68,7 @@ def write_gguf(
     try:
         with _quiet(), _foreign_errors(model):
             if kind in QUANTISED:
-                find_engines(["llama.cpp"], [])
+                engine_here("llama.cpp")
             if kind in QUANTISED or (prove and kind not in FINE):
                 _convert(model, fine, "f16", console)
                 if prove:
@@ -229,7 +229,7 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
     Raises:
         EngineError: the tokens of none are equal.
     """
-    [engine, *_] = find_engines(["llama.cpp"], [])
+    engine = engine_here("llama.cpp")
     ours, found = tokens_of(tokenizer), dict[str, int]()
     with TemporaryDirectory() as folder, console.status("looking for llama.cpp's pre-tokenizer"):
         tiny = Path(folder)

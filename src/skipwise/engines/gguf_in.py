@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from skipwise.engines.compare import compare, plan_request
 from skipwise.engines.quantise import writer_like
-from skipwise.engines.request import Engine, find_engines, missing
+from skipwise.engines.request import Engine, engine_here, find_engines, missing
 from skipwise.errors import EngineError, RunError, reason
 from skipwise.model.config import load_config
 from skipwise.model.gguf import GGUFFile, write_checkpoint
@@ -83,9 +83,9 @@ def _check(source: GGUFFile, folder: Path, llama_cpp: Engine, console: Console) 
     tokenizer, config = load_tokenizer(str(folder)), load_config(str(folder))
     window = min(config.max_position_embeddings, _READ)
     request = plan_request(folder, tokenizer, min(original_length(config), window), window)
-    ours, *_ = find_engines(["transformers"], [])
     with TemporaryDirectory(dir=folder.parent) as at, console.status("reading the file with llama.cpp"):
-        compared = compare(ours.answer(request), llama_cpp, request.of(_in_float32(source, Path(at))), _TOLERANCE)
+        reference = engine_here("transformers").answer(request)
+        compared = compare(reference, llama_cpp, request.of(_in_float32(source, Path(at))), _TOLERANCE)
     largest = max((mean for _, mean in compared.depths.values()), default=math.nan)
     if not compared.agrees:
         why = compared.problem or f"they are {largest:.1e} nats apart in the mean, more than {_TOLERANCE:g}"

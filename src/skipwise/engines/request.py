@@ -109,6 +109,15 @@ def find_engines(names: list[str], pythons: list[str]) -> list[Engine]:
     return found
 
 
+def engine_here(name: str) -> Engine:
+    """Return an engine of this environment.
+
+    Raises:
+        EngineError: it is not installed.
+    """
+    return find_engines([name], [])[0]
+
+
 def missing(name: str) -> str:
     """How to install an engine."""
     if name == "vllm":

@@ -187,7 +187,7 @@ def test_coarse_weights_are_proved_by_float16_first(kind: str, tmp_path: Path, m
         out.write_bytes(b"GGUF")
 
     monkeypatch.setattr(gguf, "_convert", convert)
-    monkeypatch.setattr(gguf, "find_engines", lambda *_: [])
+    monkeypatch.setattr(gguf, "engine_here", lambda name: None)
     monkeypatch.setattr(gguf, "quantise", lambda source, out, kind: convert(source, out, kind, CONSOLE))
     write_gguf(tmp_path, tmp_path / "m.gguf", kind, CONSOLE, prove=lambda file: steps.append("proved"))
     assert steps == ([kind] if kind in ("f32", "f16") else ["f16", "proved", kind])
