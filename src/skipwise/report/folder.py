@@ -35,6 +35,12 @@ class Folder:
         """What an evaluation says of the model with this label; None for a run."""
         return next((model for model in self.models if model.get("label") == arm), None)
 
+    def base_of(self, arm: str) -> str:
+        """The label of the model that an arm is compared with; empty for a base, and where none is known."""
+        if about := self.model(arm):
+            return str(about.get("base") or "")
+        return "" if arm == "original" else "original"
+
     def length(self, key: str, arm: str) -> int | None:
         """A length of an arm's model in tokens; None where ``run.json`` does not hold a whole number."""
         about = self.model(arm) or mapping(self.info.get("model"))

@@ -62,7 +62,7 @@ def prices_of(folder: Folder) -> list[Price]:
     for r in folder.records:
         if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT:
             read.setdefault(r.arm, {}).setdefault(r.document, {})[r.window, r.begin] = r
-    bases = {arm: _base_of(folder, arm) for arm in read}
+    bases = {arm: folder.base_of(arm) for arm in read}
     return [
         price
         for arm, kinds in read.items()
@@ -70,12 +70,6 @@ def prices_of(folder: Folder) -> list[Price]:
         for kind, ours in kinds.items()
         if (price := _price(arm, kind, ours, read.get(bases[arm], {}).get(kind, {}) if bases[arm] else None))
     ]
-
-
-def _base_of(folder: Folder, arm: str) -> str:
-    """The label of the model that another is compared with; empty for a base, and where none is known."""
-    about = folder.model(arm)
-    return str(about.get("base") or "") if about else "" if arm == "original" else "original"
 
 
 def _price(arm: str, kind: str, ours: _Read, theirs: _Read | None) -> Price | None:

@@ -5,7 +5,7 @@ from functools import partial
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.report.summary import Row
+from skipwise.report.summary import Row, standing_out
 from skipwise.report.table import Table
 from skipwise.results.ruler import RulerScores, shared_tasks
 from skipwise.results.statistics import Interval
@@ -24,15 +24,15 @@ def ruler_tables(rows: Sequence[Row], brief: bool) -> list[Table]:
 
     averages = [[label, *cells(partial(_average, one, tasks))] for label, one in scores.items()]
     title = f"{ruler_name(scores.values())}, average of {counted(len(tasks), 'task')} in %, by prompt length (higher is better)"
-    strong = frozenset(i for i, row in enumerate(rows) if row.judged and not all(r.judged for r in rows))
-    tables = [Table(title, "ruler", ["prompt", *map(format_length, lengths)], averages, strong)] if tasks else []
+    head = ["prompt", *map(format_length, lengths)]
+    tables = [Table(title, "ruler", head, averages, standing_out(rows))] if tasks else []
     if sum(row.judged for row in rows) > 1:
         shown = {row.label: row.ruler for row in shown_beside(rows) if row.ruler}
         return [*tables, *(_tasks_beside(shown, length, beside_told(rows), brief) for length in lengths)]
     for label, one in scores.items():
         each = [[task_name(task, one), *cells(partial(one.score, task))] for task in one.prompts]
         title = f"{ruler_name([one])} by task in %: {label}"
-        tables.append(Table(title, "ruler by task", ["prompt", *map(format_length, lengths)], each))
+        tables.append(Table(title, "ruler by task", head, each))
     return tables
 
 

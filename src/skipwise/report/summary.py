@@ -201,11 +201,17 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
 
 def _row(folder: Folder, run: str, arm: str, data: str, named: bool) -> Row:
     about = folder.model(arm)
-    base = str(about.get("base", "")) if about else "" if arm == "original" else "original"
     judged = not about.get("control", False) if about else arm not in BASELINES
     label = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
     label = f"{label} ({data})" if named else label
-    return Row(run, arm, data, label, base, judged, folder.length("original", arm), folder.length("target", arm))
+    return Row(
+        run, arm, data, label, folder.base_of(arm), judged, folder.length("original", arm), folder.length("target", arm)
+    )
+
+
+def standing_out(rows: Sequence[Row]) -> frozenset[int]:
+    """The numbers of the extended models, which stand out among baselines."""
+    return frozenset(i for i, row in enumerate(rows) if row.judged and not all(r.judged for r in rows))
 
 
 def _merged_baselines(rows: list[Row]) -> list[Row]:

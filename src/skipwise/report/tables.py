@@ -18,7 +18,7 @@ from skipwise.report.folder import Folder
 from skipwise.report.longppl_table import LongPerplexities, long_perplexities, longppl_tables
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_tables
-from skipwise.report.summary import Judgement, Row, judgements, rows_of
+from skipwise.report.summary import Judgement, Row, judgements, rows_of, standing_out
 from skipwise.report.table import Table, format_interval, format_number
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
@@ -52,16 +52,11 @@ def tables_of(
     return [table for table in tables if table.rows]
 
 
-def _strong(rows: Sequence[Row]) -> frozenset[int]:
-    """Extended models stand out among baselines."""
-    return frozenset(i for i, row in enumerate(rows) if row.judged and not all(r.judged for r in rows))
-
-
 def _perplexity_table(rows: Sequence[Row], brief: bool) -> Table:
     windows = sorted({window for row in rows for window in row.perplexity})
     cells = [[row.label, *(format_interval(row.perplexity.get(w), brief) for w in windows)] for row in rows]
     title = "Perplexity by sliding window (lower is better)"
-    return Table(title, "perplexity", ["window", *map(format_length, windows)], cells, _strong(rows))
+    return Table(title, "perplexity", ["window", *map(format_length, windows)], cells, standing_out(rows))
 
 
 def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -> Table:
@@ -69,7 +64,7 @@ def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -
     brief &= len(lengths) > 4 or not evaluated
     cells = [[row.label, *(_share(row.found[task].get(n), brief) for n in lengths)] for row in rows]
     title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
-    return Table(title, task, ["prompt", *map(format_length, lengths)], cells, _strong(rows))
+    return Table(title, task, ["prompt", *map(format_length, lengths)], cells, standing_out(rows))
 
 
 def task_title(task: str) -> str:
