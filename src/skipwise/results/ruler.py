@@ -65,8 +65,7 @@ class RulerScores:
 class RulerLength:
     """How far a model reads by RULER's rule."""
 
-    tokens: int  # the longest length at which this and every shorter one reaches ``needed``; 0 where none does
-    needed: float
+    tokens: int  # the longest length at which this and every shorter one reaches the limit; 0 where none does
     told: str  # in words, with the rule and its numbers
 
 
@@ -102,7 +101,7 @@ def ruler_length(own: RulerScores, base: RulerScores | None, original: int | Non
     assert at_home is not None
     home, whose = inside[-1], "the base" if base else "the model itself"
     if not at_home.mean:
-        return RulerLength(0, THRESHOLD, f"RULER tells nothing of its length: {whose} scores 0% at {home:,} tokens.")
+        return RulerLength(0, f"RULER tells nothing of its length: {whose} scores 0% at {home:,} tokens.")
     needed = min(THRESHOLD, at_home.mean)
     if needed == THRESHOLD:
         why = f"RULER's limit, what Llama-2-7B scores at 4,096 tokens; {whose} reaches it at {home:,}"
@@ -119,7 +118,6 @@ def ruler_length(own: RulerScores, base: RulerScores | None, original: int | Non
     reads = f"reads {reached:,} tokens" if reached else "fails at the shortest length that was tested"
     return RulerLength(
         reached,
-        needed,
         f"By {by} it {reads}: the average of {counted(len(tasks), 'task')} must be at least {needed:.1%} ({why}), at a length "
         "and at every shorter one.",
     )

@@ -60,7 +60,7 @@ def test_averages_are_of_tasks_that_every_length_has() -> None:
 def test_how_far_a_model_reads_by_rulers_rule(own, base, tokens, needed) -> None:
     ours, theirs = scores_of([*model("m", *own), *model("base", *base)])
     found = ruler_length(ours, theirs, original=1024)
-    assert (found.tokens, found.needed) == (tokens, pytest.approx(needed))
+    assert found.tokens == tokens
     assert f"at least {needed:.1%}" in found.told
     assert "the base" in found.told
     assert "By RULER's rule, on some of its tasks" in found.told
