@@ -1,6 +1,6 @@
 """What a step of each recipe costs, beside the last one's: seconds and peak memory, by target.
 
-    python benchmarks/method_cost.py nano nano-pose [--targets 2k,16k] [--steps 12] [--rounds 5]
+    python -m benchmarks.method_cost nano nano-pose [--targets 2k,16k] [--steps 12] [--rounds 5]
 
 Recipes and targets take turns, round by round, each in the trainer that ``skipwise extend`` uses, with its teacher and its
 examples. Peak memory is that of a process for each. A step has as many tokens in all: that is checked.
@@ -16,8 +16,8 @@ from skipwise.cli.allocator import keep_freed_memory
 keep_freed_memory()
 
 from rich.console import Console  # noqa: E402
-from training_speed import WARM, skipwise_loop  # noqa: E402
 
+from benchmarks.training_speed import WARM, skipwise_loop  # noqa: E402
 from reproduction.costs import in_own_process, most_held  # noqa: E402
 from skipwise.recipes.loading import load_recipe  # noqa: E402
 from skipwise.training.prepare import PreparedRun, prepare  # noqa: E402

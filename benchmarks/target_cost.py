@@ -1,6 +1,6 @@
 """Whether a step of PoSE costs the same at every target: seconds and peak memory at one window, targets in turn.
 
-    python benchmarks/target_cost.py smollm2 --window 1k --targets 16k,32k,128k [--rounds 10]
+    python -m benchmarks.target_cost smollm2 --window 1k --targets 16k,32k,128k [--rounds 10]
 
 A step is two windows, one in memory at a time, in stock model and optimizer; what the reproduction's efficiency table
 measures on its base. Peak memory is that of a process for each target.
