@@ -14,27 +14,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from reproduction.bases import SmallBase, new_model
+from reproduction.bases import SmallBase, train_base
 from reproduction.exhibits import TRAINED
 from reproduction.intervals import seeds_interval
-from skipwise.data.examples import PoseDataset
-from skipwise.data.window import collate
-from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.loading import load_recipe
-from skipwise.recipes.schema import Data, Positions, Training
+from skipwise.recipes.schema import Data, Training
 from skipwise.results.records import ReadingRecord
 from skipwise.results.results_file import read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
-from skipwise.training.trainer import train
 
 
-def train_base(folder: Path, options: argparse.Namespace) -> None:
+def make_base(folder: Path, options: argparse.Namespace) -> None:
     """Train the base, or finish its training; nothing is done where its model is there."""
     if (folder / "model" / "config.json").exists():
         return
     base = SmallBase("llama", options.window, {"tie_word_embeddings": True}, options.width, options.layers)
-    tokenizer = load_tokenizer("nano")
     batch = max(1, options.tokens // options.window)
     settings = {
         "max_steps": options.steps,
@@ -48,25 +43,8 @@ def train_base(folder: Path, options: argparse.Namespace) -> None:
         "optim": "adamw_torch_fused",
         "save_steps": 200,
     }
-    dataset = PoseDataset.from_source(
-        Data(source=options.text),
-        tokenizer,
-        train_length=base.window,
-        target_length=base.window,
-        positions=Positions(scheme="short"),
-        examples=options.steps * batch,
-        passkey=0.1,
-    )
-    model = new_model(base, tokenizer.vocab_size)
-    Console().print(
-        f"base: {model.num_parameters():,} parameters, {options.steps:,} steps of {batch} x {base.window:,} tokens"
-    )
-    checkpoints = folder / "checkpoints"
-    resume = checkpoints.exists()
-    train(model, dataset, collate, Training.model_validate(settings), folder=checkpoints, seed=0, resume=resume)
-    model.save_pretrained(folder / "partial")
-    tokenizer.save_pretrained(folder / "partial")
-    (folder / "partial").replace(folder / "model")
+    Console().print(f"base: {options.steps:,} steps of {batch} x {base.window:,} tokens")
+    train_base(base, Training.model_validate(settings), Data(source=options.text), folder)
 
 
 def far_losses(out: Path) -> dict[tuple[str, int, str], dict[int, float]]:
@@ -123,7 +101,7 @@ def main() -> None:
     commands.add_parser("table").add_argument("folders", type=Path, nargs="+")
     options = parser.parse_args()
     if options.command == "base":
-        train_base(options.folder, options)
+        make_base(options.folder, options)
     else:
         Console(width=120).print(table_of(options.folders))
 

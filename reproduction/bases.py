@@ -94,10 +94,15 @@ def make_base(name: str, data: Data, console: Console) -> Path:
         DataError: the text is missing, cannot be read, or too short.
     """
     folder, base = base_folder(name, data), BASES[name]
-    if (folder / "model" / "config.json").exists():
-        return folder / "model"
-    tokenizer = load_tokenizer("nano")
-    console.print(f"training a small base, {name}: {base.steps:,} steps of {_TOKENS:,} tokens")
+    if not (folder / "model" / "config.json").exists():
+        console.print(f"training a small base, {name}: {base.steps:,} steps of {_TOKENS:,} tokens")
+        train_base(base, _settings(base), data, folder)
+    return folder / "model"
+
+
+def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) -> None:
+    """Train ``folder/model`` from nothing on a text less what is held out, with the embedded model's tokenizer; or go on."""
+    tokenizer, checkpoints = load_tokenizer("nano"), folder / "checkpoints"
     dataset = PoseDataset.from_source(
         data,
         tokenizer,
@@ -105,23 +110,14 @@ def make_base(name: str, data: Data, console: Console) -> Path:
         target_length=base.window,
         held_out=data.held_out,
         positions=Positions(scheme="short"),
-        examples=base.steps * _TOKENS // base.window,
+        examples=settings.max_steps * settings.batch_size,
         passkey=0.1,
     )
     model = new_model(base, tokenizer.vocab_size)
-    train(
-        model,
-        dataset,
-        collate,
-        _settings(base),
-        folder=folder / "checkpoints",
-        seed=0,
-        resume=(folder / "checkpoints").exists(),
-    )
+    train(model, dataset, collate, settings, folder=checkpoints, seed=0, resume=checkpoints.exists())
     model.save_pretrained(folder / "partial")
     tokenizer.save_pretrained(folder / "partial")
     os.replace(folder / "partial", folder / "model")
-    return folder / "model"
 
 
 def new_model(base: SmallBase, vocabulary: int) -> PreTrainedModel:

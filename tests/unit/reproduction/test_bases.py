@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks import hundred_million
 from reproduction import bases
 from reproduction.bases import BASES, base_folder, make_base, new_model
+from skipwise.data.examples import PoseDataset
+from skipwise.data.tokens import split_by_name
 from skipwise.model.config import load_config
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data
@@ -53,6 +57,19 @@ def test_a_base_is_trained_once_and_kept(tiny: Data) -> None:
     weights = (folder / "model.safetensors").stat().st_mtime_ns
     assert make_base("GPT-J", tiny, console) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_the_base_of_a_hundred_million_parameters_is_trained_on_nothing_that_is_held_out(
+    tiny: Data, tmp_path, monkeypatch
+) -> None:
+    seen: list[PoseDataset] = []
+    monkeypatch.setattr(bases, "train", lambda model, dataset, *_, **__: seen.append(dataset))
+    sizes = {"window": 128, "width": 64, "layers": 1, "steps": 2, "tokens": 256}
+    hundred_million.make_base(tmp_path / "base", Namespace(text=tiny.source, **sizes))
+    [dataset] = seen
+    _, held_out = split_by_name(dataset.store, 0.1)
+    assert len(held_out)
+    assert not set(held_out) & set(dataset.documents)
 
 
 def test_a_base_reads_the_field_that_the_recipe_names(tiny: Data, tmp_path) -> None:
