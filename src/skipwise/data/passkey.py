@@ -4,7 +4,6 @@ The text is that of the PoSE paper's passkey figure. The model's own tokenizer m
 ``depth`` is the share of the filler that stands before the key.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +21,7 @@ _HEAD = (
     "I will quiz you about the important information there.\n"
 )
 _SENTENCES = ("The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again.")
-_CYCLE = len(_SENTENCES)
+_SENTENCE_TOKENS = 6.0  # about, by usual tokenizers
 _ANY = "a retrieval prompt"  # in messages
 _QUESTION = "What is the pass key? The pass key is"
 
@@ -62,7 +61,7 @@ class Room:
 
 def filler(sentences: int, first: int = 0) -> str:
     """Return filler sentences, joined by spaces, from number ``first`` of the endless cycle on."""
-    return " ".join(_SENTENCES[i % _CYCLE] for i in range(first, first + sentences))
+    return " ".join(_SENTENCES[i % len(_SENTENCES)] for i in range(first, first + sentences))
 
 
 def passkey_text(key: str, before: int, after: int) -> str:
@@ -102,42 +101,30 @@ def training_passkey(tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.
 
 def answer_ids(tokenizer: "PreTrainedTokenizerBase", key: str) -> list[int]:
     """Return the token ids with which ``key`` continues the question."""
-    _measure(tokenizer)
+    _require_digits(tokenizer)
     return _continuation(tokenizer, key)
 
 
 def longest_prompt(
-    room: Room,
-    drawn: Callable[[int], tuple[str, str]],
-    parts: range,
-    *,
-    predicted: Callable[[int], int] | None = None,
-    each: float = 10.0,
+    room: Room, drawn: Callable[[int], tuple[str, str]], parts: range, *, each: float = 10.0
 ) -> tuple[int, list[int]]:
     """Return the largest number of parts whose prompt fits the room with its answer, and that prompt's ids.
 
-    If the prediction is right, a long prompt is tokenised once. Otherwise prompts are measured: the tokens grow almost
-    linearly with the parts, so each step tries the count at which a line through the nearest two measurements meets
-    the room's length.
+    The tokens grow almost linearly with the parts, so each step tries the count at which a line through the nearest two
+    measurements meets the room's length.
 
     Args:
         drawn: returns prompt and answer for a number of parts; an empty answer if the room reserves what it takes.
-        predicted: tokens that this many parts should add to the prompt with the fewest parts.
         each: tokens that a part has, or a few times as many: where the search begins.
 
     Raises:
         TooShortError: not even the fewest parts fit.
     """
     low, high = parts[0], parts[-1] + 1
-    ids, bare = room.measured(*drawn(low))
-    if bare > room.length:
-        raise room.too_short(bare)
-    if predicted is not None:
-        guess = parts[bisect_right(parts, room.length - bare, key=predicted) - 1]
-        guessed, needed = room.measured(*drawn(guess))
-        if needed == bare + predicted(guess):
-            return guess, guessed
-    fits, exceeds = bare, None  # tokens of the longest prompt that fits, and of the shortest that does not
+    ids, fits = room.measured(*drawn(low))
+    if fits > room.length:
+        raise room.too_short(fits)
+    exceeds = None  # tokens of the shortest prompt that does not fit; ``fits`` has the longest that does
     while high - low > 1:
         if exceeds is not None:
             each = max(1.0, (exceeds - fits) / (high - low))
@@ -166,32 +153,18 @@ def _drawn_key_and_split(rng: np.random.Generator, depth: float | None = None) -
 
 
 def _fill(room: Room, key: str, split: Callable[[int], int]) -> tuple[int, list[int]]:
-    """Return the most filler sentences that fit, and the prompt's ids.
-
-    Tokens are predicted from short texts, which is exact unless tokens run across sentences.
-    """
+    """Return the most filler sentences that fit, and the prompt's ids."""
 
     def drawn(sentences: int) -> tuple[str, str]:
         return passkey_text(key, split(sentences), sentences - split(sentences)), key
 
-    def predicted(sentences: int) -> int:
-        before, after = split(sentences), sentences - split(sentences)
-        return _extrapolate(before_key, before) + _extrapolate(after_key, after)
-
-    before_key, after_key = _measure(room.tokenizer)
-    every = range(max(room.length, 0) + 1)  # a sentence has at least one token
-    return longest_prompt(room, drawn, every, predicted=predicted)
-
-
-def _extrapolate(counts: list[int], sentences: int) -> int:
-    """Return the tokens of a filler line from those of 0..9 sentences; later cycles are like the second."""
-    cycles = max(0, sentences // _CYCLE - 1)
-    return counts[sentences - cycles * _CYCLE] + cycles * (counts[-1] - counts[-1 - _CYCLE])
+    _require_digits(room.tokenizer)
+    return longest_prompt(room, drawn, range(max(room.length, 0) + 1), each=_SENTENCE_TOKENS)
 
 
 @lru_cache(maxsize=8)
-def _measure(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]]:
-    """Check once that the tokenizer can encode digits; return the tokens of 0..9 sentences before and after the key."""
+def _require_digits(tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Require, once, a tokenizer that can write digits."""
     for digit in "0123456789":
         decoded = str(tokenizer.decode(_continuation(tokenizer, digit))).strip()
         if decoded != digit:
@@ -199,13 +172,6 @@ def _measure(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[int], list[int]
                 f"the tokenizer turns the digit {digit} into {decoded!r}, but a pass key must survive encoding and "
                 "decoding; use a tokenizer whose vocabulary has all ten digits"
             )
-
-    def added(before: int, after: int) -> int:
-        return len(encode(tokenizer, passkey_text("12345", before, after))) - bare
-
-    bare = len(encode(tokenizer, passkey_text("12345", 0, 0)))
-    sentences = range(2 * _CYCLE)
-    return [added(n, 0) for n in sentences], [added(0, n) for n in sentences]
 
 
 def _continuation(tokenizer: "PreTrainedTokenizerBase", word: str) -> list[int]:
