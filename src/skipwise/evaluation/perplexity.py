@@ -22,7 +22,7 @@ from skipwise.errors import DataError, counted
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length
-from skipwise.model.precision import AUTOCAST, choose_precision
+from skipwise.model.precision import AUTOCAST, choose_precision, in_mode
 
 # Tokens fed together: few on a CPU, so that the activations of a layer stay in its caches.
 _PER_BATCH = {"cpu": 2048}
@@ -137,15 +137,11 @@ def fed_tokens(documents: Iterable[np.ndarray], window: int, stride: int) -> int
 @contextmanager
 def inference(model: PreTrainedModel, precision: str) -> Iterator[None]:
     """Evaluation mode, no gradients, and autocast to ``precision``; the model's mode is restored at the end."""
-    was_training = model.training
-    model.eval()
     dtype = AUTOCAST[precision]
     autocast = torch.autocast(model.device.type, dtype=dtype, enabled=dtype is not None)
-    try:
-        with torch.no_grad(), autocast:  # under inference_mode autocast would cast the weights at every pass
-            yield
-    finally:
-        model.train(was_training)
+    # Under inference_mode autocast would cast the weights at every pass.
+    with in_mode(model, training=False), torch.no_grad(), autocast:
+        yield
 
 
 def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | list[int]]) -> None:

@@ -23,7 +23,7 @@ from torch.nn.functional import kl_div, log_softmax, nll_loss, pad
 from transformers import PreTrainedModel
 
 from skipwise.model.lora import stock_model
-from skipwise.model.precision import autocast, weights_precision
+from skipwise.model.precision import autocast, in_mode, weights_precision
 
 _SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
 _CACHE_BYTES = 2**24  # of float32 scores: few enough for a processor's cache
@@ -282,8 +282,6 @@ def _to_gradients(
 def _loss(model: PreTrainedModel) -> torch.Tensor:
     """Return the loss of 32 tokens, computed in the dtype of the weights."""
     ids = (torch.arange(32, device=model.device) * 7 + 3)[None] % model.config.get_text_config().vocab_size
-    was_training = model.training
-    with autocast(model.device, weights_precision(model)):
-        loss = model.eval()(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), use_cache=False).loss
-    model.train(was_training)
+    with in_mode(model, training=False), autocast(model.device, weights_precision(model)):
+        loss = model(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), use_cache=False).loss
     return loss.float()

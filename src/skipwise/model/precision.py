@@ -1,6 +1,7 @@
-"""The precision of a forward pass: the names that users write, the dtypes behind them, and what the hardware is fast at."""
+"""The precision and the mode of a forward pass: the names that users write, the dtypes behind them, and what the hardware is fast at."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal, cast
 
 import torch
@@ -49,6 +50,17 @@ def autocast(device: torch.device | str, precision: str) -> AbstractContextManag
 def random_state_kept(device: torch.device) -> AbstractContextManager[object]:
     """Return the context after which the CPU and ``device`` draw as before; torch's own would look at every GPU, and say so."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+@contextmanager
+def in_mode(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
+    """In this context a model is in training or in evaluation mode; afterwards in that in which it was."""
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
 
 
 def weights_precision(model: torch.nn.Module) -> Precision:

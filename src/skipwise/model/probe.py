@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError
 from skipwise.method.lengths import parse_length
-from skipwise.model.precision import AUTOCAST, autocast, random_state_kept
+from skipwise.model.precision import AUTOCAST, autocast, in_mode, random_state_kept
 
 _CHUNK = 8  # tokens
 _CHUNKS = 3  # with two chunks, a kernel that cuts at all jumps but one could pass
@@ -59,16 +59,13 @@ def probe_connectivity(
             out = model(input_ids=tokens[None], position_ids=positions, attention_mask=mask, use_cache=False)
         return out.logits[0].float().view(_CHUNKS, _CHUNK, -1)
 
-    was_training = model.training
-    model.train()
-    with torch.no_grad(), random_state_kept(model.device):
+    with in_mode(model, training=True), torch.no_grad(), random_state_kept(model.device):
         base = logits(ids)
         changes = []
         for chunk in range(_CHUNKS):
             other = ids.clone().view(_CHUNKS, _CHUNK)
             other[chunk] = (other[chunk] + 1) % vocabulary
             changes.append((logits(other.flatten()) - base).abs().amax(dim=(1, 2)))
-    model.train(was_training)
     if not torch.isfinite(base).all():
         raise ModelError(
             "the model's logits are not finite; its weights hold NaN or infinity: get an undamaged copy of the "
@@ -114,16 +111,13 @@ def require_apart(
     begin = int(mask[0, 0, :, 0].sum())  # of the second text
     other = ids.clone()
     other[:, :begin] = (other[:, :begin] + 1) % model.config.get_text_config().vocab_size
-    was_training = model.training
-    model.train()
-    with torch.no_grad(), random_state_kept(model.device):
+    with in_mode(model, training=True), torch.no_grad(), random_state_kept(model.device):
         logits = []
         for tokens in (ids, other):
             torch.manual_seed(0)  # the same dropout in both passes
             with autocast(model.device, precision):
                 out = model(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False)
             logits.append(out.logits[0, begin:].float())
-    model.train(was_training)
     if (change := (logits[1] - logits[0]).abs().max()) > 0:
         raise ModelError(
             f"packed conversations attend to each other under {model.config._attn_implementation} attention: a change in one "

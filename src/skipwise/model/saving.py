@@ -11,7 +11,7 @@ from skipwise.model import lora
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin
-from skipwise.model.precision import AUTOCAST, autocast, weights_precision
+from skipwise.model.precision import AUTOCAST, autocast, in_mode, weights_precision
 from skipwise.model.rope import Extension
 from skipwise.model.sealed import FILE, require_unchanged
 from skipwise.results.files import fresh_folder
@@ -85,9 +85,7 @@ def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension
     ids = (torch.arange(tokens, device=model.device)[None] * 7 + 3) % model.config.vocab_size
     positions = torch.arange(target - tokens, target, device=model.device)[None]
     batch = {"input_ids": ids, "position_ids": positions, "attention_mask": torch.ones_like(ids)}
-    was_training = model.training
-    with autocast(model.device, precision):
-        saved = model.eval()(**batch, use_cache=False).logits
+    with in_mode(model, training=False), autocast(model.device, precision):
+        saved = model(**batch, use_cache=False).logits
         loaded = reloaded.eval()(**batch, use_cache=False).logits
-    model.train(was_training)
     return (saved - loaded).abs().max().item()

@@ -23,6 +23,7 @@ from skipwise.model.cache_argument import CACHE
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.lora import stock_model
 from skipwise.model.memory import token_bytes
+from skipwise.model.precision import in_mode
 
 _PASSES = 4  # at most, over parts of a batch
 _WORTH_A_PASS = 1024  # tokens
@@ -88,7 +89,7 @@ class Teacher:
                 text.
             logits: return its logits, not the states before its output layer.
         """
-        model, was_training = self._model, self._model.training
+        model = self._model
         places = torch.arange(ids.numel(), device=ids.device)
         positions = places % ids.shape[1] if positions is None else positions.flatten()
         weights = weights.flatten() * (positions < self._window)
@@ -98,25 +99,22 @@ class Teacher:
         # Where the teacher's weights are shared, each process must make as many passes, so no group is left out.
         groups = lengths.argsort().tensor_split(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
         found: torch.Tensor | None = None
-        try:
-            with self._frozen(), nullcontext() if logits else without_output_layer(model):
-                for texts in groups:
-                    group = texts[lengths[texts] > 0]
-                    columns = torch.arange(int(lengths[group].max()) if len(group) else 1, device=ids.device)
-                    group = group if len(group) else begins.new_zeros(1)
-                    # Beside a longer text the columns run on past a text's end; what is read there is not used.
-                    rows = (begins[group, None] + columns).clamp(max=ids.numel() - 1)
-                    read = ids.flatten()[rows]
-                    states = model.eval()(input_ids=read, attention_mask=torch.ones_like(read), use_cache=False).logits
-                    if found is None:
-                        found = states.new_zeros(ids.numel(), states.shape[-1])
-                    own = columns < lengths[group, None]
-                    found[rows[own]] = states[own]
-                head = None if logits else output_layer(model)
-                matrix = None if head is None else cast(torch.Tensor, head.weight).detach()
-                bias = getattr(head, "bias", None)
-        finally:
-            model.train(was_training)
+        with self._frozen(), in_mode(model, training=False), nullcontext() if logits else without_output_layer(model):
+            for texts in groups:
+                group = texts[lengths[texts] > 0]
+                columns = torch.arange(int(lengths[group].max()) if len(group) else 1, device=ids.device)
+                group = group if len(group) else begins.new_zeros(1)
+                # Beside a longer text the columns run on past a text's end; what is read there is not used.
+                rows = (begins[group, None] + columns).clamp(max=ids.numel() - 1)
+                read = ids.flatten()[rows]
+                states = model(input_ids=read, attention_mask=torch.ones_like(read), use_cache=False).logits
+                if found is None:
+                    found = states.new_zeros(ids.numel(), states.shape[-1])
+                own = columns < lengths[group, None]
+                found[rows[own]] = states[own]
+            head = None if logits else output_layer(model)
+            matrix = None if head is None else cast(torch.Tensor, head.weight).detach()
+            bias = getattr(head, "bias", None)
         assert found is not None
         return Taught(found.view(*ids.shape, -1), matrix, bias, weights.view(ids.shape))
 
@@ -129,27 +127,23 @@ class Teacher:
         The end of a document does not end a text; what follows is another document, as in pre-training. ``on_tokens`` gets
         the number of tokens of each step. ``generate`` would mix in the checkpoint's own sampling settings.
         """
-        model, was_training = self._model, self._model.training
+        model = self._model
         each = length * token_bytes(model.config, model.dtype.itemsize, cached=True)
         at_once = max(1, min(_WRITTEN_BYTES // each, _WRITTEN_AT_ONCE))
         draws = torch.Generator(model.device).manual_seed(seed)
         begun = starts.shape[1]
         written = torch.from_numpy(np.pad(starts, ((0, 0), (0, length - begun)))).to(model.device)
-        try:
-            with self._frozen(), _plain_attention(model):
-                model.eval()
-                for rows in written.split(at_once):
-                    cache = DynamicCache(config=model.config)
-                    for end in range(begun, length):
-                        unread = rows[:, :end] if end == begun else rows[:, end - 1 : end]
-                        logits = model(input_ids=unread, use_cache=True, **{CACHE: cache}).logits[:, -1]
-                        chances = logits.float().softmax(-1).cumsum(-1)  # multinomial takes ten times as long on a CPU
-                        drawn = chances[:, -1:] * torch.rand(len(rows), 1, device=rows.device, generator=draws)
-                        token = torch.searchsorted(chances, drawn, right=True)[:, 0]
-                        rows[:, end] = token.clamp(max=chances.shape[1] - 1)
-                        on_tokens(len(rows))
-        finally:
-            model.train(was_training)
+        with self._frozen(), in_mode(model, training=False), _plain_attention(model):
+            for rows in written.split(at_once):
+                cache = DynamicCache(config=model.config)
+                for end in range(begun, length):
+                    unread = rows[:, :end] if end == begun else rows[:, end - 1 : end]
+                    logits = model(input_ids=unread, use_cache=True, **{CACHE: cache}).logits[:, -1]
+                    chances = logits.float().softmax(-1).cumsum(-1)  # multinomial takes ten times as long on a CPU
+                    drawn = chances[:, -1:] * torch.rand(len(rows), 1, device=rows.device, generator=draws)
+                    token = torch.searchsorted(chances, drawn, right=True)[:, 0]
+                    rows[:, end] = token.clamp(max=chances.shape[1] - 1)
+                    on_tokens(len(rows))
         return written.cpu().numpy()
 
 
