@@ -78,7 +78,7 @@ def same(ours, text, answers) -> None:
 @pytest.mark.parametrize(("keys", "values", "queries"), [(1, 1, 1), (4, 1, 1), (1, 4, 1), (4, 1, 4), (6, 2, 3)])
 def test_needles(harness, seed, haystack, key, value, keys, values, queries) -> None:
     data = read_ruler_data()
-    kinds, counts = needles.Kinds(haystack, key, value), needles.Counts(keys, values, queries)
+    kinds, counts = needles.Kinds(haystack, key, value), {"keys": keys, "values": values, "queries": queries}
     stuff = data.words if haystack == "essay" else harness.prepare_niah.get_haystack(haystack)
     prefix_is = "is" if queries * values == 1 else "are"
     for units in (12, 13, 900):
@@ -96,7 +96,7 @@ def test_needles(harness, seed, haystack, key, value, keys, values, queries) -> 
         )
         magic = value[:-1] if prefix_is == "is" else value
         prefix = f"The special magic {magic} for {query} mentioned in the provided text {prefix_is}"
-        ours = needles.draw_needles(seed, units, kinds=kinds, counts=counts, data=data)
+        ours = needles.draw_needles(seed, units, kinds=kinds, data=data, **counts)
         same(ours, f"{text} {prefix}", answers)
 
 
@@ -120,10 +120,10 @@ def test_needles_with_the_beginning_of_the_answer(harness, seed, haystack, value
         num_needle_v=values,
         num_needle_q=queries,
     )
-    counts = needles.Counts(max(1, queries), values, queries)
     units = 500 if haystack == "essay" else 5
+    kinds = needles.Kinds(haystack, "words", "numbers")
     ours = needles.draw_needles(
-        seed, units, kinds=needles.Kinds(haystack, "words", "numbers"), counts=counts, data=data
+        seed, units, kinds=kinds, keys=max(1, queries), values=values, queries=queries, data=data
     )
     same(ours, f"{made['input']} {made['gen_prefix']}", made["outputs"])
 

@@ -25,12 +25,15 @@ class RowCorpus(Corpus):
     identity: Callable[[], str]
 
     def __post_init__(self) -> None:
-        require_columns(self.dataset.column_names, self.text_field, self.source)
+        self._columns()  # refuses a data set without them
+
+    def _columns(self) -> tuple[str, ...]:
+        return require_columns(self.dataset.column_names, self.text_field, self.source)
 
     def _documents(self, place: Place) -> Iterator[tuple[Document, Place]]:
         done = place or 0
-        columns = require_columns(self.dataset.column_names, self.text_field, self.source)
-        records = self.dataset.select_columns(list(columns)).with_format("numpy" if self.kind() is Tokenised else None)
+        columns = list(self._columns())
+        records = self.dataset.select_columns(columns).with_format("numpy" if self.kind() is Tokenised else None)
         for row, record in enumerate(records.skip(done), done + 1):
             text = text_of(record, self.text_field, f"{self.source}, row {row:,}")
             yield Document(f"{self.name}:{row}", text), row
@@ -39,7 +42,7 @@ class RowCorpus(Corpus):
         return place / len(self.dataset)
 
     def kind(self) -> type[str]:
-        return kind_of(require_columns(self.dataset.column_names, self.text_field, self.source))
+        return kind_of(self._columns())
 
     def fingerprint(self) -> str:
         return hash_parts(["rows", self.text_field, self.name, self.identity()])

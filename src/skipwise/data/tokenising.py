@@ -220,10 +220,6 @@ def _encoder(
     first = corpus.kind()
     kinds = {str: "a text", Conversation: "a conversation", Tokenised: "tokenised"}
     texts = encoder(tokenizer)
-    makers: dict[type[str], Callable[[], Callable[[Any, str], tuple[Any, Spans]]]] = {
-        Conversation: lambda: conversation_encoder(tokenizer),
-        Tokenised: lambda: tokenised_encoder(tokenizer, vocabulary),
-    }
     others: dict[type[str], Callable[[Any, str], tuple[Any, Spans]]] = {}  # made when the first such document comes
 
     def encode(documents: list[Document]) -> Iterator[tuple[Document, Iterable[Ids], Spans]]:
@@ -238,7 +234,8 @@ def _encoder(
                 yield from ((document, rows, []) for document, rows in texts(alike))
                 continue
             if kind not in others:
-                others[kind] = makers[kind]()
+                chat = kind is Conversation
+                others[kind] = conversation_encoder(tokenizer) if chat else tokenised_encoder(tokenizer, vocabulary)
             for document in alike:
                 ids, context = others[kind](document.text, document.name)
                 yield document, [ids], context

@@ -44,39 +44,29 @@ class Kinds:
     value: Kind
 
 
-@dataclass(frozen=True)
-class Counts:
-    """How many keys, how many values each, and how many of the keys are asked for."""
-
-    keys: int
-    values: int
-    queries: int
-
-
 def forms(kinds: Kinds, request: PromptRequest, *, keys: int, values: int, queries: int) -> list[Form]:
     """Return the one form of a needle task; there are at least as many keys as queries."""
-    counts = Counts(max(keys, queries), values, queries)
-    needles = counts.keys * counts.values
+    keys = max(keys, queries)
+    needles = keys * values
     if needles > len(_DEPTHS):
         raise RecipeError(
-            f"{counts.keys} keys with {values} values each are {needles} needles, but RULER has {len(_DEPTHS)} places; "
+            f"{keys} keys with {values} values each are {needles} needles, but RULER has {len(_DEPTHS)} places; "
             "choose fewer keys, values or queries"
         )
     essay = kinds.haystack == "essay"
-    draw = partial(draw_needles, request.seed, kinds=kinds, counts=counts, data=request.data)
+    counts = {"keys": keys, "values": values, "queries": queries}
+    draw = partial(draw_needles, request.seed, kinds=kinds, data=request.data, **counts)
     units = request.units(1 if essay else needles)
     return [Form(draw, units, _UNIT_TOKENS[kinds.haystack], real_data=request.data.real_essays or not essay)]
 
 
-def draw_needles(seed: int, units: int, *, kinds: Kinds, counts: Counts, data: RulerData) -> Drawn:
-    """Draw a prompt with ``units`` units of haystack; its draws have RULER's order."""
+def draw_needles(
+    seed: int, units: int, *, kinds: Kinds, keys: int, values: int, queries: int, data: RulerData
+) -> Drawn:
+    """Draw a prompt with ``units`` units of haystack, and ``queries`` of its ``keys`` asked for; the draws have RULER's order."""
     rng = Random(seed)
-    keys: list[str] = []
-    values: list[list[str]] = []
-    for _ in range(counts.keys):
-        keys.append(_item(rng, kinds.key))
-        values.append([_item(rng, kinds.value) for _ in range(counts.values)])
-    needles = [(key, value) for key, own in zip(keys, values, strict=True) for value in own]
+    hidden = [(_item(rng, kinds.key), [_item(rng, kinds.value) for _ in range(values)]) for _ in range(keys)]
+    needles = [(key, value) for key, own in hidden for value in own]
     Random(SHUFFLE_SEED).shuffle(needles)
     lines = [_NEEDLE.format(kind=kinds.value, key=key, value=value) for key, value in needles]
     if kinds.haystack == "essay":
@@ -84,10 +74,10 @@ def draw_needles(seed: int, units: int, *, kinds: Kinds, counts: Counts, data: R
     else:
         haystack = [_SENTENCES] * units if kinds.haystack == "repeat" else [_other(rng, kinds) for _ in range(units)]
         context, depths = _among_lines(rng, lines, haystack)
-    asked = rng.sample(range(counts.keys), counts.queries)
-    answers = tuple(value for i in asked for value in values[i])
-    queries = [keys[i] for i in asked]
-    query = f"{', '.join(queries[:-1])}, and {queries[-1]}" if len(queries) > 1 else queries[0]
+    asked = [hidden[i] for i in rng.sample(range(keys), queries)]
+    answers = tuple(value for _, own in asked for value in own)
+    *names, last = [key for key, _ in asked]
+    query = f"{', '.join(names)}, and {last}" if names else last
     if len(answers) > 1:
         return Drawn(_TEMPLATE.format(kind=kinds.value, context=context, query=query), answers)
     text = _ONE.format(kind=kinds.value.removesuffix("s"), context=context, query=query)
