@@ -114,41 +114,38 @@ def _results(row: Row) -> list[EvalResult]:
     """Perplexity by window, and the share of prompts answered by task and length."""
     text = plain(row.data)
     results = [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=text,
-            dataset_name=f"{text}, held out",
-            metric_type="perplexity",
-            metric_name=f"perplexity, sliding windows of {window:,} tokens",
-            metric_value=round(measured.mean, 3),
+        _result(
+            text, f"{text}, held out", "perplexity", f"perplexity, sliding windows of {window:,} tokens", measured.mean
         )
         for window, measured in row.perplexity.items()
     ]
-    for task, lengths in row.found.items():
-        results += [
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=f"skipwise/{task}",
-                dataset_name=task_title(task),
-                metric_type="accuracy",
-                metric_name=f"share found, prompts of {length:,} tokens",
-                metric_value=round(right / asked, 3),
-            )
-            for length, (right, asked) in lengths.items()
-        ]
+    results += [
+        _result(
+            f"skipwise/{task}", task_title(task), "accuracy", f"share found, prompts of {n:,} tokens", right / asked
+        )
+        for task, lengths in row.found.items()
+        for n, (right, asked) in lengths.items()
+    ]
     if row.ruler:
+        name = ruler_name([row.ruler])
         results += [
-            EvalResult(
-                task_type="text-generation",
-                dataset_type=f"skipwise/ruler-{task}",
-                dataset_name=f"{ruler_name([row.ruler])}, {task}",
-                metric_type="accuracy",
-                metric_name=f"mean score, prompts of {length:,} tokens",
-                metric_value=round(score, 3),
+            _result(
+                f"skipwise/ruler-{task}", f"{name}, {task}", "accuracy", f"mean score, prompts of {n:,} tokens", score
             )
-            for task, length, score in row.ruler.means
+            for task, n, score in row.ruler.means
         ]
     return results
+
+
+def _result(dataset: str, title: str, metric: str, name: str, value: float) -> EvalResult:
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type=dataset,
+        dataset_name=title,
+        metric_type=metric,
+        metric_name=name,
+        metric_value=round(value, 3),
+    )
 
 
 def is_hub_name(name: str) -> bool:
