@@ -249,6 +249,13 @@ def test_an_evaluation_has_the_benchmarks_of_model_and_base(tasks, tmp_path, mon
     assert (tmp_path / "e" / "results.jsonl").read_text() == before
 
 
+def test_an_evaluation_refuses_benchmarks_before_it_measures(tasks, tmp_path, monkeypatch, capsys) -> None:
+    words = ["evaluate", "nano", "--base", "none", "--tasks", "none", "--documents", "1", "--include-path", tasks]
+    words += ["--benchmarks", "tiny_choise", "--out", tmp_path / "e"]
+    assert "task 'tiny_choise' is unknown to the harness" in refused(monkeypatch, capsys, *words)
+    assert not (tmp_path / "e").exists()
+
+
 def test_one_command_measures_all_and_shows_the_papers_table(tmp_path, monkeypatch, capsys) -> None:
     """The paper's six names, each a tiny task over local data; the base is asked as well."""
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "skipwise"))

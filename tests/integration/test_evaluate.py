@@ -395,7 +395,9 @@ def test_a_name_cannot_write_into_the_page(models, monkeypatch, capsys, tmp_path
 def test_a_report_elsewhere_leaves_the_files_there_alone(evaluated, monkeypatch, capsys, tmp_path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "numbers.csv").write_text("precious")
-    assert "numbers.csv exists and is not ours" in refused(monkeypatch, capsys, "report", "x", "--out", "mine")
+    assert "numbers.csv exists and was not written with this page" in refused(
+        monkeypatch, capsys, "report", "x", "--out", "mine"
+    )
     assert (tmp_path / "mine" / "numbers.csv").read_text() == "precious"
     run(monkeypatch, "report", "x", "--out", "new")
     run(monkeypatch, "report", "x", "--out", "new")

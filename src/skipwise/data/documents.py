@@ -150,10 +150,14 @@ def _folder_files(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
 
 
 def _walk(folder: Path, skipped: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
-    """Yield name and path of every file, except hidden ones and those in a ``skipped`` folder."""
+    """Yield name and path of every file, except hidden ones and those in a ``skipped`` folder, or in one that Skipwise wrote
+    (``run.json`` and ``.lock``): with its records and cards the text would change under a run that lies in it."""
     walked = set()
     for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
         if os.path.realpath(parent) in walked:  # a link to a folder above it, or to one seen already
+            folders.clear()
+            continue
+        if parent != os.fspath(folder) and {"run.json", ".lock"} <= set(names):
             folders.clear()
             continue
         walked.add(os.path.realpath(parent))

@@ -168,6 +168,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         A ``Data`` section says how the text is read and tokenised; its other settings do not apply. ``held_out`` is the
         share of documents held out by name. ``options`` are those of the class.
         """
+        if not 0 <= held_out < 1:
+            raise DataError(f"held_out = {held_out:g} must be at least 0 and below 1, a share of the documents")
         store = build_token_store(source, tokenizer)
         train, _ = split_by_name(store, held_out)
         shortest = 2 if store.holds_conversations else parse_length(train_length)

@@ -98,6 +98,12 @@ class Benchmarks:
         if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size)):
             raise RecipeError(f"--batch-size {self.batch_size!r} must be auto or a number of requests from 1")
 
+    def require(self, model: EvaluatedModel) -> None:
+        """Refuse what ``run`` would refuse; for a caller that has hours of other work before it."""
+        require_installed()
+        with TemporaryDirectory(prefix="skipwise-tokenizer-") as folder:
+            self._find(load_tokenizer(model.name), model.target, Path(folder))
+
     def run(
         self,
         model: EvaluatedModel,

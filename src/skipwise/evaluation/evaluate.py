@@ -96,6 +96,8 @@ def evaluate(
     """
     folder = _folder(out, models, specification)
     plan = plan_models(models, specification, console)
+    if benchmarks and shard[0] == 1:
+        benchmarks.require(models[0])
     if server:
         require_served(server, models[0], specification)
     facts = {"evaluation": _asked(models, specification), "fingerprints": plan.fingerprints, "records": plan.requests}

@@ -104,8 +104,8 @@ def plan_extension(
     current = rope_of(config)
     _check_numbers(config, current)
     _check_scaling(config, current, existing_rope)
-    original = parse_length(original_length) if original_length else _original_length(config, current)
-    target = parse_length(target_length) if target_length else 8 * original
+    original = parse_length(original_length) if original_length is not None else _original_length(config, current)
+    target = parse_length(target_length) if target_length is not None else 8 * original
     if target * (1 + margin) > LONGEST:
         beyond = f" and its margin of {margin:.1%}" if margin else ""
         raise ModelError(f"target {target:,}{beyond} must be at most {LONGEST:,} tokens; give a smaller target")

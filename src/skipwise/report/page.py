@@ -130,7 +130,7 @@ def _require_own(page: Path, *, new: bool) -> None:
         raise RunError(f"{page} is no report of skipwise and is left as it is; give another --out")
     for name in ("numbers.csv", "figures"):
         if new and not page.exists() and (page.parent / name).exists():
-            raise RunError(f"{page.parent / name} exists and is not ours; give another --out")
+            raise RunError(f"{page.parent / name} exists and was not written with this page; give another --out")
 
 
 @contextmanager

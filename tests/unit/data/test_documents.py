@@ -23,6 +23,7 @@ from skipwise.data import formats
 from skipwise.data.documents import Document, is_held_out, open_corpus
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
+from skipwise.results.run_folder import RunFolder
 
 ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "", "id": 9}]
 DOCUMENTS = [(f":{row}", record["text"]) for row, record in enumerate(ROWS, 1)]
@@ -340,6 +341,21 @@ def test_linked_folders_are_read_once(tmp_path: Path) -> None:
     (tmp_path / "text" / "linked-again").symlink_to(tmp_path / "far")
     (tmp_path / "far" / "round").symlink_to(tmp_path / "text")
     assert [d.name for d in open_corpus(tmp_path / "text")] == ["b.txt", "linked/a.txt"]
+
+
+def test_a_run_that_lies_in_the_text_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.json").write_text("{}")  # of the user
+    (tmp_path / "mine" / "b.txt").write_text("b")
+    before = open_corpus(tmp_path)
+    run = RunFolder(tmp_path / "runs" / "one")
+    run.begin()
+    run.results.write_text('{"kind": "step"}\n')
+    run.model.mkdir()
+    (run.model / "README.md").write_text("a card")
+    assert [d.name for d in open_corpus(tmp_path)] == ["a.txt", "mine/b.txt"]
+    assert open_corpus(tmp_path).fingerprint() == before.fingerprint()
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])

@@ -341,6 +341,13 @@ def test_from_source_reads_a_folder(tmp_path: Path) -> None:
     assert data[0]["position_ids"].shape == (64,)
 
 
+@pytest.mark.parametrize("held_out", [-0.1, 1, 10, float("nan")])
+def test_a_held_out_share_that_is_none_is_refused(tmp_path: Path, held_out: float) -> None:
+    source = Data(source=str(corpus(tmp_path / "text")), cache=str(tmp_path))
+    with pytest.raises(DataError, match=f"held_out = {held_out:g} must be at least 0 and below 1"):
+        PoseDataset.from_source(source, byte_tokenizer(), train_length=64, target_length="1k", held_out=held_out)
+
+
 def test_lengths_may_be_written_as_people_write_them(store: TokenStore) -> None:
     written, counted = (dataset(store, train_length=64, target_length=length) for length in ("1k", 1024))
     assert equal(written[3], counted[3])

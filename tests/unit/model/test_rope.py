@@ -445,3 +445,9 @@ def test_a_run_begun_before_there_were_settings_is_resumed(tmp_path) -> None:
     assert open_run(load_recipe(), run.path, "name", resume=True).path == run.path
     with pytest.raises(RunError, match=r"was begun with rope\.beta_fast = None, now it is 16"):
         open_run(load_recipe(None, {"rope.beta_fast": 16}), run.path, "name", resume=True)
+
+
+@pytest.mark.parametrize("length", ["target_length", "original_length"])
+def test_a_length_of_zero_is_no_default(length: str) -> None:
+    with pytest.raises(RecipeError, match="0 is not a length"):
+        plan_extension(scaled(), **{length: 0})

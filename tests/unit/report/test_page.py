@@ -305,7 +305,7 @@ def test_files_that_are_not_ours_are_left_alone(tmp_path, undrawn):
     run = run_folder(tmp_path / "run", POSE[:7])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "numbers.csv").write_text("precious")
-    with pytest.raises(RunError, match=r"numbers\.csv exists and is not ours; give another --out"):
+    with pytest.raises(RunError, match=r"numbers\.csv exists and was not written with this page; give another --out"):
         write_page([run], tmp_path / "mine")
     assert (tmp_path / "mine" / "numbers.csv").read_text() == "precious"
     write_page([run], tmp_path / "new")
