@@ -5,6 +5,7 @@ An adapter or a model that ``skipwise extend`` saved has one; every engine passe
 
 import base64
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,8 +80,10 @@ def promised_length(name: str) -> int | None:
     if not isinstance(length, int):
         return None
     rope = getattr(config, "rope_parameters", None) or {}
-    yarn = rope.get("rope_type") == "yarn" and "original_max_position_embeddings" in rope
-    return max(length, round(rope["factor"] * rope["original_max_position_embeddings"])) if yarn else length
+    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") == "yarn" and isinstance(factor, int | float) and isinstance(original, int):
+        return max(length, round(factor * original)) if math.isfinite(factor) else length
+    return length
 
 
 def _of_run(folder: Path) -> Origin | None:

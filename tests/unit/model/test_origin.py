@@ -1,5 +1,8 @@
 """What a model was made from is written beside it, and read wherever its folder lies."""
 
+import json
+import math
+
 import numpy as np
 import pytest
 from transformers import Qwen3Config
@@ -64,9 +67,12 @@ def test_of_a_run_of_the_first_release_recipe_and_facts_say_it(tmp_path) -> None
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}, 40960),  # already raised
         ({"rope_type": "linear", "factor": 4.0}, 40960),  # which may be raised or not
         ({"rope_type": "default"}, 40960),
+        ({"rope_type": "yarn", "factor": [4.0], "original_max_position_embeddings": 32768}, 40960),  # refused elsewhere
+        ({"rope_type": "yarn", "factor": math.inf, "original_max_position_embeddings": 32768}, 40960),
     ],
 )
 def test_yarn_added_to_a_config_promises_its_factor_times_the_original_length(tmp_path, rope, tokens) -> None:
-    config = Qwen3Config(max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, **rope})
-    config.save_pretrained(tmp_path)
+    Qwen3Config(max_position_embeddings=40960).save_pretrained(tmp_path)
+    config = read_json(tmp_path / "config.json") | {"rope_parameters": {"rope_theta": 1e6, **rope}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     assert promised_length(str(tmp_path)) == tokens
