@@ -17,6 +17,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from transformers.quantizers import AutoHfQuantizer
 
 from skipwise.errors import ModelError, nearest, reason
+from skipwise.model import lora
 from skipwise.model.packaged import packaged
 from skipwise.model.rope import CONVERTED, converted_first
 from skipwise.recipes.names import PACKAGED, expanded, model_name
@@ -98,6 +99,7 @@ def load_config(name: str) -> PretrainedConfig:
                 f"model {name!r} ({kind}) is known only to the code in its auto_map, which Skipwise never runs "
                 f"({reason(error)}); choose a model that transformers has a class for"
             ) from error
+        lora.base_of(folder)  # refuses an adapter of peft, beside which no config lies
         raise ModelError(unreadable(name, error)) from error
     for key, value in _settings(read):
         if key.endswith(("_implementation", "_implementation_internal")) and _is_fetched(str(value)):

@@ -58,8 +58,10 @@ class RequirePositions(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **given: Any) -> None:
         """Watch the model of a Trainer, in the precision in which it trains."""
         data = getattr(given.get("train_dataloader"), "dataset", None)
-        if args.remove_unused_columns and isinstance(data, PoseDataset):
-            _refuse_weights(data[0])
+        if isinstance(data, PoseDataset):
+            _require_extended(stock_model(model).config.get_text_config(), data.rules.target_length)
+            if args.remove_unused_columns:
+                _refuse_weights(data[0])
         self.watch(model, precision="bf16" if args.bf16 else "fp16" if args.fp16 else "float32")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -115,6 +117,7 @@ class RequirePositions(TrainerCallback):
                 "the model got no attention_mask, so transformers reads a skip as the border of a packed document and cuts "
                 f"attention there; {_KEEP}"
             )
+        _require_extended(model.config, int(positions.max()) + 1)
         self._examples += len(positions)
         if ((steps != 1) & within).any():
             self._release()

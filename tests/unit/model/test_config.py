@@ -18,6 +18,12 @@ def test_a_blank_name_is_explained() -> None:
         resolve(" ")
 
 
+def test_an_adapter_of_peft_has_no_config_and_is_named(tmp_path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
+    with pytest.raises(ModelError, match="is an adapter of 'owner/base'; merge it into that model first"):
+        load_config(str(tmp_path))
+
+
 def test_what_must_be_converted_first_says_so(tmp_path) -> None:
     from tests.parity.test_conversion import baichuan, gptj
 

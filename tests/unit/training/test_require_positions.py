@@ -183,6 +183,18 @@ def test_a_model_that_was_not_extended_is_refused() -> None:
         guard.watch(llama(window=TARGET // 2))
 
 
+def test_examples_that_reach_beyond_the_model_are_refused(tmp_path: Path) -> None:
+    data = PoseDataset.from_source(corpus(tmp_path / "text"), byte_tokenizer(), train_length=64, target_length=1024)
+    arguments = replace(trainer(tmp_path).args, remove_unused_columns=False)
+    made = Trainer(llama(window=TARGET).train(), arguments, collate, data, callbacks=[RequirePositions(TARGET)])
+    with pytest.raises(RecipeError, match="reads 128 positions by its config, and the examples reach 1,024"):
+        made.train()
+    model, batch = llama(window=TARGET).train(), {"attention_mask": torch.ones(1, 8, dtype=torch.int64)}
+    RequirePositions(TARGET).watch(model)
+    with pytest.raises(RecipeError, match="reads 128 positions by its config, and the examples reach 308"):
+        model(torch.arange(8)[None], position_ids=torch.arange(300, 308)[None], **batch)
+
+
 def scaled(kind: str, **more: Any) -> dict[str, Any]:
     return {"rope_type": kind, "rope_theta": 1e4, "factor": 8.0, **more}
 
