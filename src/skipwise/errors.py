@@ -5,6 +5,8 @@ A bug in Skipwise itself is an ``AssertionError``, with a traceback.
 """
 
 import difflib
+import errno
+import os
 import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires
@@ -99,6 +101,13 @@ def at_least(what: str, value: Any, least: int) -> None:
     """
     if not isinstance(value, Integral) or value < least:
         raise RecipeError(f"{what} {value!r} must be at least {least} and a whole number; correct it")
+
+
+def out_of_room(error: Exception) -> int | None:
+    """The code of the system in an error of torch.save or safetensors, which have types of their own: a full disk, a quota or
+    a limit of a file's size; None for another error."""
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return next((code for code in codes if os.strerror(code) in str(error)), None)
 
 
 def pip_install(*extras: str) -> str:

@@ -1,6 +1,5 @@
 """Write a checkpoint as the same network in a stock class, shard by shard: ``skipwise convert``."""
 
-import errno
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from skipwise.errors import ModelError, reason
+from skipwise.errors import ModelError, out_of_room, reason
 from skipwise.model.families import Conversion, plan_conversion
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.sealed import write_seal
@@ -65,9 +64,9 @@ def convert(
                 write_stock_tokenizer(partial)
             write_seal(partial, {"converted_from": checkpoint})
     except SafetensorError as error:
-        if os.strerror(errno.ENOSPC) not in str(error):
+        if (code := out_of_room(error)) is None:
             raise
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out)) from error
+        raise OSError(code, os.strerror(code), str(out)) from error
     return out
 
 

@@ -6,7 +6,6 @@ or removal, and is ignored. A complete checkpoint that has lost or changed a fil
 continue with other weights.
 """
 
-import errno
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from rich.filesize import decimal
 
-from skipwise.errors import RunError, TrainingError
+from skipwise.errors import RunError, TrainingError, out_of_room
 from skipwise.results import files
 from skipwise.results.files import sync_folder
 from skipwise.training import processes
@@ -190,11 +189,12 @@ def disk_space(
     try:
         yield
     except Exception as error:
-        # torch.save and safetensors wrap the system's error in types of their own.
-        if shutil.disk_usage(folder.parent).free >= 2**20 and os.strerror(errno.ENOSPC) not in str(error):
+        code = out_of_room(error)
+        if shutil.disk_usage(folder.parent).free >= 2**20 and code is None:
             raise
         shutil.rmtree(folder, ignore_errors=True)
-        raise TrainingError(f"the disk ran full while writing {what} of {decimal(needed)}; {way_out}") from error
+        cause = f" ({os.strerror(code)})" if code else ""
+        raise TrainingError(f"the disk ran full while writing {what} of {decimal(needed)}{cause}; {way_out}") from error
 
 
 def step_of(checkpoint: Path) -> int:

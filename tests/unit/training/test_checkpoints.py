@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from skipwise.errors import RunError, TrainingError
 from skipwise.results.files import read_json, write_json
@@ -216,7 +217,12 @@ def test_a_full_disk_is_said_before_the_save(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter: No space left on device")],
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        RuntimeError("PytorchStreamWriter: No space left on device"),
+        SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
+        SafetensorError("Error while serializing: I/O error: File too large (os error 27)"),
+    ],
 )
 def test_a_disk_that_runs_full_while_writing_leaves_no_incomplete_checkpoint(tmp_path, error):
     complete(tmp_path, 400)
