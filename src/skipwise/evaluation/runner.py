@@ -208,7 +208,7 @@ def answered(
     server: Server | None = None,
     shard: tuple[int, int] = (1, 1),
 ) -> list[Record]:
-    """Answer the requests of ``shard`` that the file ``results`` does not answer yet, and return all records there are.
+    """Answer the requests of ``shard`` that the file ``results`` does not answer yet; return the records of all answered ones.
 
     Each record is appended to it as soon as it is made; None keeps them in memory alone. ``model`` loads the model, and
     is called only if something is left to measure. A ``server`` answers prompts in its place.

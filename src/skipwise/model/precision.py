@@ -1,4 +1,4 @@
-"""The precision and the mode of a forward pass: the names that users write, the dtypes behind them, and what the hardware is fast at."""
+"""The precision and the mode of a forward pass: the names that users write, their dtypes, what the hardware is fast at."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""How many prompts a claim needs, before the first is asked: what a 95% interval can show, with a chance of 80%."""
+"""How many prompts a claim needs, before the first is asked: what a 95% interval can show, with a chance of about 80%."""
 
 import math
 
@@ -35,12 +35,12 @@ def chance_to_show(needed: float, share: float, prompts: int) -> float:
 
 
 def prompts_to_show(needed: float, share: float) -> int:
-    """Return the fewest prompts by which a model whose true share is ``share`` shows ``needed`` with a chance of 80%."""
+    """Return the fewest prompts by which a model whose true share is ``share`` shows ``needed`` with a chance of about 80%."""
     return next(n for n in range(fewest_prompts(needed), _MOST) if chance_to_show(needed, share, n) >= POWER)
 
 
 def smallest_difference(prompts: int) -> float:
-    """Return the smallest difference of two models' shares on the same prompts that is shown with a chance of 80%.
+    """Return the smallest difference of two models' shares on the same prompts that is shown with a chance of about 80%.
 
     It is shown where the 95% interval of the paired difference excludes 0. Taken are the shares 1/2 + d/2 and 1/2 - d/2,
     and answers of the two that do not depend on each other: then the difference of a prompt has the variance 1/2 - d^2/2.
