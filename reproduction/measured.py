@@ -83,7 +83,7 @@ def _fits(record: ReadingRecord, documents: int, limit: int) -> bool:
 
 
 def documents_of(record: Record) -> int:
-    """How many documents or prompts a record stands for: skipwise 0.1 kept sliding perplexity as a sum over documents."""
+    """How many documents or prompts a record stands for: older ones are sums over documents."""
     pooled = isinstance(record, ReadingRecord) and record.mode == "sliding" and not record.digest
     return int(record.document.split()[0]) if pooled and isinstance(record, ReadingRecord) else 1
 

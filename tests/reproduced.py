@@ -19,7 +19,7 @@ def sliding(
 
 
 def pooled(value: float, documents: int = 4, tokens: int | None = None, **more) -> ReadingRecord:
-    """The sum over documents that skipwise 0.1 kept."""
+    """A sum over documents, as older published records are."""
     tokens = documents * 4095 if tokens is None else tokens
     return sliding(value, document=f"{documents} documents", digest="", tokens=tokens, **more)
 

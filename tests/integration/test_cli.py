@@ -1,6 +1,5 @@
 """The other commands, and how quickly they start."""
 
-import json
 import logging
 import subprocess
 import sys
@@ -108,17 +107,6 @@ def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, cap
     assert "documents that were not trained on are read" in " ".join(capsys.readouterr().out.split())
     held_out = {name for name, _ in files if is_held_out(name, 0.1)}
     assert {r.document for r in read_records(tmp_path / "r.jsonl")} == held_out != set()
-
-
-def test_old_results_are_not_added_to(monkeypatch, capsys, tmp_path: Path) -> None:
-    model, old = checkpoint(tmp_path / "base", window=64), tmp_path / "r.jsonl"
-    line = {"schema": 1, "kind": "passkey", "arm": "base", "length": 512, "seed": 0, "depths": [0.5]}
-    old.write_text(json.dumps(line | {"prompt_tokens": [500], "hits": [True], "seconds": 1.0}) + "\n")
-    before = old.read_bytes()
-    for words in (["passkey", model, "--lengths", "512", "--trials", "1"], ["perplexity", model]):
-        message = refused(monkeypatch, capsys, *words, "--out", old)
-        assert "holds records of skipwise 0.1 (schema 1)" in message
-    assert old.read_bytes() == before
 
 
 def test_a_record_that_was_cut_off_is_said_once_in_one_sentence(monkeypatch, capsys, tmp_path: Path) -> None:

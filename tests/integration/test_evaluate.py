@@ -344,29 +344,6 @@ def test_what_settings_cannot_show_is_said_after_what_is_wrong(evaluated, monkey
     assert "3 trials cannot show that 90%" in capsys.readouterr().out
 
 
-def test_results_of_the_first_release_are_shown_and_not_added_to(evaluated, monkeypatch, capsys, tmp_path) -> None:
-    old = read_json(tmp_path / "x" / "run.json")
-    old["evaluation"] = {"data": "text", "trials": 3, "models": old["evaluation"]["models"]}
-    write_json(tmp_path / "x" / "run.json", old)
-    lines = [
-        line for line in (tmp_path / "x" / "results.jsonl").read_text().splitlines() if f'"{OTHER_TEXT}"' not in line
-    ]
-    (tmp_path / "x" / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    run(monkeypatch, "report", "x")
-    new = ("mode", "begin", "step", "depths", "digest", "check")
-    upgraded = records(tmp_path / "x")
-    older = [{k: v for k, v in json.loads(line).items() if k not in new} | {"schema": 1} for line in lines]
-    (tmp_path / "x" / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in older))
-    before = (tmp_path / "x" / "results.jsonl").read_bytes()
-    message = refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--out", "x")
-    assert "was measured by skipwise 0.1, which this version cannot go on with" in message
-    assert (tmp_path / "x" / "results.jsonl").read_bytes() == before
-    numbers = (tmp_path / "x" / "numbers.csv").read_text()
-    run(monkeypatch, "report", "x")
-    assert (tmp_path / "x" / "numbers.csv").read_text() == numbers
-    assert len(records(tmp_path / "x")) == len(upgraded)
-
-
 def test_a_base_that_reads_other_tokens_is_refused(models, monkeypatch, capsys, tmp_path) -> None:
     other = checkpoint(tmp_path / "other", window=64, vocab_size=300)
     tokenizer = byte_tokenizer()

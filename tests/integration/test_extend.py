@@ -304,20 +304,6 @@ def test_a_resumed_run_measures_on_more_texts(finished, files, monkeypatch, caps
     assert f"the evaluation text {other} has changed" in message
 
 
-def test_a_run_of_the_first_release_is_not_gone_on_with(finished, monkeypatch, capsys, tmp_path) -> None:
-    copy = tmp_path / "run"
-    shutil.copytree(finished, copy)
-    old = {"schema": 1, "kind": "training", "arm": "pose", "step": 1, "loss": 5.0, "learning_rate": 0.1}
-    old |= {"grad_norm": 1.0, "tokens": 1600, "tokens_per_second": 9.0}
-    (copy / "results.jsonl").write_text(json.dumps(old) + "\n")
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "holds records of skipwise 0.1 (schema 1)" in message
-    recipe = (copy / "recipe.yaml").read_text()
-    (copy / "recipe.yaml").write_text(recipe.replace("model: /", "model: /gone/", 1))
-    assert "holds records of skipwise 0.1" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert (copy / "results.jsonl").read_text() == json.dumps(old) + "\n"
-
-
 def test_perplexity_on_the_training_text_reads_held_out_documents_alone(
     finished, files, monkeypatch, capsys, tmp_path
 ) -> None:

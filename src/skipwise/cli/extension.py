@@ -86,13 +86,12 @@ def extend(
         "seed": seed,
     }
     source: Path | str | None = recipe
-    ours = False
     if resume and out is not None and model is None and recipe is None:
         from skipwise.training.run import recipe_of
 
         recipe_of(out)  # a folder that holds no run is refused
-        source, ours = out / "recipe.yaml", True
-    settings = _recipe(source, options, set_, lora, of_run=ours)
+        source = out / "recipe.yaml"
+    settings = _recipe(source, options, set_, lora)
     if dry_run:
         accumulation(settings.training, processes or 1)
         prepared = prepare(settings, console)
@@ -223,13 +222,10 @@ def _said(console: Any) -> Iterator[None]:
         console.print(f"not on this machine: {error}", style="yellow", soft_wrap=True)
 
 
-def _recipe(
-    source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool, *, of_run: bool = False
-) -> Any:
+def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] | None, lora: bool) -> Any:
     """The recipe with the changes of the command line, and with LoRA where only ``--lora`` asks for it.
 
-    Without a recipe the models that come by name have their own, and other models the defaults. ``of_run``: it is the file
-    of a run that is resumed.
+    Without a recipe the models that come by name have their own, and other models the defaults.
     """
     from skipwise.recipes.loading import load_recipe, parse_changes
 
@@ -238,8 +234,8 @@ def _recipe(
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
     if lora and changes.get("lora", {}) is None:
         raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
-    settings = load_recipe(source, changes, of_run=of_run)
-    return load_recipe(source, {"lora": {}, **changes}, of_run=of_run) if lora and settings.lora is None else settings
+    settings = load_recipe(source, changes)
+    return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
 
 
 def _one_source(data: list[str] | None) -> str | None:

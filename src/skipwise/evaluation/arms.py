@@ -142,15 +142,14 @@ def plan_evaluation(
     """
     original, target = extension.rope.original_length, extension.target_length
     specification = specification_of(recipe, original, target, precision)
-    trained_on = [("this run", origin)]
     stores = {recipe.data.source: store}
-    texts = read_texts(specification, recipe.model, trained_on, console, stores)
+    texts = read_texts(specification, recipe.model, [origin], console, stores)
     far: list[Segment] = []
     if recipe.evaluation.keep == "best":
         quiet = Console(quiet=True)
         first = specification.texts[0]
         known = stores[first.source]
-        among = fair_documents(known, first, trained_on, quiet)
+        among = fair_documents(known, first, [origin], quiet)
         far = spread_segments(known, among, target, specification.segments)
         if not far:
             longest = longest_first(known, among)[0]

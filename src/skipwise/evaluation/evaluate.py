@@ -206,11 +206,6 @@ def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: S
     asked = folder.read().get("evaluation")
     if not (isinstance(asked, dict) and "models" in asked):
         raise RunError(f"{folder.path} holds a run, and no evaluation; give another --out")
-    if "windows" not in asked:
-        raise RunError(
-            f"{folder.path} was measured by skipwise 0.1, which this version cannot go on with: skipwise report still "
-            "shows it; give another --out to measure again"
-        )
     now = _asked(models, specification)
     begun = {model["label"]: model.get("weights") for model in asked["models"]}
     if changed := [model.label for model in models if begun.get(model.label, model.weights) != model.weights]:
@@ -232,11 +227,11 @@ def _asked(models: Sequence[EvaluatedModel], specification: Specification) -> di
 
 def _texts(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Texts:
     """What each model reads, in its own tokens; a base that reads other ones than its extended model is refused."""
-    trained = [(model.label, origin) for model in models if (origin := read_origin(model.name))]
+    origins = [origin for model in models if (origin := read_origin(model.name))]
     texts: Texts = {}
     for number, model in enumerate(models):
         told = console if number == 0 else Console(quiet=True)
-        texts[model.label] = read_texts(specification, model.name, trained, told)
+        texts[model.label] = read_texts(specification, model.name, origins, told)
         for read in texts[model.label]:
             told.print(read.described)
     digests = {label: [one.digest for one in each] for label, each in texts.items()}

@@ -49,14 +49,14 @@ _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
 def read_texts(
     specification: Specification,
     name: str,
-    trained_on: Sequence[tuple[str, Origin]],
+    origins: Sequence[Origin],
     console: Console,
     stores: dict[str, TokenStore] | None = None,
 ) -> list[EvaluationText]:
     """Tokenise the texts for model ``name`` and choose the documents that are read of each.
 
-    ``trained_on`` are labels of models and what they were made from; documents that they were trained on are not
-    measured on. ``stores`` holds tokens that are there already, by source; those that are tokenised here are added.
+    ``origins`` say what models were trained on; those documents are not measured on. ``stores`` holds tokens that are
+    there already, by source; those that are tokenised here are added.
     """
     if not specification.documents:
         return []
@@ -67,7 +67,7 @@ def read_texts(
             stores[text.source] = tokenise(text, tokenizer, console)
         store = stores[text.source]
         check_vocabulary(store, config.get_text_config().vocab_size)
-        among = fair_documents(store, text, trained_on, console)
+        among = fair_documents(store, text, origins, console)
         windows = filled_windows(store, among, specification.windows, console)
         limit = specification.tokens_per_document
         if limit is None and specification.windows_per_document is not None:

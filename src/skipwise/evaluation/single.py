@@ -101,7 +101,7 @@ def measure_perplexity(
     """
     _keep(out)
     _warn(how.specification, model, console)
-    trained = [(model.label, origin)] if (origin := read_origin(model.name)) else []
+    trained = [origin] if (origin := read_origin(model.name)) else []
     [text] = read_texts(how.specification, model.name, trained, console)
     console.print(text.described)
     ends = text.windows

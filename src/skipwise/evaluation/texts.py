@@ -54,31 +54,23 @@ class EvaluationText:
         return f"{self.source}: reading {documents} ({shown}), {tokens} tokens of each"
 
 
-def fair_documents(
-    store: TokenStore, text: Data, trained_on: Iterable[tuple[str, Origin]], console: Console
-) -> np.ndarray:
+def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], console: Console) -> np.ndarray:
     """Return the documents that no model was trained on, and say how many: int64 indices into ``store``.
 
     Every command that measures on text asks here. A document that was trained on is recognised by its text, wherever
     it lies, and by its name in the text that the model was trained on, where it may have been edited since. The
     embedded model was trained on the standard library, so of that only the held-out tenth is read, whatever the model.
-    ``trained_on`` are labels of models, and what they were made from.
+    ``origins`` say what the models were trained on.
     """
     fair = np.arange(len(store))
     shares = [Data().held_out] if text.source == "stdlib" else []
-    for label, origin in trained_on:
+    for origin in origins:
         fair = fair[~np.isin(store.digests[fair], origin.documents)]
         trained = origin.text
         ours, theirs = Path(text.source).resolve(), Path(trained.source).resolve()
-        if trained.source == text.source or (ours == theirs and ours.exists()):
-            if trained.split == text.split:
-                shares.append(trained.held_out)
-        elif not len(origin.documents) and ours.exists() and (ours in theirs.parents or theirs in ours.parents):
-            console.print(
-                f"{label} was trained on {trained.source}, which overlaps with {text.source}. skipwise 0.1 kept no "
-                "list of the documents, so they cannot be told apart: the measured numbers may be too good",
-                style="yellow",
-            )
+        same = trained.source == text.source or (ours == theirs and ours.exists())
+        if same and trained.split == text.split:
+            shares.append(trained.held_out)
     if shares:  # a document held out at a small share is held out at every larger one
         fair = np.intersect1d(fair, split_by_name(store, min(shares))[1])
     if len(fair) < len(store):

@@ -100,7 +100,7 @@ def load_model(
 
 
 def _require_base(folder: str, base: str) -> None:
-    """Require the base of an adapter to be the one that it was trained on; version 0.1 did not record which it was."""
+    """Require the base of an adapter to be the one that it was trained on, where ``skipwise.json`` says which it was."""
     wanted = (read_seal(Path(folder)) or {}).get("base_fingerprint")
     if wanted is not None and wanted != weights_fingerprint(base):
         raise ModelError(

@@ -4,7 +4,6 @@ An adapter or a model that ``skipwise extend`` saved has one; every engine passe
 """
 
 import base64
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from pydantic import ValidationError
 
 from skipwise.model.config import load_config, resolve
 from skipwise.model.sealed import damaged, read_seal, write_seal
-from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 
 
@@ -30,7 +28,7 @@ class Origin:
     original_length: int | None  # tokens
     text: Data  # that it was trained on
     documents: np.ndarray = field(default_factory=_no_documents)  # TokenStore.digests of those trained on; uint64 [n]
-    base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known, as of version 0.1
+    base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known
     target_length: int | None = None  # tokens; None: what its config says
 
     def write(self, folder: Path) -> None:
@@ -49,15 +47,13 @@ class Origin:
 def read_origin(name: str) -> Origin | None:
     """Read what a model was made from; None for a model that Skipwise did not make.
 
-    Version 0.1 wrote no such file. Of its models the run folder around them says it, without the documents.
-
     Raises:
         ModelError: the file is damaged.
     """
     folder = Path(resolve(name)).resolve()
     about = read_seal(folder)
     if about is None or "converted_from" in about:  # what that was trained on is not known
-        return _of_run(folder)
+        return None
     try:
         documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
         text, fingerprint = Data(**about["data"]), about.get("base_fingerprint")
@@ -84,14 +80,3 @@ def promised_length(name: str) -> int | None:
     if rope.get("rope_type") == "yarn" and isinstance(factor, int | float) and isinstance(original, int):
         return max(length, round(factor * original)) if math.isfinite(factor) else length
     return length
-
-
-def _of_run(folder: Path) -> Origin | None:
-    recipe = folder.parent / "recipe.yaml"
-    if folder.name != "model" or not recipe.exists():
-        return None
-    try:
-        about = dict(json.loads((folder.parent / "run.json").read_text(encoding="utf-8"))["model"])
-    except (OSError, ValueError, KeyError, TypeError):
-        about = {}
-    return Origin(about.get("name", ""), about.get("original_length"), load_recipe(recipe, of_run=True).data)

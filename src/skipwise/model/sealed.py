@@ -58,7 +58,7 @@ def require_unchanged(folder: Path, way_out: str = "") -> None:
 
 
 def _is_of_a_run(folder: Path) -> bool:
-    """Whether a run that seals its model saved this one; runs of version 0.1 have no settings in their run.json."""
+    """Whether a run saved this model."""
     try:
         return folder.name == "model" and "settings" in read_json(folder.parent / "run.json")
     except (OSError, ValueError):

@@ -32,15 +32,12 @@ def shipped_recipes() -> list[str]:
     return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
 
 
-def load_recipe(
-    source: str | Path | None = None, changes: Mapping[str, Any] | None = None, *, of_run: bool = False
-) -> Recipe:
+def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe from a YAML file or by its shipped name, then apply dotted ``changes``.
 
     Args:
         source: a path, a shipped name (``nano``, or ``recipes/nano.yaml``), or None for the defaults.
         changes: ``{"training.learning_rate": 1e-5, ...}``; they override the file.
-        of_run: the file says all settings of a run; in version 0.1 there was no method.
 
     Raises:
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
@@ -48,8 +45,6 @@ def load_recipe(
     read = {} if source is None else _read_yaml(source)
     # An empty section has its defaults; without a teacher or a method is a choice.
     values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method")}
-    if of_run:
-        values = {"method": None} | values
     given: dict[str, Any] = {}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):

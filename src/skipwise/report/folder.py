@@ -137,7 +137,7 @@ def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
             lengths, list
         ) and isinstance(trials, int):
             return length in lengths and trial < trials
-        case ReadingRecord(mode="sliding", data=data, document=document, digest=digest) if documents and digest:
+        case ReadingRecord(mode="sliding", data=data, document=document) if documents:
             own = [mapping(info.get("model")).get("original_length")] if record.arm == "original" else []
             asked_for = not isinstance(windows, list) or record.window in [*windows, *own]
             return asked_for and document in documents.get(data, [])

@@ -185,14 +185,10 @@ def _conditions(folders: Sequence[Folder], longppl: Sequence[LongPerplexities]) 
 
 def _of_readings(readings: Sequence[ReadingRecord]) -> str:
     texts = " and ".join(sorted({r.data for r in readings} - {""})) or "a text without a name"
-    if all(r.digest for r in readings):
-        documents = len({(r.data, r.document) for r in readings})
-        lengths = _span([r.tokens + 1 for r in readings])
-        read = f"{counted(documents, 'document')} of {texts}, {lengths} tokens of each"
-    else:  # records of skipwise 0.1, which are sums over documents
-        read = f"{' and '.join(sorted({r.document for r in readings}))} of {texts}"
+    documents = len({(r.data, r.document) for r in readings})
+    lengths = _span([r.tokens + 1 for r in readings])
     return (
-        f"Perplexity: {read}. Every token but the first is scored once, and windows advance by "
+        f"Perplexity: {counted(documents, 'document')} of {texts}, {lengths} tokens of each. Every token but the first is scored once, and windows advance by "
         f"{_span([r.stride for r in readings])} tokens. Intervals: 95%, Student's t over documents."
     )
 

@@ -304,8 +304,7 @@ def _cost(ours: Sequence[ReadingRecord], theirs: Sequence[ReadingRecord]) -> Cos
     if change is None:
         return None
     shared = {r.document for r in ours} & {r.document for r in theirs}
-    kept = any(any(r.hits) for r in (*ours, *theirs))  # records of skipwise 0.1 may have lost them
-    return Cost(change, accuracy if kept else None, sum(r.tokens for r in ours if r.document in shared))
+    return Cost(change, accuracy, sum(r.tokens for r in ours if r.document in shared))
 
 
 def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:

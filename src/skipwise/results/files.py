@@ -80,7 +80,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read what ``write_json`` wrote; of a file without a hash, as version 0.1 wrote them, whatever it says.
+    """Read what ``write_json`` wrote; of a file without a hash whatever it says.
 
     Raises:
         OSError: it cannot be read.

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -17,7 +16,6 @@ from typing import Any, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from skipwise.errors import CutOffWarning, RunError
-from skipwise.results import schema_1
 from skipwise.results.records import Measured, Record
 
 SCHEMA = 2
@@ -49,14 +47,11 @@ def _check(values: dict[str, Any]) -> str:
 
 
 def read_records(path: Path) -> list[Record]:
-    """Read every record of ``path``, in order; a missing file gives no records.
-
-    Records of skipwise 0.1 (schema 1) are read too. What they have only as a sum over documents becomes one record.
-    """
+    """Read every record of ``path``, in order; a missing file gives no records."""
     *lines, cut_off = _read(path).decode(errors="replace").split("\n")
     if cut_off:
         warnings.warn(f"{path}: the last line was cut off by a kill and is left out", CutOffWarning, stacklevel=2)
-    return [record for number, line in enumerate(lines, 1) if line for record in _parse(path, number, line)]
+    return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
 
 
 def require_results(path: Path) -> None:
@@ -104,52 +99,37 @@ def _require_records(path: Path, lines: list[bytes], begin: int = 0) -> None:
 
     What begins as a record and is none was one of ours, and is named by its number.
     """
-    foreign = RunError(f"{path} holds no results of skipwise; give another --out; nothing was changed")
     for number, line in enumerate(lines[begin:], begin + 1):
         whole, ours = line.endswith(b"\n"), _BEGINNING.startswith(line[: len(_BEGINNING)])
         if not line.strip() or (ours and not whole):
             continue
-        if ours:
-            list(_parse(path, number, line.decode(errors="replace")))
-            continue
-        if not whole:
-            raise foreign
-        try:
-            old = json.loads(line)["schema"] == schema_1.SCHEMA
-            list(_parse(path, number, line.decode()))
-        except (RunError, ValueError, KeyError, TypeError, RecursionError):
-            raise foreign from None
-        if old:
+        if not ours:
             raise RunError(
-                f"{path} holds records of skipwise 0.1 (schema 1), to which none of schema {SCHEMA} can be added: "
-                "skipwise report still reads them; give another --out, or delete the file to measure again"
+                f"{path} holds no results of skipwise (schema {SCHEMA}); give another --out; nothing was changed"
             )
+        _parse(path, number, line.decode(errors="replace"))
 
 
 def _unusable(path: Path, error: OSError) -> RunError:
     return RunError(f"results cannot be written to {path}: {error}; give another --out")
 
 
-def _parse(path: Path, number: int, line: str) -> Iterator[Record]:
-    """The record of a line; of a line of schema 1 the records that say the same."""
+def _parse(path: Path, number: int, line: str) -> Record:
+    """The record of a line."""
     try:
         raw: dict[str, Any] = json.loads(line)
         if not isinstance(raw, dict):
             raise ValueError("it has no fields")
         unchanged = raw.pop("check", None) in (None, _check(raw))
-        if (schema := raw.pop("schema")) == schema_1.SCHEMA:
-            found = list(schema_1.upgraded(raw))
-        elif schema == SCHEMA:
-            found = [raw]
-        else:
+        if (schema := raw.pop("schema")) != SCHEMA:
             raise RunError(
-                f"{path}, line {number}: schema {schema!r}, and this skipwise reads schemas 1 and {SCHEMA}; "
-                "read it with the version that run.json names"
+                f"{path}, line {number}: schema {schema!r}, and this skipwise reads schema {SCHEMA}; read it with the "
+                "version that run.json names, or give another --out"
             )
-        records = [_validated(one) for one in found]
+        record = _validated(raw)
         if not unchanged:
             raise ValueError("its content is not what was written: the check differs")
-        yield from records
+        return record
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         if isinstance(error, ValidationError):

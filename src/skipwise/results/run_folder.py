@@ -38,9 +38,9 @@ def _words(value: Any) -> Any:
 
 
 def _documents(value: Any) -> Any:
-    """Require a number, as evaluations write; or of a run names by text, or as version 0.1 wrote them, in one list."""
-    lists = value.values() if isinstance(value, dict) else [value]
-    if not isinstance(value, int) and not all(isinstance(names, list) for names in lists):
+    """Require a number, as evaluations write, or names by text, as runs do."""
+    named = isinstance(value, dict) and all(isinstance(names, list) for names in value.values())
+    if not isinstance(value, int) and not named:
         raise ValueError("it must be a number, or lists of names by text")
     return value
 

@@ -125,6 +125,6 @@ def recipe_of(folder: Path) -> Recipe:
 
 def _read(run: RunFolder) -> Recipe:
     try:
-        return load_recipe(run.recipe, of_run=True)
+        return load_recipe(run.recipe)
     except RecipeError as error:
         raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name}: {error}") from None

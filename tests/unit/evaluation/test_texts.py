@@ -58,7 +58,7 @@ STDLIB = Data(source="stdlib")
 )
 def test_which_share_may_be_read(text, trained_on, share, console) -> None:
     store = Store(*range(1, 201))
-    fair = fair_documents(store, text, [("m", Origin("base", 64, one)) for one in trained_on], console)
+    fair = fair_documents(store, text, [Origin("base", 64, one) for one in trained_on], console)
     assert fair.tolist() == [i for i in range(200) if share is None or is_held_out(f"d{i}", share)]
     told = "" if share is None else f"{text.source}: only the {len(fair)} of 200 documents that were not trained on"
     assert console.file.getvalue().startswith(told)
@@ -67,9 +67,9 @@ def test_which_share_may_be_read(text, trained_on, share, console) -> None:
 
 def test_documents_that_were_trained_on_are_known_by_their_text_wherever_they_lie(console) -> None:
     store, text = Store(*range(1, 9)), Data(source="a copy")
-    made = [("m", Origin("base", 64, MINE, np.array([1, 5, 99], dtype="<u8")))]
+    made = [Origin("base", 64, MINE, np.array([1, 5, 99], dtype="<u8"))]
     assert fair_documents(store, text, made, console).tolist() == [0, 2, 3, 4, 6, 7]
-    made.append(("n", Origin("base", 64, MINE, np.array([0], dtype="<u8"))))
+    made.append(Origin("base", 64, MINE, np.array([0], dtype="<u8")))
     assert fair_documents(store, text, made, console).tolist() == [2, 3, 4, 6, 7]
     by_name = fair_documents(store, MINE, made, console).tolist()
     assert by_name == [i for i in (2, 3, 4, 6, 7) if is_held_out(f"d{i}", 0.3)]
@@ -79,23 +79,9 @@ def test_documents_that_were_trained_on_are_known_by_their_text_wherever_they_li
 def test_a_folder_is_known_however_it_is_written(tmp_path, monkeypatch, console, name) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
-    made = [("m", Origin("base", 64, Data(source="text", held_out=0.4)))]
+    made = [Origin("base", 64, Data(source="text", held_out=0.4))]
     fair = fair_documents(Store(*range(1, 99)), Data(source=name.format(tmp_path / "text")), made, console)
     assert fair.tolist() == [i for i in range(98) if is_held_out(f"d{i}", 0.4)]
-
-
-@pytest.mark.parametrize("inner", ["text/a.txt", "."])
-def test_of_a_model_of_the_first_release_text_that_overlaps_is_warned_of(tmp_path, monkeypatch, console, inner) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "a.txt").touch()
-    old = Origin("base", 64, Data(source="text"))
-    assert len(fair_documents(Store(5, 6), Data(source=inner), [("m", old)], console)) == 2
-    assert "m was trained on text, which overlaps" in console.file.getvalue()
-    console.file.truncate(0)
-    new = Origin("base", 64, Data(source="text"), np.array([7], dtype="<u8"))
-    assert len(fair_documents(Store(5, 6), Data(source=inner), [("m", new)], console)) == 2
-    assert "overlaps" not in console.file.getvalue()
 
 
 def test_the_longest_documents_that_fill_the_window_are_taken_and_cut(console) -> None:

@@ -226,7 +226,7 @@ def test_an_adapter_is_put_on_the_base_that_it_was_trained_on(adapter: Path, rec
     weights = load_file(base / "model.safetensors")
     weights["model.norm.weight"][0] += 1
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
-    if not recorded:  # as by version 0.1
+    if not recorded:  # as beside an adapter that Skipwise did not train
         load_model(str(adapter))
         return
     wanted = r"base \S+/base of adapter \S+/model is not the one that it was trained on \(its files changed\); restore"

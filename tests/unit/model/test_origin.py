@@ -45,21 +45,6 @@ def test_a_damaged_file_is_refused(tmp_path, change) -> None:
         read_origin(str(tmp_path))
 
 
-def test_of_a_run_of_the_first_release_recipe_and_facts_say_it(tmp_path) -> None:
-    model = tmp_path / "run" / "model"
-    model.mkdir(parents=True)
-    assert read_origin(str(model)) is None
-    (model.parent / "recipe.yaml").write_text("model: base\ndata:\n  source: mine\n  held_out: 0.4\n")
-    (model.parent / "run.json").write_text("[")
-    read = read_origin(str(model))
-    assert (read.base, read.original_length, read.text.held_out, len(read.documents)) == ("", None, 0.4, 0)
-    (model.parent / "run.json").write_text('{"model": {"name": "base", "original_length": 64}}')
-    read = read_origin(f"{model}/")
-    assert (read.base, read.original_length) == ("base", 64)
-    (model.parent / "recipe.yaml").rename(tmp_path / "recipe.yaml")
-    assert read_origin(str(model)) is None
-
-
 @pytest.mark.parametrize(
     ("rope", "tokens"),
     [

@@ -431,19 +431,6 @@ def test_a_recipe_that_names_no_method_keeps_what_it_says_under_any(tmp_path: Pa
         assert (recipe.positions.contiguous, recipe.data.passkey) == (0.2, 0.1)
 
 
-def test_the_file_of_a_run_before_there_were_methods_stays_what_it_was(tmp_path: Path) -> None:
-    dump_recipe(load_recipe(None, {"method": None, "data.passkey": 0.1}), tmp_path / "recipe.yaml")
-    old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
-    for section, key in (("positions", "margin"), ("data", "retrieval"), ("data", "answer_weight")):
-        del old[section][key]
-    del old["method"], old["teacher"]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
-    assert load_recipe(tmp_path / "recipe.yaml", of_run=True) == load_recipe(
-        None, {"method": None, "data.passkey": 0.1}
-    )
-    assert load_recipe(tmp_path / "recipe.yaml").data.retrieval > 0
-
-
 @pytest.mark.parametrize("teacher", [{"weight": 3}, None])
 def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Path) -> None:
     """Also in the file of a finished run, where a method would set it again."""

@@ -239,21 +239,6 @@ def test_benchmarks_alone_make_a_page(tmp_path):
     assert "50.00 (10.00)" in text
 
 
-def test_a_run_of_the_first_release_still_has_a_page(tmp_path):
-    run = run_folder(tmp_path / "run", [])
-    old = [
-        f'{{"schema": 1, "kind": "perplexity", "arm": "{name}", "window": {w}, "stride": 128, "documents": 4, '
-        f'"tokens": 16380, "nll": {nll}, "precision": "bf16", "seconds": 0.5, "data": "modules"}}\n'
-        for name, nll in (("original", 41000.0), ("pose", 39363.7))
-        for w in (256, 512)
-    ]
-    (run / "results.jsonl").write_text("".join(old))
-    text = write_page([run]).read_text()
-    assert '<td data-head="256">11.1</td>' in text  # exp(39363.7 / 16380)
-    assert "4 documents of modules" in text
-    assert "16,381 tokens of each" not in text
-
-
 def test_every_page_is_made_of_what_its_records_allow(tmp_path):
     coverage = CoverageRecord("2 chunks", 256, 2048, [1, 255, 2047], [1.0, 0.5, 0.1], [0.0, 0.0, 0.0])
     text = write_page([run_folder(tmp_path / "run", [coverage])]).read_text()

@@ -271,7 +271,7 @@ def test_a_benchmark_that_was_run_again_counts_last() -> None:
     assert benchmarks_of([Folder("a", [record, replace(record, value=0.75)])]) == [replace(record, value=0.75)]
 
 
-@pytest.mark.parametrize("info", [{}, {"model": {}}, {"evaluation": {"documents": ["d0"]}}, {"own": [3]}])
+@pytest.mark.parametrize("info", [{}, {"model": {}}, {"evaluation": {"windows": []}}, {"own": [3]}])
 def test_every_key_of_run_json_may_be_missing(tmp_path, info) -> None:
     folder = read_folder(run_folder(tmp_path / "a", [*ORIGINAL, *POSE], info))
     [one] = judgements(rows_of([folder]))

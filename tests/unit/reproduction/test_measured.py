@@ -29,7 +29,9 @@ def arm(tmp_path):
 
 
 NOW = [sliding(9.0, window=w, document=d, tokens=900) for w in (256, 512) for d in "ab"]
-BEFORE = [pooled(9.0, documents=2, window=w, tokens=1800) for w in (256, 512)]  # of skipwise 0.1
+BEFORE = [
+    pooled(9.0, documents=2, window=w, tokens=1800) for w in (256, 512)
+]  # as published before documents had records of their own
 REST = [*segments(1.0, 2.0), *trials(2, 3)]
 
 

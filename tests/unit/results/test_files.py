@@ -89,7 +89,7 @@ def test_json_with_another_value_or_without_an_end_is_refused(tmp_path: Path) ->
             read_json(path)
 
 
-def test_json_without_a_hash_is_of_version_0_1(tmp_path: Path) -> None:
+def test_json_without_a_hash_is_read_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "file.json").write_text('{"steps": 400}')
     assert read_json(tmp_path / "file.json") == {"steps": 400}
 
