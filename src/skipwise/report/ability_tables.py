@@ -29,15 +29,14 @@ def ability_tables(folder: Folder, named: str = "") -> list[Table]:
 def _ability_table(prices: Sequence[Price], title: str) -> Table:
     against = any(price.loss.difference for price in prices)
     rows = []
-    for name in dict.fromkeys(name for price in prices for name in price.measures):
+    for name in prices[0].measures:
         digits = 2 if name.endswith("(%)") else 3
         for price in prices:
-            if measured := price.measures.get(name):
-                own = f"{measured.own:.{digits}f}"
-                cells = [own]
-                if against and measured.base is not None and measured.difference:
-                    cells = [f"{measured.base:.{digits}f}", own, price.told(measured.difference, digits)]
-                rows.append([f"{price.kind}, {name}", *cells])
+            measured = price.measures[name]
+            cells = [own := f"{measured.own:.{digits}f}"]
+            if against and measured.base is not None and measured.difference:
+                cells = [f"{measured.base:.{digits}f}", own, price.told(measured.difference, digits)]
+            rows.append([f"{price.kind}, {name}", *cells])
     head = ["text", "base", "extended", "difference"] if against else ["text", "model"]
     return Table(title, "other text", head, rows)
 
@@ -78,7 +77,7 @@ def paper_sentence(folders: Sequence[Folder]) -> str:
 
 def _bases(folders: Sequence[Folder]) -> dict[str, str]:
     """The label of each model's base, by the model's label."""
-    return {str(m.get("label")): str(m.get("base") or "") for folder in folders for m in folder.models}
+    return {m["label"]: str(m.get("base") or "") for folder in folders for m in folder.models}
 
 
 def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
@@ -138,8 +137,7 @@ def benchmarks_sentence(folder: Folder) -> str:
     ran = {record.task for record in benchmarks_of([folder]) if is_of_paper(record)}
     if not folder.models or ran >= set(PAPER):
         return ""
-    command = folder.info.get("command")
-    words = list(map(str, command)) if isinstance(command, list) else str(command or "").split()
+    words = folder.info.get("command", "").split()
     own = "evaluate" in words and not {"--benchmarks", "--data-dir", "--shard"} & set(words)  # and no merge
     told = f"{' '.join(words) if own else 'skipwise evaluate ...'} --benchmarks paper --data-dir"
     missed = (

@@ -26,7 +26,7 @@ from skipwise.report.canvas import (
     write,
     write_one,
 )
-from skipwise.report.folder import Folder, mapping
+from skipwise.report.folder import Folder
 from skipwise.report.retrieval_figures import depth_plots, found_plots
 from skipwise.report.ruler_figures import ruler_plots
 from skipwise.report.shown import ARM_LOOKS, DASHES, OTHER_LOOK, Look, Shown, listed, looks_of
@@ -175,7 +175,7 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
 
     trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
     caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
-    if any(_weighted(mapping(folder.info.get("settings"))) for folder in shown.folders):
+    if any(_weighted(folder.info.get("settings", {})) for folder in shown.folders):
         caption += (
             " The loss holds the teacher's term and answers with their weights, so it is not that of the text, and it "
             "rises in steps that have more of either."

@@ -28,12 +28,12 @@ class Folder:
     @property
     def models(self) -> list[Mapping[str, Any]]:
         """The models of an evaluation, bases included; empty for a run."""
-        models = mapping(self.info.get("evaluation")).get("models")
-        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
+        models: list[Mapping[str, Any]] = self.info.get("evaluation", {}).get("models", [])
+        return models
 
     def model(self, arm: str) -> Mapping[str, Any] | None:
         """What an evaluation says of the model with this label; None for a run."""
-        return next((model for model in self.models if model.get("label") == arm), None)
+        return next((model for model in self.models if model["label"] == arm), None)
 
     def base_of(self, arm: str) -> str:
         """The label of the model that an arm is compared with; empty for a base, and where none is known."""
@@ -42,10 +42,10 @@ class Folder:
         return "" if arm == "original" else "original"
 
     def length(self, key: str, arm: str) -> int | None:
-        """A length of an arm's model in tokens; None where ``run.json`` does not hold a whole number."""
-        about = self.model(arm) or mapping(self.info.get("model"))
-        value = about.get(key, about.get(f"{key}_length"))
-        return value if isinstance(value, int) and value > 0 else None
+        """A length of an arm's model in tokens; None where ``run.json`` does not hold it."""
+        about = self.model(arm) or self.info.get("model", {})
+        length: int | None = about.get(key, about.get(f"{key}_length"))
+        return length
 
     @property
     def unfinished(self) -> str:
@@ -115,31 +115,22 @@ def _shown(value: Any) -> Any:
             return value
 
 
-def mapping(value: Any) -> dict[str, Any]:
-    """A value of ``run.json`` that should hold facts by name; empty where it does not."""
-    return value if isinstance(value, dict) else {}
-
-
 def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
     """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before.
 
     An evaluation asks for all of its records. What ``run.json`` does not say is asked for.
     """
-    asked = mapping(info.get("evaluation"))
-    windows, lengths, trials = (asked.get(key) for key in ("windows", "prompt_lengths", "trials"))
-    documents = mapping(asked.get("documents"))
+    asked = info.get("evaluation", {})
+    if "models" in asked:
+        return True
     match record:
-        case _ if "models" in asked:
-            return True
         case ReadingRecord(data=data) if data == OTHER_TEXT:
             return bool(asked.get("other", True))
-        case TrialRecord(length=length, trial=trial) | RulerRecord(length=length, trial=trial) if isinstance(
-            lengths, list
-        ) and isinstance(trials, int):
-            return length in lengths and trial < trials
-        case ReadingRecord(mode="sliding", data=data, document=document) if documents:
-            own = [mapping(info.get("model")).get("original_length")] if record.arm == "original" else []
-            asked_for = not isinstance(windows, list) or record.window in [*windows, *own]
-            return asked_for and document in documents.get(data, [])
+        case TrialRecord() | RulerRecord() if {"prompt_lengths", "trials"} <= asked.keys():
+            return record.length in asked["prompt_lengths"] and record.trial < asked["trials"]
+        case ReadingRecord(mode="sliding") if isinstance(asked.get("documents"), dict):
+            own = [info.get("model", {}).get("original_length")] if record.arm == "original" else []
+            asked_for = "windows" not in asked or record.window in [*asked["windows"], *own]
+            return asked_for and record.document in asked["documents"].get(record.data, [])
         case _:
             return True

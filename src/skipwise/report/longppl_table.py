@@ -8,7 +8,7 @@ from pathlib import Path
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.report.folder import Folder, mapping
+from skipwise.report.folder import Folder
 from skipwise.report.summary import Row, rows_of
 from skipwise.report.table import Table, format_interval
 from skipwise.results.longppl import GAIN, MOST, KeyTokens, LongPerplexity, key_tokens, long_perplexity
@@ -111,7 +111,7 @@ def _of_texts(folder: Folder, name: str) -> Iterator[LongPerplexities]:
 
 def thresholds(folder: Folder) -> tuple[float, float]:
     """What an evaluation calls a key token: the least gain by far text and the greatest loss, in nats."""
-    asked = mapping(folder.info.get("evaluation"))
+    asked = folder.info.get("evaluation", {})
     gain, most = asked.get("key_gain"), asked.get("key_loss")
     return GAIN if gain is None else float(gain), MOST if most is None else float(most)
 

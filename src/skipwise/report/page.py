@@ -1,6 +1,5 @@
 """Folders of runs or evaluations -> figures, ``numbers.csv`` and one HTML page, from their records alone."""
 
-import shlex
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from skipwise.errors import RunError, counted
 from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import draw_figures
-from skipwise.report.folder import Folder, mapping, read_folder
+from skipwise.report.folder import Folder, read_folder
 from skipwise.report.longppl_table import LongPerplexities, long_perplexities
 from skipwise.report.price import price_warning, prices_of
 from skipwise.report.ruler_tables import ruler_name
@@ -90,7 +89,7 @@ def _html(
         figures=[(figure, Markup(figure.svg)) for figure in figures],
         facts=_facts(folders),
         meaning=_MEANING,
-        commands=[(folder.name, _command(folder.info["command"])) for folder in folders if folder.info.get("command")],
+        commands=[(folder.name, command) for folder in folders if (command := folder.info.get("command"))],
     )
 
 
@@ -178,13 +177,13 @@ def _conditions(folders: Sequence[Folder], longppl: Sequence[LongPerplexities]) 
         )
     if told := paper_sentence(folders):
         parts.append(told)
-    if precisions := sorted({r.precision for kind in (readings, trials, ruler) for r in kind} - {""}):
+    if precisions := sorted({r.precision for kind in (readings, trials, ruler) for r in kind}):
         parts.append(f"Precision: {' and '.join(precisions)}.")
     return parts
 
 
 def _of_readings(readings: Sequence[ReadingRecord]) -> str:
-    texts = " and ".join(sorted({r.data for r in readings} - {""})) or "a text without a name"
+    texts = " and ".join(sorted({r.data for r in readings}))
     documents = len({(r.data, r.document) for r in readings})
     lengths = _span([r.tokens + 1 for r in readings])
     return (
@@ -233,8 +232,8 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
     general = [{k: folder.info[k] for k in ("created", "seed") if k in folder.info} for folder in folders]
     sections: list[tuple[str, list[dict[str, Any]]]] = [("run", general)]
     if len(folders) == 1 and (models := folders[0].models):
-        sections.append(("models", [{str(m.get("label")): _lengths(m) for m in models}]))
-    sections += [(name, [mapping(folder.info.get(name)) for folder in folders]) for name in _SECTIONS]
+        sections.append(("models", [{m["label"]: _lengths(m) for m in models}]))
+    sections += [(name, [folder.info.get(name, {}) for folder in folders]) for name in _SECTIONS]
     facts = []
     for title, columns in sections:
         keys = dict.fromkeys(key for column in columns for key in column)
@@ -246,7 +245,7 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
 def _lengths(model: Mapping[str, Any]) -> str:
     base = f", base {model['base']}" if model.get("base") else ""
     weights = str(model.get("weights", ""))[:12]
-    return f"{model.get('name')}: {model.get('original'):,} to {model.get('target'):,} tokens{base}, weights {weights}"
+    return f"{model['name']}: {model['original']:,} to {model['target']:,} tokens{base}, weights {weights}"
 
 
 def _value(value: Any) -> str:
@@ -264,10 +263,6 @@ def _value(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
     return str(value)
-
-
-def _command(command: Any) -> str:
-    return shlex.join(map(str, command)) if isinstance(command, list) else str(command)
 
 
 def _numbers(
@@ -312,8 +307,6 @@ def _of_prices(folder: Folder, named: str) -> Iterator[list[object]]:
             ("loss", "cost", "nats", price.loss),
             ("next-token accuracy", "change of next-token accuracy", "%", price.accuracy),
         ):
-            if measured is None:
-                continue
             named_as = f"on other text, {unit} inside the original window"
             label = f"{named}{arm_name(price.arm)}"
             if measured.base is not None:
@@ -338,8 +331,7 @@ def _of_row(row: Row) -> Iterator[tuple[str, int | str, Interval]]:
 def _of_judgement(one: Judgement) -> Iterator[tuple[str, int | str, Interval]]:
     if one.cost:
         yield "cost, nats inside the original window", "", one.cost.loss
-        if one.cost.accuracy:
-            yield "cost, next-token accuracy", "", one.cost.accuracy
+        yield "cost, next-token accuracy", "", one.cost.accuracy
     for b in one.buckets:
         named = {"loss by position": b.loss, "gain by far text": b.gain, "loss over the base": b.excess}
         yield from ((f"{measure}, nats", b.end, value) for measure, value in named.items() if value)

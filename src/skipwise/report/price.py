@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skipwise.errors import counted
-from skipwise.report.folder import Folder, mapping
+from skipwise.report.folder import Folder
 from skipwise.report.summary import COST_LIMIT, arm_name
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, loss
@@ -28,7 +28,7 @@ class Price:
     arm: str  # the extended one
     kind: str
     loss: Compared  # nats a token
-    accuracy: Compared | None  # of the next token, in per cent; None where it was not kept
+    accuracy: Compared  # of the next token, in per cent
     segments: int
     tokens: int  # of each segment
 
@@ -45,8 +45,7 @@ class Price:
     @property
     def measures(self) -> dict[str, Compared]:
         """What was measured, by its name and unit."""
-        named = {"loss (nats)": self.loss, "accuracy (%)": self.accuracy}
-        return {name: measured for name, measured in named.items() if measured}
+        return {"loss (nats)": self.loss, "accuracy (%)": self.accuracy}
 
     def told(self, difference: Interval, digits: int = 3) -> str:
         """A difference and its 95% interval, or why it has none."""
@@ -82,9 +81,7 @@ def _price(arm: str, kind: str, ours: _Read, theirs: _Read | None) -> Price | No
     own, base = [ours[key] for key in shared], None if theirs is None else [theirs[key] for key in shared]
     if not own or (base is not None and difference(own, base) is None):
         return None
-    kept = any(any(r.hits) for r in own)
-    accuracy = _compared(own, base, "hits", 100) if kept else None
-    return Price(arm, kind, _compared(own, base), accuracy, len(shared), own[0].window)
+    return Price(arm, kind, _compared(own, base), _compared(own, base, "hits", 100), len(shared), own[0].window)
 
 
 def _compared(
@@ -109,7 +106,7 @@ def price_warning(folder: Folder) -> str:
 
 
 def _warning(folder: Folder, prices: list[Price]) -> str:
-    settings, way = mapping(folder.info.get("settings")), "" if folder.models else " (--set teacher.weight=1)"
+    settings, way = folder.info.get("settings", {}), "" if folder.models else " (--set teacher.weight=1)"
     for name in ("teacher.weight", "teacher.written_weight"):  # the first that is above 0
         weight = settings.get(name)
         if isinstance(weight, int | float) and weight > 0:

@@ -97,19 +97,17 @@ class Cost:
     """What the extension cost inside the original window, on the same tokens: the model less its base."""
 
     loss: Interval  # nats a token
-    accuracy: Interval | None  # of the next token, a share; None where it was not kept
+    accuracy: Interval  # of the next token, a share
     tokens: int  # compared
 
     def sentence(self, base: str) -> str:
         """The cost in one sentence."""
-        accuracy = ""
-        if self.accuracy:
-            points = self.accuracy.times(100)
-            span = f"{points.low:+.2f}, {points.high:+.2f}" if math.isfinite(points.high) else "one document"
-            accuracy = f", and next-token accuracy by {points.mean:+.2f} [{span}] points"
+        points = self.accuracy.times(100)
+        span = f"{points.low:+.2f}, {points.high:+.2f}" if math.isfinite(points.high) else "one document"
         return (
             f"Inside the original window the loss changed by {self.loss} nats a token against {base} "
-            f"({100 * math.expm1(self.loss.mean):+.1f}% perplexity){accuracy}."
+            f"({100 * math.expm1(self.loss.mean):+.1f}% perplexity), and next-token accuracy by {points.mean:+.2f} "
+            f"[{span}] points."
         )
 
     @property
@@ -301,7 +299,7 @@ def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
 
 def _cost(ours: Sequence[ReadingRecord], theirs: Sequence[ReadingRecord]) -> Cost | None:
     change, accuracy = difference(ours, theirs), difference(ours, theirs, sums="hits")
-    if change is None:
+    if change is None or accuracy is None:
         return None
     shared = {r.document for r in ours} & {r.document for r in theirs}
     return Cost(change, accuracy, sum(r.tokens for r in ours if r.document in shared))

@@ -30,13 +30,6 @@ DECIDES = ("training text", "base model")  # names of fingerprints
 _PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 
 
-def _words(value: Any) -> Any:
-    """Require a command line, whole or word by word."""
-    if not isinstance(value, str | list):
-        raise ValueError("it must be text, or a list of words")
-    return value
-
-
 def _documents(value: Any) -> Any:
     """Require a number, as evaluations write, or names by text, as runs do."""
     named = isinstance(value, dict) and all(isinstance(names, list) for names in value.values())
@@ -96,7 +89,7 @@ class _Kept(_Facts):
 class _Run(_Facts):
     """``run.json``."""
 
-    command: Annotated[Any, AfterValidator(_words)] = ""
+    command: str = ""
     created: str = ""
     seed: int = 0
     versions: dict[str, str] = {}

@@ -173,7 +173,7 @@ def test_same_records_make_the_same_page(page):
 
 def test_names_from_files_are_escaped(tmp_path):
     attack = "<script>alert(1)</script>"
-    info = {"model": {"name": attack, "x" + attack: [attack]}, "command": ["skipwise", attack], "created": attack}
+    info = {"model": {"name": attack, "x" + attack: [attack]}, "command": f"skipwise {attack}", "created": attack}
     records = [
         *(r for w in WINDOWS for r in readings("original", w, 15, attack)),
         *(r for w in WINDOWS for r in readings(attack, w, 15, attack)),

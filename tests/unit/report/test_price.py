@@ -54,7 +54,9 @@ def test_the_table_has_a_row_for_each_kind() -> None:
     assert table.title == "Short ability: other text inside the original window"
     assert table.head == ["text", "base", "extended", "difference"]
     assert table.rows[0] == ["prose, loss (nats)", "3.750", "3.800", "+0.050 [+0.050, +0.050]"]
-    assert [row[0] for row in table.rows] == [f"{kind}, loss (nats)" for kind in KINDS]
+    assert [row[0] for row in table.rows] == [
+        f"{kind}, {name}" for name in ("loss (nats)", "accuracy (%)") for kind in KINDS
+    ]
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_every_key_of_run_json_may_be_missing(tmp_path, info) -> None:
         ({"model": None}, "model = None (Input should be a valid dictionary)"),
         ({"model": {"original_length": "x"}}, "model.original_length = 'x' (Input should be a valid integer)"),
         ({"training": {"tokens": [1]}}, "training.tokens = [1] ("),
-        ({"command": 3}, "command = 3 (it must be text, or a list of words)"),
+        ({"command": ["skipwise"]}, "command = ['skipwise'] (Input should be a valid string)"),
         ({"evaluation": {"trials": "x"}}, "evaluation.trials = 'x' ("),
         (
             {"evaluation": {"documents": {"held out": 3}}},
