@@ -48,9 +48,8 @@ _COVERAGE_LOOKS = {
 }
 
 
-def draw_figures(folders: Sequence[Folder], out: Path) -> list[Figure]:
-    """Draw what the records of one or more folders allow into the folder ``out``, replacing files of the same names."""
-    shown = Shown(folders)
+def draw_figures(shown: Shown, out: Path) -> list[Figure]:
+    """Draw what the records allow into the folder ``out``, replacing files of the same names."""
     return [write(plot, out) for figure in FIGURES for plot in figure(shown)]
 
 
@@ -80,7 +79,7 @@ def perplexity_plots(shown: Shown) -> Iterator[Plot]:
     changes = [_change(row) for row in shown.few if row.perplexity]
     caption = f"Lower is better. From the shortest window to the longest, {listed(changes)}."
     caption += "".join(f" The dashed line is {row.label} at {max(row.perplexity):,} tokens." for row in bases)
-    if any(folder.models for folder in shown.folders):
+    if shown.evaluated:
         caption += (
             " A level curve beyond the original length is needed but proves little, because sliding windows of any "
             "length score well on their last few hundred tokens."
@@ -107,7 +106,7 @@ def _change(row: Row) -> str:
 
 def position_plots(shown: Shown) -> Iterator[Plot]:
     """What far text is worth by position, the loss over the base by position, and perplexity of the first tokens."""
-    if not any(folder.models for folder in shown.folders):
+    if not shown.evaluated:
         return
     gain = {j.row.label: {b.end: b.gain for b in j.buckets if b.gain} for j in shown.judged}
     excess = {j.row.label: {b.end: b.excess for b in j.buckets if b.excess} for j in shown.judged}

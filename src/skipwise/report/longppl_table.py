@@ -87,10 +87,7 @@ def _read(folder: Path | None, known: dict[str, TokenLosses | None], reading: Re
 
 
 def long_perplexities(folders: Sequence[Folder]) -> list[LongPerplexities]:
-    """Compute LongPPL of runs and evaluations, text by text; nothing where the losses of single tokens were not kept.
-
-    It reads every loss, so a page computes it once.
-    """
+    """Compute LongPPL of runs and evaluations, text by text; nothing where the losses of single tokens were not kept."""
     several = len(folders) > 1
     return [one for folder in folders for one in _of_texts(folder, folder.name if several else "")]
 

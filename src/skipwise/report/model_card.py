@@ -18,10 +18,10 @@ from skipwise.model.origin import promised_length
 from skipwise.model.rope import Extension
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import Folder
-from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_name
-from skipwise.report.summary import Row, arm_name, judgements, rows_of
+from skipwise.report.shown import Shown
+from skipwise.report.summary import Row, arm_name
 from skipwise.report.tables import plain, summary_markdown, task_title
 from skipwise.results.files import replacing, write_text
 from skipwise.results.run_folder import RunFolder
@@ -34,8 +34,8 @@ _SHORT_OF_MEMORY = (
 
 def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
     """Write the card of a run's model from what was measured."""
-    facts, original, rows = run.read(), extension.rope.original_length, rows_of([measured])
-    judged, trained, text, best = judgements(rows), facts["model"], facts["data"], {}
+    facts, original, shown = run.read(), extension.rope.original_length, Shown([measured])
+    trained, text, best = facts["model"], facts["data"], {}
     margin = (
         f", for {extension.reach:,} tokens: a margin of {extension.margin:g} of the target" if extension.margin else ""
     )
@@ -48,7 +48,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
     write_card(
         run.model,
         title=f"{recipe.model}, extended from {original:,} to {extension.target_length:,} tokens",
-        headline=judged[0].headline if judged else "How far it reads was not measured",
+        headline=shown.judged[0].headline if shown.judged else "How far it reads was not measured",
         warning=price_warning(measured),
         facts={
             "method": f"{arm_name(recipe.arm)}, trained on windows of {trained['train_length']:,} tokens",
@@ -59,10 +59,10 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
         table=summary_markdown(measured),
-        longppl=[one.sentence for one in long_perplexities([measured])],
+        longppl=[one.sentence for one in shown.longppl],
         figure=run.figures / "perplexity.png",
         base=recipe.model,
-        rows=rows,
+        rows=shown.rows,
     )
 
 

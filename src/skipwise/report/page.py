@@ -14,11 +14,10 @@ from skipwise.report.ability_tables import benchmarks_sentence, paper_difference
 from skipwise.report.canvas import Figure
 from skipwise.report.figures import draw_figures
 from skipwise.report.folder import Folder, read_folder
-from skipwise.report.longppl_table import LongPerplexities, long_perplexities
 from skipwise.report.price import price_warning, prices_of
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.shown import Shown
-from skipwise.report.summary import Judgement, Row, arm_name, benchmarks_of, judgements, rows_of
+from skipwise.report.summary import Judgement, Row, arm_name, benchmarks_of
 from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
@@ -50,24 +49,17 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
             f"{evaluations[0]} is an evaluation and not a run: skipwise report shows one evaluation alone, and "
             "skipwise evaluate A B measures several models side by side"
         )
-    rows = rows_of(read)
-    judged, longppl = judgements(rows), long_perplexities(read)
+    shown = Shown(read)
     with _writing(page):
         page.parent.mkdir(parents=True, exist_ok=True)
-        figures = draw_figures(read, page.parent / "figures")
-        write_csv(page.parent / "numbers.csv", _numbers(read, rows, judged, longppl))
-    text = _html(read, judged, longppl, figures)
-    with _writing(page):
-        write_text(page, text)
+        figures = draw_figures(shown, page.parent / "figures")
+        write_csv(page.parent / "numbers.csv", _numbers(shown))
+        write_text(page, _html(shown, figures))
     return page
 
 
-def _html(
-    folders: Sequence[Folder],
-    judged: Sequence[Judgement],
-    longppl: Sequence[LongPerplexities],
-    figures: Sequence[Figure],
-) -> str:
+def _html(shown: Shown, figures: Sequence[Figure]) -> str:
+    folders = shown.folders
     environment = Environment(
         loader=PackageLoader("skipwise", "assets"),
         autoescape=True,  # everything but our own SVG
@@ -77,14 +69,14 @@ def _html(
     )
     return environment.get_template("report.html.j2").render(
         folders=folders,
-        title=_title(folders, judged),
+        title=_title(shown),
         unfinished=[folder.unfinished for folder in folders if folder.unfinished],
-        judged=judged,
+        judged=shown.judged,
         warnings=[f"{_prefix(folder, folders)}{text}" for folder in folders if (text := price_warning(folder))],
-        rules=list(dict.fromkeys(one.effective.rule for one in judged)),
-        tables=tables_of(folders, longppl=longppl),
-        colours={label: look.colour for label, look in Shown(folders).looks.items()},
-        conditions=_conditions(folders, longppl),
+        rules=list(dict.fromkeys(one.effective.rule for one in shown.judged)),
+        tables=tables_of(shown),
+        colours={label: look.colour for label, look in shown.looks.items()},
+        conditions=_conditions(shown),
         benchmarks=[told for folder in folders if (told := benchmarks_sentence(folder))],
         figures=[(figure, Markup(figure.svg)) for figure in figures],
         facts=_facts(folders),
@@ -98,7 +90,8 @@ def _prefix(folder: Folder, folders: Sequence[Folder], mark: str = ": ") -> str:
     return f"{folder.name}{mark}" if len(folders) > 1 else ""
 
 
-def _title(folders: Sequence[Folder], judged: Sequence[Judgement]) -> str:
+def _title(shown: Shown) -> str:
+    folders, judged = shown.folders, shown.judged
     if len(folders) > 1:
         return f"{len(folders)} runs compared"
     if folders[0].unfinished:
@@ -107,7 +100,7 @@ def _title(folders: Sequence[Folder], judged: Sequence[Judgement]) -> str:
         return judged[0].headline
     if judged:
         return f"{len(judged)} models compared"
-    return "Benchmarks" if benchmarks_of(folders) and not rows_of(folders) else "Nothing was extended"
+    return "Benchmarks" if benchmarks_of(folders) and not shown.rows else "Nothing was extended"
 
 
 def _page_path(folders: list[Path], out: Path | None) -> Path:
@@ -153,14 +146,15 @@ def _names(folders: list[Path]) -> list[str]:
     ]
 
 
-def _conditions(folders: Sequence[Folder], longppl: Sequence[LongPerplexities]) -> list[str]:
+def _conditions(shown: Shown) -> list[str]:
     """How the numbers were measured, in sentences; a range where records differ."""
+    folders = shown.folders
     records = [record for folder in folders for record in folder.records]
     readings = [r for r in records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None]
     trials = [r for r in records if isinstance(r, TrialRecord)]
     ruler = [r for r in records if isinstance(r, RulerRecord)]
     parts = [_of_readings(readings)] if readings else []
-    if rules := {one.rule for one in longppl}:
+    if rules := {one.rule for one in shown.longppl}:
         parts.append(
             f"LongPPL (Fang et al., ICLR 2025): perplexity of the key tokens alone, which need far text: {' or '.join(sorted(rules))}. "
             "The model that chooses them is favoured by its own choice; the others are compared on equal terms."
@@ -265,15 +259,13 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-def _numbers(
-    folders: Sequence[Folder], rows: Sequence[Row], judged: Sequence[Judgement], longppl: Sequence[LongPerplexities]
-) -> Iterator[list[object]]:
+def _numbers(shown: Shown) -> Iterator[list[object]]:
     """Every number of the page: model, text, measure, length, value and the ends of its interval."""
     yield ["model", "text", "measure", "length", "value", "low_95", "high_95"]
-    for row in rows:
+    for row in shown.rows:
         for measure, length, value in _of_row(row):
             yield [row.label, row.data, measure, length, value.mean, value.low, value.high]
-    for one in judged:
+    for one in shown.judged:
         yield [one.row.label, one.row.data, "effective length", "", one.effective.tokens, "", ""]
         if one.ruler:
             yield [one.row.label, one.row.data, "length by RULER's rule", "", one.ruler.tokens, "", ""]
@@ -281,22 +273,22 @@ def _numbers(
             yield [one.row.label, one.row.data, measure, length, value.mean, value.low, value.high]
         for n, perplexity in one.row.truncated().items():
             yield [one.row.label, one.row.data, "perplexity of the first tokens", n, perplexity, "", ""]
-    for r in benchmarks_of(folders):
+    for r in benchmarks_of(shown.folders):
         half = None if r.standard_error is None else Z * r.standard_error
         span = ["", ""] if half is None else [r.value - half, r.value + half]
         yield [r.arm, "", f"benchmark {r.task}, {r.fewshot}-shot, {r.metric}", "", r.value, *span]
-    for label, scores in paper_differences(folders).items():
+    for label, scores in paper_differences(shown.folders).items():
         for task, score in scores.items():
             half = None if score.error is None else Z * score.error
             span = ["", ""] if half is None else [score.value - half, score.value + half]
             paired = "paired" if score.paired else "not paired"
             yield [label, "", f"benchmark {task}, % less its base's, {paired}", "", score.value, *span]
-    for far in longppl:
+    for far in shown.longppl:
         for row, found in far.models:
             label = f"{far.folder} · {row.label}" if far.folder else row.label
             yield [label, row.data, "LongPPL", max(row.sliding), found.key.mean, found.key.low, found.key.high]
-    for folder in folders:
-        yield from _of_prices(folder, _prefix(folder, folders, " · "))
+    for folder in shown.folders:
+        yield from _of_prices(folder, _prefix(folder, shown.folders, " · "))
 
 
 def _of_prices(folder: Folder, named: str) -> Iterator[list[object]]:

@@ -1,4 +1,4 @@
-"""What figures show: the rows of some folders, and how each looks in every figure and table."""
+"""What figures, tables and pages show: what some folders say, and how each row looks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from skipwise.report.folder import Folder
+from skipwise.report.longppl_table import LongPerplexities, long_perplexities
 from skipwise.report.summary import BASELINES, Judgement, Row, judgements, rows_of
 
 
@@ -44,7 +45,7 @@ DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 
 @dataclass(frozen=True)
 class Shown:
-    """The folders whose records are drawn."""
+    """What the records of some folders say; it is computed when it is first asked for."""
 
     folders: Sequence[Folder]
 
@@ -57,6 +58,16 @@ class Shown:
     def judged(self) -> list[Judgement]:
         """How far each extended model reads."""
         return judgements(self.rows)
+
+    @cached_property
+    def longppl(self) -> list[LongPerplexities]:
+        """LongPPL of the models, text by text."""
+        return long_perplexities(self.folders)
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the models of an evaluation are shown, and not the arms of runs."""
+        return any(folder.models for folder in self.folders)
 
     @cached_property
     def looks(self) -> dict[str, Look]:
@@ -78,7 +89,7 @@ class Shown:
     @property
     def bases(self) -> list[Row]:
         """What an evaluation compares with. It was measured inside its own window only, so figures carry it on."""
-        return [row for row in self.rows if not row.judged] if any(folder.models for folder in self.folders) else []
+        return [row for row in self.rows if not row.judged] if self.evaluated else []
 
 
 def looks_of(labels: Sequence[str]) -> list[Look]:

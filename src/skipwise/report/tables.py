@@ -15,10 +15,11 @@ from skipwise.method.lengths import format_length
 from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
 from skipwise.report.difference_table import differences_table
 from skipwise.report.folder import Folder
-from skipwise.report.longppl_table import LongPerplexities, long_perplexities, longppl_tables
+from skipwise.report.longppl_table import longppl_tables
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_tables
-from skipwise.report.summary import Judgement, Row, judgements, rows_of, standing_out
+from skipwise.report.shown import Shown
+from skipwise.report.summary import Judgement, Row, standing_out
 from skipwise.report.table import Table, format_interval, format_number
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
@@ -26,15 +27,9 @@ from skipwise.results.statistics import Interval, difference, found, loss, perpl
 _SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
 
 
-def tables_of(
-    folders: Sequence[Folder], *, brief: bool = False, longppl: Sequence[LongPerplexities] | None = None
-) -> list[Table]:
-    """Every table that the records of some folders allow; ``brief`` leaves out intervals for want of room.
-
-    ``longppl`` is what ``long_perplexities`` found, if it was asked already.
-    """
-    rows = rows_of(folders)
-    evaluated = any(folder.models for folder in folders)
+def tables_of(shown: Shown, *, brief: bool = False) -> list[Table]:
+    """Every table that the records allow; ``brief`` leaves out intervals for want of room."""
+    folders, rows, evaluated = shown.folders, shown.rows, shown.evaluated
     tables = [_perplexity_table([row for row in rows if row.perplexity], brief)]
     tables += [
         _found_table(task, [row for row in rows if task in row.found], brief, evaluated)
@@ -43,12 +38,12 @@ def tables_of(
     tables += ruler_tables([row for row in rows if row.ruler], brief)
     if evaluated:
         tables.append(differences_table(rows))
-    tables += longppl_tables(long_perplexities(folders) if longppl is None else longppl, brief)
+    tables += longppl_tables(shown.longppl, brief)
     for folder in folders:
         tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
     tables += benchmark_tables(folders, brief)
     if evaluated:
-        tables += [_position_table(judgement) for judgement in judgements(rows)]
+        tables += [_position_table(judgement) for judgement in shown.judged]
     return [table for table in tables if table.rows]
 
 
@@ -178,7 +173,7 @@ def summary_cells(folder: Folder) -> tuple[list[str], list[list[str]]]:
 
 
 def _summary(folder: Folder) -> list[Table]:
-    return [table for table in tables_of([folder], brief=True) if table.group in ("perplexity", *TASKS, "ruler")]
+    return [table for table in tables_of(Shown([folder]), brief=True) if table.group in ("perplexity", *TASKS, "ruler")]
 
 
 def _beside(tables: Sequence[Table], separator: str) -> tuple[list[str], list[list[str]], frozenset[int]]:
@@ -199,17 +194,16 @@ def _beside(tables: Sequence[Table], separator: str) -> tuple[list[str], list[li
 
 def evaluation_summary(folder: Folder) -> RenderableType:
     """What an evaluation's page says, for the terminal."""
-    parts: list[RenderableType] = []
+    shown, parts = Shown([folder]), list[RenderableType]()
     if folder.unfinished:
         parts.append(Text(folder.unfinished, style="yellow"))
-    judged = judgements(rows_of([folder]))
-    for one in judged:
+    for one in shown.judged:
         parts.append(Text(f"{one.row.label}: {one.headline}", style="bold"))
         parts += [Text(told) for told in (one.effective.next, one.ruler_sentence, one.cost_sentence) if told]
         if one.cost and one.cost.warning:
             parts.append(Text(one.cost.warning, style="yellow"))
-    parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in judged)]
-    for table in tables_of([folder], brief=True):
+    parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in shown.judged)]
+    for table in tables_of(shown, brief=True):
         parts += [Text(""), rich_table(table)]
     if warning := price_warning(folder):
         parts.append(Text(warning, style="yellow"))

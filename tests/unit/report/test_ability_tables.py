@@ -35,7 +35,7 @@ def several(count: int) -> Folder:
 
 def test_the_papers_table_has_the_base_first_and_the_difference_with_its_error(tmp_path) -> None:
     folder = read_folder(evaluation_folder(tmp_path / "e", [*paper("m", 0.49), *paper("base", 0.5)]))
-    [table] = tables_of([folder])
+    [table] = tables_of(Shown([folder]))
     assert table.head[1:] == [
         "BoolQ, 0-shot", "PIQA, 0-shot", "WinoGrande, 0-shot", "TruthfulQA, 0-shot", "ARC-C, 25-shot", "HellaSwag, 10-shot",
         "average",
@@ -45,7 +45,7 @@ def test_the_papers_table_has_the_base_first_and_the_difference_with_its_error(t
     assert own[:2] == ["m", "49.00 (1.00)"]
     assert apart == ["m less its base", *["-1.00 (1.41*)"] * 6, f"-1.00 ({math.sqrt(2 / 6):.2f}*)"]
     assert table.title.endswith("in % (standard error; * not paired)")
-    [brief] = tables_of([folder], brief=True)
+    [brief] = tables_of(Shown([folder]), brief=True)
     assert max(map(len, shown(rich_table(brief)).splitlines())) <= 80
     assert benchmarks_sentence(folder) == ""
 
@@ -57,7 +57,7 @@ def answered_alike(arm: str, scores: str) -> list[BenchmarkRecord]:
 def test_models_that_answered_the_same_questions_are_compared_question_by_question(tmp_path) -> None:
     records = [*answered_alike("m", "1110"), *answered_alike("base", "1010")]
     folder = read_folder(evaluation_folder(tmp_path / "e", records))
-    [table] = tables_of([folder])
+    [table] = tables_of(Shown([folder]))
     assert table.rows[2] == ["m less its base", *["+25.00 (25.00)"] * 6, f"+25.00 ({25 / math.sqrt(6):.2f})"]
     assert table.title.endswith("in % (standard error)")
     assert "over questions that both models answered, paired" in (told := paper_sentence([folder]))
@@ -67,7 +67,7 @@ def test_models_that_answered_the_same_questions_are_compared_question_by_questi
 def test_a_table_says_which_of_its_errors_are_not_paired(tmp_path) -> None:
     old = [replace(r, scores="", questions="") if r.task == "piqa" else r for r in answered_alike("base", "1010")]
     folder = read_folder(evaluation_folder(tmp_path / "e", [*answered_alike("m", "1110"), *old]))
-    [table], [brief] = tables_of([folder]), tables_of([folder], brief=True)
+    [table], [brief] = tables_of(Shown([folder])), tables_of(Shown([folder]), brief=True)
     assert [cell.count("*") for cell in table.rows[2]] == [0, 0, 1, 0, 0, 0, 0, 1]  # the average has a part of it
     assert [cell.count("*") for cell in brief.rows[3]] == [0, 0, 1, 0, 0, 0, 0, 1]
     assert "* not paired" in table.title
@@ -80,7 +80,7 @@ def test_a_table_says_which_of_its_errors_are_not_paired(tmp_path) -> None:
 
 def test_a_task_that_is_missing_or_without_an_error_is_not_made_up(tmp_path) -> None:
     records = [*paper("m", 0.5, None)[:2], *paper("base", 0.5), replace(paper("m", 0.5)[0], metric="f1")]
-    paper_table, rest = tables_of([read_folder(evaluation_folder(tmp_path / "e", records))])
+    paper_table, rest = tables_of(Shown([read_folder(evaluation_folder(tmp_path / "e", records))]))
     assert paper_table.rows[1] == ["m", "50.00", "50.00", *["–"] * 5]
     assert paper_table.rows[2] == ["m less its base", "+0.00", "+0.00", *["–"] * 5]
     assert rest.rows == [["boolq, 0-shot, f1", "0.5000 (0.0100)"]]
@@ -104,17 +104,17 @@ def test_benchmarks_that_were_not_run_are_named_with_their_command(tmp_path, com
 
 
 def test_models_are_compared_with_the_first_on_the_same_prompts() -> None:
-    [table] = [table for table in tables_of([several(3)]) if table.group == "differences"]
+    [table] = [table for table in tables_of(Shown([several(3)])) if table.group == "differences"]
     assert table.head == ["prompt", "m1", "m2"]
     assert [row[0] for row in table.rows] == ["passkey, 256", "RULER, 256"]
     assert [cell.split()[0] for row in table.rows for cell in row[1:]] == ["-10.0", "-20.0", "-12.5", "-25.0"]
-    assert not [table for table in tables_of([several(1)]) if table.group == "differences"]
+    assert not [table for table in tables_of(Shown([several(1)])) if table.group == "differences"]
 
 
 @pytest.mark.parametrize(("models", "beside", "told"), [(2, 2, ""), (4, 4, ""), (5, 4, "the first 4 of 5 models")])
 def test_at_most_four_models_stand_side_by_side(models, beside, told) -> None:
     folder = several(models)
-    average, tasks = (table for table in tables_of([folder]) if table.group.startswith("ruler"))
+    average, tasks = (table for table in tables_of(Shown([folder])) if table.group.startswith("ruler"))
     assert len(average.rows) == models
     assert tasks.head == ["task", *[f"m{n}" for n in range(beside)]]
     assert told in tasks.title

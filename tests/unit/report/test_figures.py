@@ -48,7 +48,7 @@ def plots_of(*folders: Folder) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
-    return folder, draw_figures([run(*some_records())], folder)
+    return folder, draw_figures(Shown([run(*some_records())]), folder)
 
 
 def test_every_figure_is_written_as_svg_png_and_csv(drawn):
@@ -101,7 +101,7 @@ def test_same_records_give_the_same_svg(drawn, tmp_path):
         *perplexities("original", w256=15.7, w512=79, w1024=109),
         *perplexities("pose", w256=15.3, w512=15.0, w1024=15.2),
     ]
-    again = draw_figures([run(*some)], tmp_path)
+    again = draw_figures(Shown([run(*some)]), tmp_path)
     assert [figure.svg for figure in again] == [drawn[1][0].svg]
 
 
@@ -147,18 +147,18 @@ def test_csv_holds_the_figures_numbers(drawn):
 
 def test_infinite_perplexity_is_left_out_of_the_drawing_and_kept_in_the_data(tmp_path):
     broken = [replace(r, nll=[1e6] * 6) for r in readings("original", 512, 1.0)]
-    draw_figures([run(*readings("original", 256, 15), *broken)], tmp_path)
+    draw_figures(Shown([run(*readings("original", 256, 15), *broken)]), tmp_path)
     assert "inf" in (tmp_path / "perplexity.csv").read_text()
 
 
 def test_figures_without_records_are_not_drawn(tmp_path):
-    assert draw_figures([run()], tmp_path / "new") == []
-    assert draw_figures([run(TrainingRecord("pose", 1, 3.0, 1e-4, None, 0, 0.0))], tmp_path) == []
+    assert draw_figures(Shown([run()]), tmp_path / "new") == []
+    assert draw_figures(Shown([run(TrainingRecord("pose", 1, 3.0, 1e-4, None, 0, 0.0))]), tmp_path) == []
 
 
 def test_runs_are_told_apart_by_label_and_hostile_names_stay_text(tmp_path):
     name = "_$x^$<script>&"
-    made = draw_figures([run(*LOG[:5], name=name), run(*LOG[:5], name="other")], tmp_path)
+    made = draw_figures(Shown([run(*LOG[:5], name=name), run(*LOG[:5], name="other")]), tmp_path)
     [svg] = [figure.svg for figure in made]
     assert "<script" not in svg
     assert "_$x^$&lt;script&gt;&amp; · PoSE" in svg
@@ -237,7 +237,7 @@ def test_drawing_leaves_matplotlibs_settings_and_numpys_generator_alone(tmp_path
     import matplotlib
 
     before, state = dict(matplotlib.rcParams), np.random.get_state()[1].copy()
-    draw_figures([run(CURVE)], tmp_path)
+    draw_figures(Shown([run(CURVE)]), tmp_path)
     assert dict(matplotlib.rcParams) == before
     assert (np.random.get_state()[1] == state).all()
 

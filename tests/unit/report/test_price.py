@@ -9,6 +9,7 @@ import pytest
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.page import write_page
 from skipwise.report.price import price_warning, prices_of
+from skipwise.report.shown import Shown
 from skipwise.report.summary import COST_LIMIT, judgements, rows_of
 from skipwise.report.tables import summary_markdown, summary_table, tables_of
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
@@ -50,7 +51,7 @@ def test_the_price_is_paired_by_segment() -> None:
 
 
 def test_the_table_has_a_row_for_each_kind() -> None:
-    [table] = [table for table in tables_of([run(*priced(prose=0.05))]) if table.group == "other text"]
+    [table] = [table for table in tables_of(Shown([run(*priced(prose=0.05))])) if table.group == "other text"]
     assert table.title == "Short ability: other text inside the original window"
     assert table.head == ["text", "base", "extended", "difference"]
     assert table.rows[0] == ["prose, loss (nats)", "3.750", "3.800", "+0.050 [+0.050, +0.050]"]
@@ -121,7 +122,7 @@ def test_without_base_or_extended_model_there_is_no_price(arms) -> None:
     folder = run(*(r for r in priced(prose=1.0) if r.arm in arms))
     assert prices_of(folder) == []
     assert price_warning(folder) == ""
-    assert not [table for table in tables_of([folder]) if table.group == "other text"]
+    assert not [table for table in tables_of(Shown([folder])) if table.group == "other text"]
 
 
 def test_only_segments_that_both_have_read_count() -> None:

@@ -35,7 +35,7 @@ def folder(tmp_path) -> Folder:
 
 
 def test_a_table_has_the_averages_and_one_for_each_model_its_tasks(folder) -> None:
-    average, ours, base = (table for table in tables_of([folder]) if table.group.startswith("ruler"))
+    average, ours, base = (table for table in tables_of(Shown([folder])) if table.group.startswith("ruler"))
     assert average.title == "RULER, average of 2 tasks in %, by prompt length (higher is better)"
     assert average.head == ["prompt", "256", "512", "2k"]
     assert average.rows == [
@@ -45,7 +45,7 @@ def test_a_table_has_the_averages_and_one_for_each_model_its_tasks(folder) -> No
     assert [row[0] for row in ours.rows] == ["vt", "niah_single_2", "cwe"]
     assert ours.rows[2][1:] == ["–", "–", "50.0 [30, 70]"]
     assert base.title == "RULER by task in %: base"
-    [brief, *_] = (table for table in tables_of([folder], brief=True) if table.group == "ruler")
+    [brief, *_] = (table for table in tables_of(Shown([folder]), brief=True) if table.group == "ruler")
     assert brief.rows[0] == ["m", "87.5", "87.5", "75.0"]
 
 
@@ -68,7 +68,7 @@ def test_how_far_it_reads_is_said_by_rulers_rule(tmp_path, at_home: float, said:
 
 def test_scores_on_a_text_that_stands_in_are_not_called_rulers(tmp_path) -> None:
     path = evaluation_folder(tmp_path / "e", evaluated(real=False))
-    titles = [table.title for table in tables_of([read_folder(path)]) if table.group.startswith("ruler")]
+    titles = [table.title for table in tables_of(Shown([read_folder(path)])) if table.group.startswith("ruler")]
     assert all(title.startswith("RULER-style") for title in titles)
     text = write_page([path]).read_text()
     assert "niah_single_2 (style)" in text

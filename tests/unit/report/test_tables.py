@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from skipwise.report.folder import Folder, read_folder
+from skipwise.report.shown import Shown
 from skipwise.report.table import format_number
 from skipwise.report.tables import (
     benchmarks_table,
@@ -38,7 +39,7 @@ def shown(renderable, width: int = 80, **settings) -> str:
 
 def test_a_run_has_a_table_of_perplexity_and_one_of_each_task() -> None:
     lines = trials("pose", 256, 7, 10, task="lines")
-    perplexity, passkeys, others = tables_of([run(*ORIGINAL, *POSE, *lines)])
+    perplexity, passkeys, others = tables_of(Shown([run(*ORIGINAL, *POSE, *lines)]))
     assert perplexity.head == ["window", "256", "512", "1k", "2k"]
     assert perplexity.rows[1] == [
         "PoSE",
@@ -57,7 +58,9 @@ def test_a_run_has_a_table_of_perplexity_and_one_of_each_task() -> None:
 def test_an_evaluation_has_intervals_positions_and_benchmarks(tmp_path) -> None:
     own = [r for w in (256, 2048) for r in (*readings("m", w, 15.0), *trials("m", w, 90))]
     records = [*own, *readings("base", 256, 15.0), BENCHMARK, replace(BENCHMARK, arm="base", value=0.5)]
-    perplexity, passkeys, benchmarks, positions = tables_of([read_folder(evaluation_folder(tmp_path / "e", records))])
+    perplexity, passkeys, benchmarks, positions = tables_of(
+        Shown([read_folder(evaluation_folder(tmp_path / "e", records))])
+    )
     assert perplexity.rows == [["m", *["15.0 [14.9, 15.1]"] * 2], ["base", "15.0 [14.9, 15.1]", "–"]]
     assert passkeys.rows == [["m", "90% [83, 94]", "90% [83, 94]"]]
     assert benchmarks.head == ["task", "m", "base"]
@@ -68,7 +71,7 @@ def test_an_evaluation_has_intervals_positions_and_benchmarks(tmp_path) -> None:
 
 def test_a_column_that_would_be_empty_is_left_out(tmp_path) -> None:
     alone = [r for w in (256, 2048) for r in readings("m", w, 15.0)]
-    [_, positions] = tables_of([read_folder(evaluation_folder(tmp_path / "e", alone, base=""))])
+    [_, positions] = tables_of(Shown([read_folder(evaluation_folder(tmp_path / "e", alone, base=""))]))
     assert positions.head == ["position", "loss (nats)", "gain by far text (nats)"]
     assert {len(row) for row in positions.rows} == {3}
 
