@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from numbers import Real
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +25,9 @@ from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import default_device
 from skipwise.results.benchmarks import PAPER
 from skipwise.results.records import BenchmarkRecord, Record
+
+if TYPE_CHECKING:
+    from skipwise.evaluation.harness import HarnessModel
 
 _ROOM = 64  # tokens for the beginning of an answer
 
@@ -98,68 +102,21 @@ class Benchmarks:
         if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size)):
             raise RecipeError(f"--batch-size {self.batch_size!r} must be auto or a number of requests from 1")
 
-    def require(self, model: EvaluatedModel) -> None:
-        """Refuse what ``run`` would refuse; for a caller that has hours of other work before it."""
-        require_installed()
-        with TemporaryDirectory(prefix="skipwise-tokenizer-") as folder:
-            self._find(load_tokenizer(model.name), model.target, Path(folder))
+    @contextmanager
+    def found(self, model: EvaluatedModel, target: int | None = None) -> Iterator["FoundBenchmarks"]:
+        """Find the tasks of a model and their data: whatever can be refused is refused here, before any work.
 
-    def run(
-        self,
-        model: EvaluatedModel,
-        precision: str,
-        known: Iterable[Record],
-        keep: Callable[..., None],
-        console: Console,
-        target: int | None = None,
-    ) -> list[BenchmarkRecord]:
-        """Run the tasks of which ``known`` has no record, and return the records of all.
-
-        ``keep`` is called with the records of each task as soon as it is done. No request may be longer than ``target``
-        tokens, by default what the model's config says.
+        The tasks run inside this context. No request may be longer than ``target`` tokens, by default what the model's
+        config says.
         """
         require_installed()
-        target = target or model.target
-        about: dict[str, Any] = {
-            "arm": model.label,
-            "digest": model.digest,
-            "target": target,
-            "limit": self.limit,
-            "precision": precision,
-        }
-        made: dict[tuple[str, int], list[BenchmarkRecord]] = defaultdict(list)
-        for record in known:
-            if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
-                made[record.task, record.fewshot].append(record)
-        tokenizer = load_tokenizer(model.name)
+        target, tokenizer = target or model.target, load_tokenizer(model.name)
         with TemporaryDirectory(prefix="skipwise-tokenizer-") as folder:
             manager, tasks = self._find(tokenizer, target, Path(folder))
-            left = [one for one in tasks if one.key not in made]
-            if len(left) < len(tasks):
-                console.print(f"tasks that are there already: {len(tasks) - len(left)} of {len(tasks)}")
-            if left:
-                from skipwise.evaluation.harness import HarnessModel, run_task
-
-                auto = "auto" if default_device().type == "cuda" else "1"
-                size = auto if self.batch_size == "auto" else self.batch_size
-                wrapped = HarnessModel(
-                    model.load(precision), tokenizer, max_length=target, batch_size=size, precision=precision
-                )
-                if wrapped.without_ends:
-                    console.print("no BOS or EOS token: token 0 stands before texts that have no context")
-                for one in left:
-                    console.print(f"{one.task}, {one.fewshot}-shot, up to {target:,} tokens")
-                    began = time.perf_counter()
-                    results = run_task(
-                        wrapped, manager, one.task, fewshot=one.fewshot, limit=self.limit, changes=one.changes
-                    )
-                    seconds = round(time.perf_counter() - began, 3)
-                    made[one.key] = list(_records(results, one, {**about, "seconds": seconds}))
-                    keep(*made[one.key])
-        return [r for one in tasks for r in made[one.key] if one.metric in (None, r.metric)]
+            yield FoundBenchmarks(self, model, target, tokenizer, manager, tasks)
 
     def _find(self, tokenizer: PreTrainedTokenizerBase, target: int, folder: Path) -> tuple[Any, list[Benchmark]]:
-        """Find the tasks and their data: whatever can be refused is refused here, before any work."""
+        """The harness's manager of tasks, and the tasks; the tokenizer is saved in ``folder`` for them."""
         from skipwise.evaluation import harness
 
         # RULER's tasks load the tokenizer from its folder, and would run code that lies beside it.
@@ -176,6 +133,66 @@ class Benchmarks:
                 changes = harness.data_of(task, config, self.data_dir)
                 found[task, fewshot] = Benchmark(task, fewshot, one.metric, changes)
         return manager, list(found.values())
+
+
+@dataclass(frozen=True)
+class FoundBenchmarks:
+    """The tasks of one model, ready to run."""
+
+    asked: Benchmarks
+    model: EvaluatedModel
+    target: int  # tokens that no request may exceed
+    tokenizer: PreTrainedTokenizerBase
+    manager: Any  # the harness's, which loads tasks
+    tasks: list[Benchmark]
+
+    def run(
+        self, precision: str, known: Iterable[Record], keep: Callable[..., None], console: Console
+    ) -> list[BenchmarkRecord]:
+        """Run the tasks of which ``known`` has no record, and return the records of all.
+
+        ``keep`` is called with the records of each task as soon as it is done.
+        """
+        about: dict[str, Any] = {
+            "arm": self.model.label,
+            "digest": self.model.digest,
+            "target": self.target,
+            "limit": self.asked.limit,
+            "precision": precision,
+        }
+        made: dict[tuple[str, int], list[BenchmarkRecord]] = defaultdict(list)
+        for record in known:
+            if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
+                made[record.task, record.fewshot].append(record)
+        left = [one for one in self.tasks if one.key not in made]
+        if len(left) < len(self.tasks):
+            console.print(f"tasks that are there already: {len(self.tasks) - len(left)} of {len(self.tasks)}")
+        if left:
+            from skipwise.evaluation.harness import run_task
+
+            wrapped = self._wrapped(precision)
+            if wrapped.without_ends:
+                console.print("no BOS or EOS token: token 0 stands before texts that have no context")
+            for one in left:
+                console.print(f"{one.task}, {one.fewshot}-shot, up to {self.target:,} tokens")
+                began = time.perf_counter()
+                results = run_task(
+                    wrapped, self.manager, one.task, fewshot=one.fewshot, limit=self.asked.limit, changes=one.changes
+                )
+                seconds = round(time.perf_counter() - began, 3)
+                made[one.key] = list(_records(results, one, {**about, "seconds": seconds}))
+                keep(*made[one.key])
+        return [r for one in self.tasks for r in made[one.key] if one.metric in (None, r.metric)]
+
+    def _wrapped(self, precision: str) -> "HarnessModel":
+        """The model, loaded, as the harness asks it."""
+        from skipwise.evaluation.harness import HarnessModel
+
+        auto = "auto" if default_device().type == "cuda" else "1"
+        size = auto if self.asked.batch_size == "auto" else self.asked.batch_size
+        return HarnessModel(
+            self.model.load(precision), self.tokenizer, max_length=self.target, batch_size=size, precision=precision
+        )
 
 
 def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:

@@ -7,6 +7,7 @@ puts the shards together.
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
-from skipwise.evaluation.benchmarks import Benchmarks
+from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
 from skipwise.evaluation.forecast import measuring_seconds, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import other_text
@@ -96,26 +97,31 @@ def evaluate(
     """
     folder = _folder(out, models, specification)
     plan = plan_models(models, specification, console)
-    if benchmarks and shard[0] == 1:
-        benchmarks.require(models[0])
-    if server:
-        require_served(server, models[0], specification)
-    facts = {"evaluation": _asked(models, specification), "fingerprints": plan.fingerprints, "records": plan.requests}
-    folder.begin(**facts)  # with them, so that a kill leaves no folder that says nothing
-    folder.require_same(**plan.fingerprints)
-    folder.record(**facts)
-    if drop_cut_off_record(folder.results):
-        cut_off = f"{folder.results}: the last record was cut off by a kill; it is measured again"
-        console.print(cut_off, style="yellow", soft_wrap=True)
-    console.print(f"folder: {folder.path}", soft_wrap=True)
-    records = read_records(folder.results)
-    for model in models:
-        load = partial(model.load, specification.precision)
-        planned = keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
-        answered(load, planned, folder.results, console, None if model.control else server, shard)
+    with ExitStack() as context:
+        tasks: dict[str, FoundBenchmarks] = {}
         if benchmarks and shard[0] == 1:
-            keep = partial(append_record, folder.results)
-            benchmarks.run(model, specification.precision, records, keep, console)
+            tasks = {model.label: context.enter_context(benchmarks.found(model)) for model in models}
+        if server:
+            require_served(server, models[0], specification)
+        facts = {
+            "evaluation": _asked(models, specification),
+            "fingerprints": plan.fingerprints,
+            "records": plan.requests,
+        }
+        folder.begin(**facts)  # with them, so that a kill leaves no folder that says nothing
+        folder.require_same(**plan.fingerprints)
+        folder.record(**facts)
+        if drop_cut_off_record(folder.results):
+            cut_off = f"{folder.results}: the last record was cut off by a kill; it is measured again"
+            console.print(cut_off, style="yellow", soft_wrap=True)
+        console.print(f"folder: {folder.path}", soft_wrap=True)
+        records = read_records(folder.results)
+        for model in models:
+            load = partial(model.load, specification.precision)
+            planned = keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
+            answered(load, planned, folder.results, console, None if model.control else server, shard)
+            if found := tasks.get(model.label):
+                found.run(specification.precision, records, partial(append_record, folder.results), console)
     return folder
 
 

@@ -154,7 +154,8 @@ def run_benchmarks(
         if out is not None:
             append_record(out, *records)
 
-    return benchmarks.run(model, precision, known, keep, console, target)
+    with benchmarks.found(model, target) as found:
+        return found.run(precision, known, keep, console)
 
 
 def _warn(specification: Specification, model: EvaluatedModel, console: Console) -> None:
