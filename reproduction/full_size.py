@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from reproduction.estimate import tokens_of
 from reproduction.runs import ArmRun
 from reproduction.scales import MODELS, Shape
 
@@ -34,12 +33,10 @@ def full_size(run: ArmRun, shape: Shape) -> Cost:
     6 N + 6 L h s (forward and backward, causal attention), and a third more for the forward pass done again (Kaplan et
     al., 2020; Korthikanti et al., 2022).
     """
-    tokens = tokens_of(run)
-    width = tokens // (run.recipe.training.max_steps * run.recipe.training.batch_size) if tokens else 0
     h, layers = shape.width, shape.layers
     held = 16 * shape.parameters / GPUS + 48 * h * h
-    held += width * (2 * h * layers + 34 * h + 8 * shape.vocabulary)
-    operations = tokens * (6 * shape.parameters + 6 * layers * h * width) * 4 / 3
+    held += run.window * (2 * h * layers + 34 * h + 8 * shape.vocabulary)
+    operations = run.tokens * (6 * shape.parameters + 6 * layers * h * run.window) * 4 / 3
     return Cost(held / 1e9, operations / (PEAK * USED) / 3600)
 
 
@@ -52,17 +49,13 @@ def print_full_size(plans: Mapping[str, Sequence[ArmRun]], console: Console) -> 
         grid = Table(box=None, pad_edge=False)
         for column in ("arm", "steps x windows", "of tokens", "in all", "GB a GPU", "hours"):
             grid.add_column(column, justify="left" if column == "arm" else "right")
-        for run in runs:
-            training, tokens = run.recipe.training, tokens_of(run)
-            if not run.trained:
-                continue
+        for run in (run for run in runs if run.trained):
             cost = full_size(run, MODELS[run.recipe.model])
-            width = tokens // (training.max_steps * training.batch_size)
             grid.add_row(
                 f"{run.setting}, {run.variant}",
-                f"{training.max_steps:,} x {training.batch_size}",
-                f"{width:,}",
-                f"{tokens / 1e6:,.0f} M",
+                f"{run.recipe.training.max_steps:,} x {run.recipe.training.batch_size}",
+                f"{run.window:,}",
+                f"{run.tokens / 1e6:,.0f} M",
                 f"{cost.gigabytes:.0f}",
                 f"{cost.gpu_hours / GPUS:.1f}",
             )

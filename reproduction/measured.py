@@ -30,9 +30,8 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     Exhibits share an arm, and a later command may measure it on more documents. A table must not mix the two, so of
     each place at most as many documents, segments or prompts are taken as the run asks for, the first ones.
     """
-    recipe, target = run.recipe, run.recipe.target or 0
-    asked = specification_of(recipe, run.original, target, "float32")
-    steps = measured_steps(recipe)
+    asked = specification_of(run.recipe, run.original, run.target, "float32")
+    steps = measured_steps(run.recipe)
     limit = asked.tokens_per_document or 2 * asked.windows[-1]
     most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.trials, STEPS: asked.documents}
     found: dict[Place, dict[object, Record]] = {}

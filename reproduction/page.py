@@ -136,7 +136,7 @@ def _results(tables: Mapping[str, Table], plans: Mapping[str, Sequence[ArmRun]])
         return []
     run = next(run for name, label, _ in _SHOWN for run in plans.get(name, ()) if run.setting == label)
     text = next((text for text in texts if Path(text).name == "reports"), texts[0])
-    ends = run.original, run.recipe.target or 0
+    ends = run.original, run.target
     published = {label: theirs[paper.GOVREPORT] for _, label, theirs in _SHOWN}
     lines = []
     for label, rows in blocks.items():

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from reproduction.archive import ARCHIVE, DOCS, unpack
 from reproduction.costs import measure_costs
-from reproduction.estimate import measure_speed, seconds, total_seconds
+from reproduction.estimate import seconds, total_seconds
 from reproduction.exhibits import EXHIBITS
 from reproduction.full_size import print_full_size
 from reproduction.measured import SLIDING, asked_records, make
@@ -54,6 +54,11 @@ class Asked:
     arms: Sequence[str] = ()
     settings: Sequence[str] = ()
 
+    @property
+    def model(self) -> str:
+        """The model that all runs extend, except those of families."""
+        return load_recipe(self.scale.recipe, self.changes).model
+
     def plan(self, name: str) -> list[ArmRun]:
         """Every run of an exhibit."""
         return plan_runs(EXHIBITS[name], self.scale, seeds=self.seeds, changes=self.changes)
@@ -61,20 +66,19 @@ class Asked:
 
 def list_exhibits(console: Console) -> None:
     """Print the exhibits, and how long each takes on this machine."""
-    scale = SCALES["nano"]
-    speed = measure_speed(load_recipe(scale.recipe).model)
-    plans = {e.name: plan_runs(e, scale, seeds=[0], changes={}) for e in EXHIBITS.values()}
+    asked = Asked(list(EXHIBITS), SCALES["nano"], seeds=[0], changes={})
+    plans = {name: asked.plan(name) for name in asked.names}
     grid = Table(box=None, pad_edge=False)
     for column in ("exhibit", "what it compares: where in the paper", "models", "here"):
         grid.add_column(column, justify="right" if column in ("models", "here") else "left")
     for exhibit in EXHIBITS.values():
         runs = plans[exhibit.name]
         models = str(sum(run.trained for run in runs)) if runs else "–"
-        took = _minutes(total_seconds(runs, speed)) if runs else "1 min"
+        took = _minutes(total_seconds(runs, asked.model)) if runs else "1 min"
         grid.add_row(exhibit.name, f"{exhibit.title}: {exhibit.source}", models, took)
     distinct = _distinct(plans.values()).values()
     models = str(len({run.key for run in distinct if run.trained}))
-    grid.add_row("all", "each model trained once", models, _minutes(total_seconds(distinct, speed)))
+    grid.add_row("all", "each model trained once", models, _minutes(total_seconds(distinct, asked.model)))
     console.print(grid)
     console.print(
         "One seed; the small bases of families and gap are trained besides, once. What is done is not done again."
@@ -107,10 +111,10 @@ def run(asked: Asked, out: Path, notes: Path | None, console: Console, *, page_o
     if not page_only:
         require_text(plans)
     if dry_run:
-        _print_plan(plans, out, console)
+        _print_plan(plans, asked.model, out, console)
         return
     if not page_only:
-        _make_all(list(_distinct(plans.values()).values()), out, console)
+        _make_all(list(_distinct(plans.values()).values()), asked.model, out, console)
         for name, runs in plans.items():
             if "costs" in EXHIBITS[name].show and runs:
                 measure_costs(runs[0].recipe, runs[0].original, out, console)
@@ -161,13 +165,11 @@ def _say_window(plans: Mapping[str, list[ArmRun]], scale: Scale, console: Consol
             return
 
 
-def _make_all(runs: list[ArmRun], out: Path, console: Console) -> None:
+def _make_all(runs: list[ArmRun], model: str, out: Path, console: Console) -> None:
     """Make each run in turn; before each say what it is, how many are left and about how long they take."""
-    speed = measure_speed(runs[0].recipe.model) if runs else None
     began = time.perf_counter()
     for number, run in enumerate(runs):
-        assert speed is not None
-        left = total_seconds(runs[number:], speed)
+        left = total_seconds(runs[number:], model)
         console.rule(f"{number + 1} of {len(runs)}: {run}")
         console.print(ProgressBar(total=len(runs), completed=number, width=40), end=" ")
         console.print(f"{_minutes(time.perf_counter() - began)} so far, {_minutes(left)} left at most")
@@ -183,17 +185,14 @@ def _distinct(plans: Iterable[Sequence[ArmRun]]) -> dict[str, ArmRun]:
     return distinct
 
 
-def _print_plan(plans: Mapping[str, list[ArmRun]], out: Path, console: Console) -> None:
+def _print_plan(plans: Mapping[str, list[ArmRun]], model: str, out: Path, console: Console) -> None:
     """Print which runs are there and which are missing."""
-    runs = list(_distinct(plans.values()).values())
-    speed = measure_speed(runs[0].recipe.model) if runs else None
-    for run in runs:
-        assert speed is not None
+    for run in _distinct(plans.values()).values():
         folder = run.folder(out)
         made = "trained" if run.trained else "measured"
         read = {text for kind, text, _ in asked_records(run, out) if kind == SLIDING}
         there = bool(read) and read >= set(run.recipe.evaluation.source or [])
-        told = made if there else f"missing, {_minutes(seconds(run, speed))}"
+        told = made if there else f"missing, {_minutes(seconds(run, model))}"
         console.print(f"{told:18} {folder.name}: {run}", soft_wrap=True)
 
 

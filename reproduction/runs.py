@@ -60,6 +60,23 @@ class ArmRun:
         """Whether something is trained, and not only measured."""
         return self.recipe.evaluation.arms == ["trained"]
 
+    @property
+    def target(self) -> int:
+        """Target length, in tokens."""
+        assert self.recipe.target is not None  # every exhibit says one
+        return self.recipe.target
+
+    @property
+    def window(self) -> int:
+        """Tokens of each window that is trained on."""
+        return self.target if self.recipe.positions.scheme == "full" else self.recipe.train_length or self.original
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are trained on; none where nothing is trained."""
+        training = self.recipe.training
+        return training.max_steps * training.batch_size * self.window if self.trained else 0
+
     @cached_property
     def key(self) -> str:
         """12 hex digits of what decides the model that is measured: the recipe's settings and the weights it starts from.

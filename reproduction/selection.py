@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Console
 
 from reproduction.bases import base_folder
-from reproduction.estimate import tokens_of
 from reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
 from reproduction.runs import ArmRun
 from skipwise.errors import DataError, RecipeError, nearest
@@ -65,13 +64,12 @@ def require_same_budget(plans: Plans) -> None:
         RecipeError: names the run, and the batch that fits.
     """
     for run in (run for runs in plans.values() for run in runs if run.trained):
-        training, (batch, width) = run.recipe.training, run.budget
-        window = tokens_of(run) // (training.max_steps * training.batch_size)
-        if training.batch_size * window != batch * width:
+        batch, width = run.budget
+        if run.recipe.training.batch_size * run.window != batch * width:
             raise RecipeError(
-                f"{run}: a step of {batch} x {width:,} tokens is not a whole number of its windows of {window:,} tokens, so "
+                f"{run}: a step of {batch} x {width:,} tokens is not a whole number of its windows of {run.window:,} tokens, so "
                 "it would train on more tokens than the other rows; set training.batch_size to a multiple of "
-                f"{window // width}, or choose other rows by --arm"
+                f"{run.window // width}, or choose other rows by --arm"
             )
 
 

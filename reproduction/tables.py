@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from reproduction import paper
-from reproduction.estimate import tokens_of
 from reproduction.exhibits import Exhibit, Setting
 from reproduction.intervals import seeds_interval
 from reproduction.measured import PROMPTS
@@ -57,12 +56,12 @@ def findings(exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Rows
 
 
 def _judged(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[Finding]:
-    original, target = runs[0].original, runs[0].recipe.target or 0
+    original, target = runs[0].original, runs[0].target
     return [judge(claim, rows, original, target) for claim in exhibit.claims_in(setting)]
 
 
 def _tables(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Rows) -> list[str]:
-    original, target = runs[0].original, runs[0].recipe.target or 0
+    original, target = runs[0].original, runs[0].target
     texts = dict.fromkeys(text for row in rows.values() for text, _ in row.nll)
     read = dict.fromkeys(place for row in rows.values() for place in row.segments)
     parts: list[str] = []
@@ -94,9 +93,8 @@ def _budget(runs: Sequence[ArmRun], rows: Rows) -> str:
     schemes, measured = set(), {variant for variant, row in rows.items() if row.measured}
     for run in runs:
         if run.trained and run.recipe.seed == first and run.variant in measured:
-            training, tokens = run.recipe.training, tokens_of(run)
-            width = tokens // (training.max_steps * training.batch_size)
-            told = f"{tokens:,} tokens ({training.max_steps:,} steps of {training.batch_size} x {width:,})"
+            training = run.recipe.training
+            told = f"{run.tokens:,} tokens ({training.max_steps:,} steps of {training.batch_size} x {run.window:,})"
             budgets.setdefault(told, []).append(arm_name(run.variant))
             schemes.add(run.recipe.positions.scheme)
     if not budgets:
@@ -152,8 +150,8 @@ def _reading(runs: Sequence[ArmRun], rows: Rows) -> str:
         for stride, windows in sorted(strides.items())
     ]
     documents = sorted({n for row in rows.values() for _, n in row.reading.values()})
-    rule, target = runs[0].recipe.evaluation, runs[0].recipe.target or 0
-    limit = rule.tokens_per_document or 2 * max(rule.windows or doubled_windows(runs[0].original, target))
+    run, rule = runs[0], runs[0].recipe.evaluation
+    limit = rule.tokens_per_document or 2 * max(rule.windows or doubled_windows(run.original, run.target))
     read = {text for row in rows.values() for text, _ in row.nll}
     missing = [text for text in rule.source or [] if text not in read]
     return (

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from reproduction.__main__ import main
-from reproduction.estimate import Speed
 from reproduction.exhibits import EXHIBITS
 from skipwise.data.documents import is_held_out
 from skipwise.results.results_file import read_records
@@ -175,7 +174,7 @@ def test_no_seed_is_refused(words, monkeypatch, capsys) -> None:
 
 
 def test_the_list_names_every_exhibit_and_its_time(monkeypatch, capsys) -> None:
-    monkeypatch.setattr("reproduction.reproduce.measure_speed", lambda model: Speed((1e-4, 1e-8), (1e-5, 1e-8)))
+    monkeypatch.setattr("reproduction.reproduce.total_seconds", lambda runs, model: 100.0)
     monkeypatch.setenv("COLUMNS", "80")
     run(monkeypatch)
     printed = capsys.readouterr().out
@@ -196,6 +195,8 @@ def test_the_papers_scale_is_planned_without_its_models(monkeypatch, capsys) -> 
 def test_arms_and_settings_are_chosen_by_name(words, monkeypatch, capsys) -> None:
     run(monkeypatch, "main", "content", "--arm", "pose", "--setting", "linear, 16x", "--dry-run", *words)
     assert "linear, 16x, pose, seed 0" in capsys.readouterr().out
+    run(monkeypatch, "families", "--setting", "GPT-J", "--dry-run", *words)  # whose base is not trained yet
+    assert "GPT-J, linear, seed 0" in capsys.readouterr().out
     asked = ("main", "--dry-run", *words)
     assert "arm 'posse' is in none of these exhibits (did you mean pose?); there are 'original'" in refused(
         monkeypatch, capsys, *asked, "--arm", "posse"

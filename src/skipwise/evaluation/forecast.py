@@ -9,7 +9,7 @@ from rich.console import Console
 from transformers import PretrainedConfig
 
 from skipwise.data.shipped import KINDS
-from skipwise.evaluation.arms import RunEvaluation
+from skipwise.evaluation.arms import RunEvaluation, measured_steps
 from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import longest_segment, most_segments
@@ -52,10 +52,11 @@ def measuring_seconds(batches: Iterable[Batch], cost: ForwardCost, speed: Speed)
 
 
 def batches_of(evaluation: RunEvaluation) -> list[Batch]:
-    """What is measured of all arms of a run."""
+    """What is measured of all arms of a run, and of the trained one during its training."""
     lengths = evaluation.extension.rope.original_length, evaluation.extension.target_length
     models = [EvaluatedModel(evaluation.label(arm), "", *lengths) for arm in evaluation.recipe.evaluation.arms]
-    return [batch for model in models for batch in evaluation.batches(model)]
+    during = [batch for step in evaluation.steps for batch in evaluation.step_batches(step)]
+    return [*during, *(batch for model in models for batch in evaluation.batches(model))]
 
 
 def print_forecast(evaluation: RunEvaluation, tokens: int, window: int, device: torch.device, console: Console) -> None:
@@ -81,15 +82,14 @@ def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console:
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
     lengths = extension.rope.original_length, extension.target_length
-    operations = planned_operations(recipe, *lengths, ForwardCost.of_config(config))
-    seconds = {part: count / rate for part, count in operations.items()}
+    seconds = planned_seconds(recipe, *lengths, ForwardCost.of_config(config), Speed(rate, rate))
     console.print(f"Besides training, {told_measuring(seconds)}, on one GPU.")
     for told_of in beyond_memory(recipe, *lengths, config, memory):
         console.print(told_of, style="yellow", soft_wrap=True)
 
 
-def planned_operations(recipe: Recipe, original: int, target: int, cost: ForwardCost) -> dict[str, float]:
-    """The operations of all that a recipe measures of its arms, by what is measured, before any text is known.
+def planned_seconds(recipe: Recipe, original: int, target: int, cost: ForwardCost, speed: Speed) -> dict[str, float]:
+    """The seconds that all takes that a recipe measures, by what is measured, before any text is known.
 
     The most that it can be: every text has as many documents as are asked for, and no prompts share a beginning.
     """
@@ -104,11 +104,17 @@ def planned_operations(recipe: Recipe, original: int, target: int, cost: Forward
     if recipe.evaluation.other and (readers := {*recipe.evaluation.arms} - {"pi-only"}):
         n = longest_segment(original)
         read.append((f"other text in segments of {n:,} tokens", n, len(readers) * len(KINDS) * most_segments(n) * n))
+    if steps := len(measured_steps(recipe)):  # of the first text
+        n, during = asked.windows[-1], "during training"
+        fed = fed_tokens([document], n, asked.stride_of(n))
+        read.append((f"windows of {n:,} tokens {during}", n, steps * asked.documents * fed))
+        if recipe.evaluation.keep == "best":
+            read.append((f"segments of {target:,} tokens {during}", target, steps * asked.segments * target))
     prompts = [
         (f"{task} at {n:,} tokens", n, arms * asked.trials * n) for task in asked.tasks for n in asked.prompt_lengths
     ]
     return {
-        what: fed * sum(cost.of_token(length, scored=scored))
+        what: fed * _seconds(cost.of_token(length, scored=scored), speed)
         for parts, scored in ((read, True), (prompts, False))
         for what, length, fed in parts
     }

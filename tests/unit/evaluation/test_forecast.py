@@ -7,7 +7,7 @@ from transformers import LlamaConfig
 
 from skipwise.evaluation import forecast
 from skipwise.evaluation.batches import Prompts, Readings
-from skipwise.evaluation.forecast import beyond_memory, measuring_seconds, planned_operations, told, training_seconds
+from skipwise.evaluation.forecast import beyond_memory, measuring_seconds, planned_seconds, told, training_seconds
 from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import TrialRecord
@@ -52,15 +52,20 @@ def test_what_a_recipe_measures_is_counted_before_any_text_is_known() -> None:
         "evaluation.segments": 7,
         "evaluation.arms": ["original", "trained"],
     }
-    assert planned_operations(load_recipe(None, changes), 64, 128, COST) == {
+    second = Speed(1.0, 1.0)  # an operation takes one
+    assert planned_seconds(load_recipe(None, changes), 64, 128, COST, second) == {
         "windows of 64 tokens": 2 * 3 * 3 * 64 * (150 + 2 * 32),  # two arms, three documents, three windows of each
         "windows of 128 tokens": 2 * 3 * 128 * (150 + 2 * 64),
         "segments of 64 tokens": 2 * 7 * 64 * (150 + 2 * 32),
         "passkey at 128 tokens": 2 * 5 * 128 * (100 + 2 * 64),
         "other text in segments of 64 tokens": 2 * 3 * 32 * 64 * (150 + 2 * 32),  # three documents, 32 segments of each
     }
-    alone = planned_operations(load_recipe(None, changes | {"evaluation.other": False}), 64, 128, COST)
+    alone = planned_seconds(load_recipe(None, changes | {"evaluation.other": False}), 64, 128, COST, second)
     assert not any(part.startswith("other text") for part in alone)
+    stepped = changes | {"evaluation.steps": [5], "evaluation.keep": "best", "training.max_steps": 10}
+    more = planned_seconds(load_recipe(None, stepped), 64, 128, COST, second)
+    assert more["windows of 128 tokens during training"] == 2 * 3 * 128 * (150 + 2 * 64)  # step 5 and the last
+    assert more["segments of 128 tokens during training"] == 2 * 7 * 128 * (150 + 2 * 64)
 
 
 def test_what_takes_longest_is_said() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from reproduction import paper
 from reproduction.bases import BASES
-from reproduction.estimate import tokens_of
 from reproduction.exhibits import BASELINES, EXHIBITS
 from reproduction.runs import ArmRun, plan_runs
 from reproduction.scales import SCALES
@@ -124,8 +123,16 @@ def test_the_user_wins() -> None:
     assert changed.recipe.evaluation.source == ["x"]
 
 
+def test_tokens_are_steps_times_windows_times_their_width() -> None:
+    pose, full, original = (one("passkey", "yarn, 8x", variant) for variant in ("pose", "full", "original"))
+    assert (pose.window, full.window) == (256, 2048)
+    assert pose.tokens == full.tokens == 400 * 16 * 256
+    assert original.tokens == 0
+    assert one("passkey", "yarn, 8x", "pose", train_length=512).tokens == 400 * 16 * 512
+
+
 def test_the_gap_is_measured_at_equal_tokens() -> None:
-    tokens = {run.variant: tokens_of(run) for run in runs("gap") if run.setting == "yarn, 8x"}
+    tokens = {run.variant: run.tokens for run in runs("gap") if run.setting == "yarn, 8x"}
     assert {t for name, t in tokens.items() if "steps" not in name} == {400 * 16 * 256}
     assert {t for name, t in tokens.items() if "steps" in name} == {800 * 16 * 256}
     assert one("gap", "yarn, 8x", "full, half the rate").recipe.training.learning_rate == pytest.approx(4e-4)
@@ -193,7 +200,7 @@ def test_levers_change_what_the_user_set() -> None:
     )
     assert (plain.recipe.training.max_steps, twice.recipe.training.max_steps) == (50, 100)
     assert half.recipe.training.learning_rate == pytest.approx(5e-4)
-    assert tokens_of(wide) == tokens_of(plain) == 50 * 8 * 256
+    assert wide.tokens == plain.tokens == 50 * 8 * 256
     assert len({run.key for run in (plain, twice, half, wide)}) == 4
 
 
