@@ -14,6 +14,7 @@ from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import split_by_name
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
+from skipwise.evaluation.forecast import batches_of
 from skipwise.evaluation.runner import answered
 from skipwise.model.config import load_config
 from skipwise.model.loading import load_model, load_tokenizer
@@ -54,6 +55,11 @@ def planned(files, console: Console = QUIET, **changes) -> RunEvaluation:
     train, _ = split_by_name(store, recipe.data.held_out)
     origin = Origin(recipe.model, extension.rope.original_length, recipe.data, store.digests[train])
     return plan_evaluation(recipe, extension, tokenizer, store, origin, "float32", console)
+
+
+def test_the_forecast_counts_what_is_measured_during_training(files) -> None:
+    requests = [request for batch in batches_of(planned(files, **BEST)) for request in batch.requests]
+    assert {request.step for request in requests} == {None, 1, 2}
 
 
 def asked(evaluation: RunEvaluation, arm) -> list:
