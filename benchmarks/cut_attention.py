@@ -48,7 +48,7 @@ def main() -> None:
     specification = specification_for(
         found,
         Data(source=chosen.data),
-        lengths=None,
+        lengths=(),
         target=None,
         documents=16,
         tasks=("passkey",),

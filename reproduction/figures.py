@@ -9,8 +9,9 @@ from reproduction.costs import step_time
 from reproduction.exhibits import Exhibit
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores
-from skipwise.report.canvas import write
+from skipwise.report.canvas import write_one
 from skipwise.report.figures import curve_plot
+from skipwise.results.files import write_csv
 from skipwise.results.records import CostRecord
 from skipwise.results.statistics import Interval
 
@@ -81,5 +82,6 @@ def _draw(
         label: {x: Interval(value, -math.inf, math.inf) for x, value in curve.items()}
         for label, curve in curves.items()
     }
-    write(curve_plot(name, title, axis, values, original), folder)
-    (folder / f"{name}.png").unlink()
+    plot = curve_plot(name, title, axis, values, original)
+    write_csv(folder / f"{name}.csv", [plot.columns, *plot.data])
+    write_one(plot, folder / f"{name}.svg")

@@ -25,8 +25,8 @@ def exhibit_markdown(
     exhibit: Exhibit,
     runs: Sequence[ArmRun],
     scores: Mapping[str, Rows],
-    figures: Mapping[str, Sequence[str]] | None = None,
-    partial: Mapping[str, Sequence[ArmRun]] | None = None,
+    figures: Mapping[str, Sequence[str]],
+    partial: Mapping[str, Sequence[ArmRun]],
 ) -> str:
     """One exhibit as Markdown, as far as it is measured; ``figures`` are paths and ``partial`` runs, by setting."""
     title = f"{exhibit.title[0].lower()}{exhibit.title[1:]}"
@@ -35,8 +35,8 @@ def exhibit_markdown(
         rows = scores.get(setting.label, {})
         if any(row.measured for row in rows.values()):
             mine = [run for run in runs if run.setting == setting.label]
-            images = [f"![{setting.label}]({path})" for path in (figures or {}).get(setting.label, [])]
-            left_out = _left_out((partial or {}).get(setting.label, []))
+            images = [f"![{setting.label}]({path})" for path in figures.get(setting.label, [])]
+            left_out = _left_out(partial.get(setting.label, []))
             told = [_budget(mine, rows), _reading(mine, rows), left_out]
             parts += [f"## {setting.label}", " ".join(t for t in told if t)]
             parts += ["\n".join(map(str, _judged(exhibit, setting, mine, rows))), "\n".join(images)]

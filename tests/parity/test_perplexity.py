@@ -1,6 +1,7 @@
 """Perplexity, and loss and hits by position, against a brute-force oracle: one forward a token, with its window as context."""
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import DataError, RecipeError
-from skipwise.evaluation import logits
+from skipwise.evaluation import logits, perplexity
 from skipwise.evaluation.perplexity import Score, fed_tokens, require_vocabulary, sliding_perplexity, sliding_scores
 from skipwise.evaluation.windows import sliding_windows
 from tests.tiny import llama
@@ -59,6 +60,11 @@ def brute_force(model, document, window, stride):
     return np.array(nll), np.array(hits, dtype=bool)
 
 
+def fed_together(tokens: int):
+    """In this context so many tokens are fed at a time."""
+    return patch.dict(perplexity._PER_BATCH, cpu=tokens)
+
+
 def total(scores):
     return sum(float(score.nll.sum()) for score in scores)
 
@@ -75,7 +81,8 @@ def evaluations(draw):
 def test_every_token_scores_what_one_forward_scores(model, evaluation):
     lengths, window, stride, tokens_per_batch = evaluation
     documents = documents_of(lengths)
-    scores = list(sliding_scores(model, documents, window=window, stride=stride, tokens_per_batch=tokens_per_batch))
+    with fed_together(tokens_per_batch):
+        scores = list(sliding_scores(model, documents, window=window, stride=stride))
     assert len(scores) == len(documents)
     for document, score in zip(documents, scores, strict=True):
         nll, hits = brute_force(model, document, window, stride)
@@ -95,7 +102,8 @@ def test_the_sum_over_documents_is_exact_and_counts_every_token_once(model):
 @pytest.mark.parametrize("edges", [[1, 8, 16, 30], [1, 30], [1, 2, 29, 30]])
 def test_every_bucket_of_positions_sums_its_own_tokens(model, edges):
     documents = documents_of([30, 30, 30])
-    scores = sliding_scores(model, documents, window=30, stride=15, tokens_per_batch=60)  # two at a time, then one
+    with fed_together(60):  # two at a time, then one
+        scores = list(sliding_scores(model, documents, window=30, stride=15))
     for document, score in zip(documents, scores, strict=True):
         nll, hits = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1, dtype=int)
         exact, right = brute_force(model, document, 30, 30)
@@ -140,9 +148,11 @@ def test_logits_exist_only_where_a_token_is_scored(model, monkeypatch):
 
 def test_the_batch_does_not_change_the_result(model):
     documents = documents_of([60, 33, 33, 7])
-    one, small, large = (
-        total(sliding_scores(model, documents, window=10, stride=3, tokens_per_batch=n)) for n in (1, 25, 16384)
-    )
+    sums = []
+    for tokens in (1, 25, 16384):
+        with fed_together(tokens):
+            sums.append(total(sliding_scores(model, documents, window=10, stride=3)))
+    one, small, large = sums
     assert one == pytest.approx(small, rel=1e-6)
     assert one == pytest.approx(large, rel=1e-6)
 
@@ -156,7 +166,8 @@ def test_slicing_the_logits_does_not_change_the_result(model, monkeypatch):
 
 def test_progress_counts_the_tokens_fed(model):
     documents, steps = documents_of([60, 33, 1]), []
-    list(sliding_scores(model, documents, window=10, stride=3, tokens_per_batch=40, on_progress=steps.append))
+    with fed_together(40):
+        list(sliding_scores(model, documents, window=10, stride=3, on_progress=steps.append))
     assert len(steps) > 2
     assert sum(steps) == fed_tokens(documents, 10, 3)
 

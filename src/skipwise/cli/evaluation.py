@@ -94,7 +94,7 @@ def evaluate(
     if server.server:
         base, documents = _asked_besides_prompts(models, tasks, base, documents, console)
     serving = server.connect()
-    longest = read_length(target) or max(asked or [0]) or None
+    longest = read_length(target) or max(asked, default=None)
     found = find_models(models, "" if base == "none" else base, read_length(original), longest)
     specification = specification_for(
         found,
@@ -157,12 +157,13 @@ def perplexity(
     from skipwise.report.tables import perplexity_table, rich_table
     from skipwise.results import token_losses
 
-    [found] = find_models([model], base="", length=max(read_lengths(windows) or [0]) or None)
+    asked = read_lengths(windows)
+    [found] = find_models([model], base="", length=max(asked, default=None))
     how = perplexity_settings(
         settings,
         found,
         mode=mode,
-        windows=read_lengths(windows),
+        windows=asked,
         stride=read_length(stride),
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
@@ -196,13 +197,13 @@ def passkey(
     from skipwise.model.precision import choose_precision
     from skipwise.report.tables import rich_table, trials_table
 
-    [found] = find_models([model], base="", length=max(read_lengths(lengths) or [0]) or None)
-    asked = read_lengths(lengths or None) or doubled_windows(found.original, found.target)
+    asked = read_lengths(lengths)
+    [found] = find_models([model], base="", length=max(asked, default=None))
     serving = server.connect()
     specification = Specification(
         documents=0,
         tasks=(task,),
-        prompt_lengths=tuple(sorted(set(asked))),
+        prompt_lengths=tuple(sorted(set(asked or doubled_windows(found.original, found.target)))),
         trials=trials,
         seed=seed,
         precision=choose_precision(precision),

@@ -148,10 +148,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
-def read_lengths(text: str | None) -> list[int] | None:
-    """Read ``2k,4k``, where it is given."""
+def read_lengths(text: str | None) -> list[int]:
+    """Read ``2k,4k``; no lengths where it is not given."""
     if text is None:
-        return None
+        return []
     parts = [part.strip() for part in text.split(",")]
     if any(_is_one_number(*pair) for pair in pairwise(parts)):
         raise RecipeError(

@@ -53,16 +53,16 @@ def export(
             unchecked.unlink(missing_ok=True)
             raise
     _require_free(out)
-    length = promised_length(str(folder)) or load_config(str(folder)).get_text_config().max_position_embeddings
+    context = promised_length(str(folder)) or load_config(str(folder)).get_text_config().max_position_embeddings
     tokenizer = load_tokenizer(str(folder))
-    modelfile = write_modelfile(out, length, tokenizer)
+    modelfile = write_modelfile(out, context, tokenizer)
     checksum = write_checksum(unchecked, out.name)
     unchecked.replace(out)  # last, so that after a kill the same command writes all again
     _say_ends(folder, tokenizer, console)
     file = shlex.quote(str(out)) if not out.name.startswith("-") else shlex.quote(f"./{out}")
     console.print(f"file:   {out} ({out.stat().st_size / 1e6:,.0f} MB; {checksum.name})", soft_wrap=True)
     console.print(f"ollama: ollama create NAME -f {shlex.quote(str(modelfile))}", soft_wrap=True)
-    console.print(f"server: llama-server -m {file} -c {length}", soft_wrap=True)
+    console.print(f"server: llama-server -m {file} -c {context}", soft_wrap=True)
     return out
 
 

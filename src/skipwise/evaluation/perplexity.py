@@ -101,18 +101,17 @@ def sliding_scores(
     window: int,
     stride: int,
     precision: str = "float32",
-    tokens_per_batch: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[TokenScores]:
     """Score every token of every document but its first, under windows of ``window`` by ``stride`` tokens.
 
-    A document's scores come as soon as it is read. Documents shorter than ``tokens_per_batch`` are read together, and
-    windows of one shape are fed together up to so many tokens. Positions are ``0 .. window - 1`` in each window. The
+    A document's scores come as soon as it is read. Short documents are read together, and windows of one shape are fed
+    together. Positions are ``0 .. window - 1`` in each window. The
     loss is float32 in every precision, and its sums float64. ``on_progress`` is told the tokens of each batch that was
     fed, which sum to ``fed_tokens``.
     """
     require_vocabulary(model, documents)
-    most = tokens_per_batch or _PER_BATCH.get(model.device.type, _ON_A_GPU)
+    most = _PER_BATCH.get(model.device.type, _ON_A_GPU)
     for group in _together(documents, window, stride, most):
         began = time.perf_counter()
         nll = [np.zeros(max(0, len(document) - 1)) for document in group]

@@ -55,7 +55,7 @@ def perplexity_settings(
     model: EvaluatedModel,
     *,
     mode: str | None,
-    windows: Sequence[int] | None,
+    windows: Sequence[int],
     stride: int | None,
     documents: int | None,
     tokens_per_document: int | None,

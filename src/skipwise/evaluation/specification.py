@@ -231,7 +231,7 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
 
 
 def specification_for(
-    models: Sequence[EvaluatedModel], text: Data, *, lengths: Sequence[int] | None, target: int | None, **settings: Any
+    models: Sequence[EvaluatedModel], text: Data, *, lengths: Sequence[int], target: int | None, **settings: Any
 ) -> Specification:
     """What ``skipwise evaluate`` asks of models: windows and prompts from the shortest original length to the target.
 

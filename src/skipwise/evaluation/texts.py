@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 
 from skipwise.data.tokens import TokenStore, split_by_name
-from skipwise.errors import DataError, RecipeError
+from skipwise.errors import DataError, RecipeError, counted
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 
@@ -50,8 +50,7 @@ class EvaluationText:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         lengths = [len(one.tokens) for one in self.documents]
         tokens = f"{lengths[0]:,}" if lengths[0] == lengths[-1] else f"{lengths[-1]:,} to {lengths[0]:,}"
-        documents = "1 document" if len(names) == 1 else f"{len(names)} documents"
-        return f"{self.source}: reading {documents} ({shown}), {tokens} tokens of each"
+        return f"{self.source}: reading {counted(len(names), 'document')} ({shown}), {tokens} tokens of each"
 
 
 def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], console: Console) -> np.ndarray:

@@ -26,7 +26,7 @@ QUIET = Console(file=io.StringIO(), width=500)
 
 
 def how(settings: str | None = None, model: EvaluatedModel = MODEL, **changes) -> PerplexitySettings:
-    given = dict.fromkeys(("mode", "windows", "stride", "documents", "tokens_per_document"))
+    given = dict.fromkeys(("mode", "stride", "documents", "tokens_per_document")) | {"windows": []}
     given |= {"precision": "float32", "text": Data(source="x")} | changes
     return perplexity_settings(settings, model, **given)
 

@@ -13,7 +13,7 @@ MINE, THEIRS = EvaluatedModel("mine", "", 256, 2048), EvaluatedModel("theirs", "
 BASE = EvaluatedModel("base", "", 256, 256, control=True)
 
 
-def asked(*models, lengths=None, target=None, **settings) -> Specification:
+def asked(*models, lengths=(), target=None, **settings) -> Specification:
     return specification_for(models or (MINE,), Data(source="x"), lengths=lengths, target=target, **settings)
 
 

@@ -14,7 +14,7 @@ from tests import reproduced
 
 def markdown(name: str, scores) -> str:
     exhibit = EXHIBITS[name]
-    return exhibit_markdown(exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores)
+    return exhibit_markdown(exhibit, plan_runs(exhibit, SCALES["nano"], seeds=[0], changes={}), scores, {}, {})
 
 
 def found(name: str, scores):
@@ -153,7 +153,7 @@ def test_it_is_said_how_windows_were_read_and_what_was_not() -> None:
     scores["pose"].reading.update({("x", 256): (128, 4), ("x", 512): (256, 4), ("x", 1024): (256, 4)})
     runs = plan_runs(EXHIBITS["main"], SCALES["nano"], seeds=[0], changes={"evaluation.source": ["x", "y"]})
     partial = [run for run in runs if (run.setting, run.variant) == ("linear, 16x", "full")]
-    text = exhibit_markdown(EXHIBITS["main"], runs, {"linear, 16x": scores}, partial={"linear, 16x": partial})
+    text = exhibit_markdown(EXHIBITS["main"], runs, {"linear, 16x": scores}, {}, {"linear, 16x": partial})
     assert (
         "Sliding windows at stride 128 (windows 256) and 256 (windows 512, 1k), over the first 8,192 tokens of 4 documents "
         "of each text. Not measured: y. Left out, because measured in part: full-length, seed 0." in text
