@@ -51,7 +51,7 @@ def far_losses(out: Path) -> dict[tuple[str, int, str], dict[int, float]]:
     """Loss at the largest window in nats, by arm, tokens a step and text, and by seed."""
     found: dict[tuple[str, int, str], dict[int, float]] = {}
     for results in sorted(out.glob("arms/*/results.jsonl")):
-        recipe = load_recipe(results.parent / "recipe.yaml", of_run=True)
+        recipe = load_recipe(results.parent / "recipe.yaml")
         readings = [
             r for r in read_records(results) if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None
         ]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import shutil
 from argparse import Namespace
 from dataclasses import replace
@@ -18,7 +19,11 @@ from skipwise.data.examples import PoseDataset
 from skipwise.data.tokens import split_by_name
 from skipwise.model.config import load_config
 from skipwise.model.rope import plan_extension
+from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Data
+from skipwise.results.results_file import append_record
+from skipwise.results.run_folder import RunFolder
+from tests.reproduced import sliding
 from tests.tiny import corpus
 
 
@@ -70,6 +75,21 @@ def test_the_base_of_a_hundred_million_parameters_is_trained_on_nothing_that_is_
     _, held_out = split_by_name(dataset.store, 0.1)
     assert len(held_out)
     assert not set(held_out) & set(dataset.documents)
+
+
+def test_the_table_takes_the_loss_at_the_largest_window_of_each_arm_and_seed(tmp_path) -> None:
+    for scheme, seed, perplexity in (("full", 1, 10.0), ("pose", 1, 11.0), ("pose", 2, 12.0)):
+        run = RunFolder(tmp_path / "arms" / f"{scheme}-{seed}")
+        run.path.mkdir(parents=True)
+        arm = {"positions.scheme": scheme, "evaluation.arms": ["trained"], "seed": seed, "training.batch_size": 4}
+        dump_recipe(load_recipe(None, arm), run.recipe)
+        run.record(model={"train_length": 256, "target_length": 2048})
+        append_record(run.results, sliding(99.0, window=256), sliding(perplexity, window=2048))
+    found = hundred_million.far_losses(tmp_path)
+    assert {key: {seed: round(math.exp(nats)) for seed, nats in seeds.items()} for key, seeds in found.items()} == {
+        ("full", 4 * 2048, "x"): {1: 10},
+        ("pose", 4 * 256, "x"): {1: 11, 2: 12},
+    }
 
 
 def test_a_base_reads_the_field_that_the_recipe_names(tiny: Data, tmp_path) -> None:
