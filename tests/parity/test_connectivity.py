@@ -99,8 +99,11 @@ def test_the_probe_passes_with_the_mask_and_refuses_without(attention: str) -> N
     assert probe.backward == 0
     assert model.training
     assert probe_connectivity(model, 96, precision="bf16").precision == "bf16"
+    model.base_model.register_forward_pre_hook(
+        lambda decoder, args, given: (args, given | {"attention_mask": None}), with_kwargs=True
+    )
     with pytest.raises(ModelError, match=f"do not attend to each other under {attention} attention"):
-        probe_connectivity(model, 96, attention_mask=False)
+        probe_connectivity(model, 96)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM, GPTJConfig, GPTJForCausalLM
 
+from skipwise.model import convert as conversion
 from skipwise.model.convert import convert
 from tests.tiny import llama
 
@@ -198,11 +199,12 @@ def test_gptj_of_the_authors_has_the_usual_yarn(tmp_path: Path) -> None:
     assert stock.config.rope_parameters["partial_rotary_factor"] == 1.0
 
 
-def test_many_shards_are_one_model(tmp_path: Path) -> None:
+def test_many_shards_are_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversion, "_SHARD_BYTES", 70_000)
     source = gptj(32)
     source.save_pretrained(tmp_path / "source", max_shard_size="60KB")
     assert len(list((tmp_path / "source").glob("*.safetensors"))) > 3
-    out = convert(str(tmp_path / "source"), tmp_path / "out", shard_bytes=70_000)
+    out = convert(str(tmp_path / "source"), tmp_path / "out")
     assert len(list(out.glob("*.safetensors"))) > 3
     assert max(path.stat().st_size for path in out.glob("*.safetensors")) < 80_000
     at = torch.arange(12)[None]

@@ -23,25 +23,20 @@ from skipwise.model.sealed import write_seal
 from skipwise.model.stock_tokenizer import require_readable, write_stock_tokenizer
 from skipwise.results.files import new_folder, require_free
 
-SHARD_BYTES = 2**30
+_SHARD_BYTES = 2**30  # of a shard that has more than one tensor
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
 _BESIDE = (*_TOKENIZER, "added_tokens.json", "special_tokens_map.json", "generation_config.json")
 
 
 def convert(
-    checkpoint: str,
-    out: Path,
-    *,
-    original_length: int | str | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    console: Console | None = None,
+    checkpoint: str, out: Path, *, original_length: int | str | None = None, console: Console | None = None
 ) -> Path:
     """Write ``checkpoint`` to ``out`` as a checkpoint of a stock class with the same logits, and return ``out``.
 
     ``checkpoint`` is a folder or a name on the model hub, with safetensors or ``.bin`` weights. Memory holds one tensor of
     the source and one shard of the result at a time. ``original_length`` is L_o of a checkpoint of PoSE's authors, if its
-    config does not give the true one. A shard exceeds ``shard_bytes`` only if one tensor does.
+    config does not give the true one.
     """
     console = console or Console(quiet=True)
     require_free(out)
@@ -54,7 +49,7 @@ def convert(
         console.print(line, soft_wrap=True)
     try:
         with new_folder(out) as partial:
-            _write_weights(plan, _shards(folder), partial, shard_bytes, console)
+            _write_weights(plan, _shards(folder), partial, console)
             plan.config.save_pretrained(partial)
             write_legacy_keys(partial)
             _require_every_weight(partial)
@@ -141,7 +136,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         raise ModelError(f"{path} cannot be read as weights ({reason(error)}); fetch it again") from error
 
 
-def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: int, console: Console) -> None:
+def _write_weights(plan: Conversion, shards: list[Path], folder: Path, console: Console) -> None:
     """Write converted shards and their index, and set the config's dtype and vocabulary size to those of the weights."""
     held: dict[str, torch.Tensor] = {}
     files: list[list[str]] = []
@@ -160,7 +155,7 @@ def _write_weights(plan: Conversion, shards: list[Path], folder: Path, limit: in
             for new, value in plan.tensors(name, tensor):
                 if not torch.isfinite(value).all():
                     raise ModelError(f"{shard.name}: {name} holds NaN or infinity; fetch the checkpoint again")
-                if held and held_bytes + value.nbytes > limit:
+                if held and held_bytes + value.nbytes > _SHARD_BYTES:
                     flush()
                 held[new] = value.contiguous()
                 held_bytes += value.nbytes

@@ -218,4 +218,4 @@ def _with_authors_scaling(plan: Conversion, config: Mapping[str, Any], original:
     stock.rope_parameters = {**kept, **rope_parameters(named, rope, factor)}
     stock.max_position_embeddings = round(original * factor)
     note = f"rope_scaling {scaling['type']} x{factor:g} is {named} from {original:,} to {round(original * factor):,}"
-    return Conversion(f"{plan.source}, extended", stock, plan.convert, (*plan.notes, note))
+    return Conversion(f"{plan.source}, extended", stock, plan.convert, (note,))

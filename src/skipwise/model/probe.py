@@ -33,16 +33,13 @@ class Probe:
         return asdict(self)
 
 
-def probe_connectivity(
-    model: PreTrainedModel, target_length: int | str, *, precision: str = "float32", attention_mask: bool = True
-) -> Probe:
+def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, precision: str = "float32") -> Probe:
     """Run the model as training does (train mode, no cache, mask of ones) on three chunks with skipped positions.
 
     Args:
         model: any causal model that takes ``position_ids``.
         target_length: L_t in tokens, as 32768 or "32k"; the last chunk ends there.
         precision: bf16 or fp16 autocast, as in training; float32 computes in the dtype of the weights.
-        attention_mask: False leaves the mask out, for tests: a stock model then fails.
 
     Raises:
         ModelError: logits are not finite, a chunk does not attend to an earlier one, or attends to a later one.
@@ -51,21 +48,14 @@ def probe_connectivity(
     ids = (torch.arange(_CHUNK * _CHUNKS, device=device) * 7 + 3) % vocabulary
     starts = torch.linspace(0, parse_length(target_length) - _CHUNK, _CHUNKS, device=device).long()
     positions = (starts[:, None] + torch.arange(_CHUNK, device=device)).reshape(1, -1)
-    mask = torch.ones_like(positions) if attention_mask else None
-
-    def logits(tokens: torch.Tensor) -> torch.Tensor:  # [chunks, chunk, vocabulary]
-        torch.manual_seed(0)  # the same dropout in every pass
-        with autocast(device, precision):
-            out = model(input_ids=tokens[None], position_ids=positions, attention_mask=mask, use_cache=False)
-        return out.logits[0].float().view(_CHUNKS, _CHUNK, -1)
-
-    with in_mode(model, training=True), torch.no_grad(), random_state_kept(model.device):
-        base = logits(ids)
-        changes = []
-        for chunk in range(_CHUNKS):
-            other = ids.clone().view(_CHUNKS, _CHUNK)
-            other[chunk] = (other[chunk] + 1) % vocabulary
-            changes.append((logits(other.flatten()) - base).abs().amax(dim=(1, 2)))
+    texts = [ids]
+    for chunk in range(_CHUNKS):
+        other = ids.clone().view(_CHUNKS, _CHUNK)
+        other[chunk] = (other[chunk] + 1) % vocabulary
+        texts.append(other.flatten())
+    logits = _logits(model, torch.stack(texts), positions, torch.ones_like(positions), precision)
+    base, *others = logits.view(len(texts), _CHUNKS, _CHUNK, -1)
+    changes = [(other - base).abs().amax(dim=(1, 2)) for other in others]
     if not torch.isfinite(base).all():
         raise ModelError(
             "the model's logits are not finite; its weights hold NaN or infinity: get an undamaged copy of the "
@@ -111,19 +101,30 @@ def require_apart(
     begin = int(mask[0, 0, :, 0].sum())  # of the second text
     other = ids.clone()
     other[:, :begin] = (other[:, :begin] + 1) % model.config.get_text_config().vocab_size
-    with in_mode(model, training=True), torch.no_grad(), random_state_kept(model.device):
-        logits = []
-        for tokens in (ids, other):
-            torch.manual_seed(0)  # the same dropout in both passes
-            with autocast(model.device, precision):
-                out = model(input_ids=tokens, position_ids=positions, attention_mask=mask, use_cache=False)
-            logits.append(out.logits[0, begin:].float())
-    if (change := (logits[1] - logits[0]).abs().max()) > 0:
+    before, after = _logits(model, torch.cat([ids, other]), positions, mask, precision)[:, begin:]
+    if (change := (after - before).abs().max()) > 0:
         raise ModelError(
             f"packed conversations attend to each other under {model.config._attn_implementation} attention: a change in one "
             f"changed the logits of another by {change:g}. Leave conversations shorter than the window out: set "
             f"data.min_tokens={ids.shape[1]}"
         )
+
+
+def _logits(
+    model: PreTrainedModel, texts: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, precision: str
+) -> torch.Tensor:
+    """Run the model in training mode on each of ``texts`` [texts, tokens] alone: float32 [texts, tokens, vocabulary].
+
+    Every pass has the same dropout.
+    """
+    found = []
+    with in_mode(model, training=True), torch.no_grad(), random_state_kept(model.device):
+        for text in texts:
+            torch.manual_seed(0)
+            with autocast(model.device, precision):
+                out = model(input_ids=text[None], position_ids=positions, attention_mask=mask, use_cache=False)
+            found.append(out.logits[0].float())
+    return torch.stack(found)
 
 
 def _require_causal_connection(probe: Probe) -> None:

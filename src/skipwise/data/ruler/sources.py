@@ -89,13 +89,11 @@ class RulerData:
         return library
 
 
-def read_ruler_data(folder: Path | None = None, text: str | None = None) -> RulerData:
+def read_ruler_data(folder: Path | None = None) -> RulerData:
     """Read the essays, if there are any, and note where the questions are.
 
-    Args:
-        folder: has ``PaulGrahamEssays.json`` or a folder ``PaulGrahamEssays`` of .txt files, ``squad.json`` and
-            ``hotpotqa.json``, or some of them.
-        text: stands in for the essays if the folder has none; by default prose that ships with Skipwise.
+    ``folder`` has ``PaulGrahamEssays.json`` or a folder ``PaulGrahamEssays`` of .txt files, ``squad.json`` and
+    ``hotpotqa.json``, or some of them. Without essays, prose that ships with Skipwise stands in for them.
 
     Raises:
         DataError: the folder does not exist, or the essays cannot be read or are empty.
@@ -103,15 +101,19 @@ def read_ruler_data(folder: Path | None = None, text: str | None = None) -> Rule
     if folder is not None and not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder with RULER's data, or none")
     essays = None if folder is None else _essays(folder)
-    if folder is not None and essays is None and text is None and not RulerData([], False, folder).question_files:
+    if essays is not None:
+        if not (words := essays.split()):
+            raise DataError(
+                f"{ESSAYS} in {folder} has no words, but needles are hidden between words; give another text"
+            )
+        return RulerData(words, True, folder)
+    data = RulerData(shipped_text("prose").split(), False, folder)
+    if folder is not None and not data.question_files:
         raise DataError(
             f"{folder} has none of {ESSAYS}.json, {ESSAYS}/*.txt, squad.json and hotpotqa.json; give the folder that holds "
             "them, or none"
         )
-    if essays is None:
-        essays = shipped_text("prose") if text is None else text
-        return RulerData(_words(essays, "the text that stands in for RULER's essays"), False, folder)
-    return RulerData(_words(essays, f"{ESSAYS} in {folder}"), True, folder)
+    return data
 
 
 def sentences(text: str) -> list[str]:
@@ -132,14 +134,6 @@ def _essays(folder: Path) -> str | None:
         return "\n".join(path.read_text(encoding="utf-8") for path in files) if files else None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"an essay in {folder / ESSAYS} cannot be read: {reason(error)}; save it as UTF-8") from error
-
-
-def _words(text: str, what: str) -> list[str]:
-    """Return the words between white space."""
-    words = text.split()
-    if not words:
-        raise DataError(f"{what} has no words, but needles are hidden between words; give another text")
-    return words
 
 
 def _parsed(read: Callable[[Any], Found], file: Path, origin: str) -> Found:
