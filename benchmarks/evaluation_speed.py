@@ -29,7 +29,7 @@ from skipwise.evaluation.retrieval import is_hit, retrieve
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import resolve
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.precision import AUTOCAST, choose_precision
+from skipwise.model.precision import autocast, choose_precision
 
 ROUNDS = 3
 
@@ -65,9 +65,7 @@ class Straightforward:
 
     def forward(self, **inputs):
         """One pass, without gradients, in the same precision as ours."""
-        enabled = self.precision is not None
-        device = self.model.device.type
-        with torch.inference_mode(), torch.autocast(device, self.precision, enabled=enabled):
+        with torch.inference_mode(), autocast(self.model.device, self.precision):
             return self.model(**inputs)
 
     def sliding(self, document: np.ndarray, window: int, stride: int) -> float:
@@ -146,7 +144,7 @@ def main() -> None:
         print(int(status["VmHWM"].split()[0]) / 2**20)  # KiB; getrusage would count what the parent process held
         return
     tokenizer = load_tokenizer(chosen.model)
-    script = Straightforward(model, tokenizer, AUTOCAST[precision])
+    script = Straightforward(model, tokenizer, precision)
     draw = np.random.default_rng(0)
     print(f"{chosen.model}, {precision}, {torch.get_num_threads()} threads, {ROUNDS} rounds\n")
     print("| what | straightforward | skipwise | times |\n|---|---|---|---|")

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.passkey import Prompt, Room, filler, longest_prompt
 from skipwise.data.retrieval_prompts import draw_names, keys_prompt
-from skipwise.data.training_prompts import _FORMS, _NOUNS
+from skipwise.data.training_prompts import FORMS, NOUNS
 from skipwise.evaluation.retrieval import retrieve
 from skipwise.method.lengths import format_length, parse_length
 from skipwise.model.loading import load_model, load_tokenizer
@@ -39,7 +39,7 @@ def facts_prompt(
 ) -> Prompt:
     """Draw filler with four facts of one form and a question, of at most ``length`` tokens with the answer."""
     names, numbers = draw_names(rng, FACTS), [str(n) for n in rng.choice(90_000, FACTS, replace=False) + 10_000]
-    noun, places = _NOUNS[int(rng.integers(len(_NOUNS)))], np.sort(rng.random(FACTS))
+    noun, places = NOUNS[int(rng.integers(len(NOUNS)))], np.sort(rng.random(FACTS))
     asked = int(rng.integers(FACTS))
 
     def drawn(sentences: int) -> tuple[str, str]:
@@ -66,7 +66,7 @@ def main() -> None:
     lengths = [parse_length(length) for length in options.lengths.split(",")]
     tokenizer, models = load_tokenizer(options.models[0]), [load_model(name) for name in options.models]
     sides: dict[str, list[Draw]] = {
-        f"trained, {len(_FORMS)} wordings": [partial(facts_prompt, form) for form in _FORMS],
+        f"trained, {len(FORMS)} wordings": [partial(facts_prompt, form) for form in FORMS],
         f"neither trained nor measured, {len(UNTRAINED)} wordings": [partial(facts_prompt, form) for form in UNTRAINED],
         "the task keys": [keys_prompt] * len(UNTRAINED),
     }

@@ -36,7 +36,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup  # noq
 from skipwise.data.window import collate  # noqa: E402
 from skipwise.model.config import load_config  # noqa: E402
 from skipwise.model.loading import load_model  # noqa: E402
-from skipwise.model.precision import AUTOCAST, autocast, choose_precision  # noqa: E402
+from skipwise.model.precision import autocast, choose_precision, dtype_of  # noqa: E402
 from skipwise.model.step_cost import StepSettings, step_cost  # noqa: E402
 from skipwise.recipes.loading import load_recipe  # noqa: E402
 from skipwise.training.prepare import PreparedRun, prepare  # noqa: E402
@@ -143,7 +143,7 @@ def batch_seconds(job: PreparedRun, batches: int = 50) -> float:
 
 def matrix_rate(job: PreparedRun, precision: str) -> float:
     """Return the operations a second of a product of the batch with the largest layer's weights."""
-    config, dtype = load_config(job.recipe.model), AUTOCAST[precision] or torch.float32
+    config, dtype = load_config(job.recipe.model), dtype_of(precision)
     rows = torch.randn(job.recipe.training.per_device_train_batch_size * job.train_length, config.hidden_size).to(dtype)
     weights = torch.randn(config.intermediate_size, config.hidden_size).to(dtype)
     times = []

@@ -35,6 +35,7 @@ WINDOW = 256
 BATCH = 64
 VOCABULARY = 4096
 END = "<|endoftext|>"
+STABLE_STEPS, DECAY_STEPS = 3900, 2204  # of the embedded model
 HELD_OUT = 0.1
 PASSKEY = 0.1
 
@@ -241,10 +242,6 @@ def main() -> None:
     model = pretrain(examples, options.out, options.stable_steps, options.decay_steps)
     export(model, tokenizer, options.out)
 
-
-# As the embedded model was trained.
-STABLE_STEPS = 3900
-DECAY_STEPS = 2204
 
 if __name__ == "__main__":
     main()

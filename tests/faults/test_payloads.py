@@ -226,10 +226,10 @@ def test_an_engine_that_asks_for_any_pickle_gets_plain_values(canary: Path, monk
         states["of DeepSpeed"] = {"loss_scaler": loss_scaler.LossScaler(1.0), "zero_stage": stage}
     for name, state in {**states, "evil": Bomb(canary)}.items():
         torch.save(state, name)
-    with checkpoints.nothing_run(Path("checkpoint-1")):
+    with checkpoints.weights_only(Path("checkpoint-1")):
         for name, state in states.items():
             assert torch.load(name, weights_only=False).keys() == state.keys()
-    with pytest.raises(RunError, match="is not executed"), checkpoints.nothing_run(Path("checkpoint-1")):
+    with pytest.raises(RunError, match="is not executed"), checkpoints.weights_only(Path("checkpoint-1")):
         torch.load("evil", weights_only=False)
     assert not canary.exists()
 

@@ -65,8 +65,16 @@ class ExampleRules:
             return plans, origins
         aligned = self.positions.scheme == "pose" and self.positions.content == "aligned"
         largest_skip = self.target_length - self.train_length if aligned else None
-        room = {"spans": spans, "lengths": lengths}
-        return aim(rng, plans, origins, aims=aims, context=self.context, largest_skip=largest_skip, **room)
+        return aim(
+            rng,
+            plans,
+            origins,
+            aims=aims,
+            context=self.context,
+            spans=spans,
+            lengths=lengths,
+            largest_skip=largest_skip,
+        )
 
     def trained(self, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return ``labels`` [examples, tokens] with ``IGNORED`` where they are not trained.

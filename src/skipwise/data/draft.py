@@ -128,8 +128,13 @@ def keep_private(path: Path) -> None:
         path.chmod(0o600)
 
 
+def private_mode() -> int:
+    """Return the mode in which a file is made that its owner alone may read, unless ``$SKIPWISE_SHARED`` is set."""
+    return 0o666 if os.environ.get("SKIPWISE_SHARED") else 0o600
+
+
 def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o666 if os.environ.get("SKIPWISE_SHARED") else 0o600)
+    return os.open(path, flags, private_mode())
 
 
 def _hash(path: Path, size: int) -> Any:

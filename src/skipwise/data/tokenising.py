@@ -27,7 +27,7 @@ from rich.console import Console
 from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import FileCorpus, open_corpus
-from skipwise.data.draft import Draft, keep_private
+from skipwise.data.draft import Draft, keep_private, private_mode
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.names import printable
 from skipwise.data.pieces import Ids, encoder, splits_special
@@ -160,7 +160,7 @@ def _build(
     draft = stores / f".draft-{names[1]}"
     private_folder(stores)
     private_folder(stores / ".locks")
-    with FileLock(stores / ".locks" / names[1], mode=0o666 if os.environ.get("SKIPWISE_SHARED") else 0o600):
+    with FileLock(stores / ".locks" / names[1], mode=private_mode()):
         store, damage = _find(stores, names)
         if store is not None:  # another process built it meanwhile
             return store

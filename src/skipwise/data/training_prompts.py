@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # A fact, and a question whose answer follows it; in those without a name the only number is asked for.
-_FORMS = (
+FORMS = (
     ("The {noun} of {name} is {number}.", "What is the {noun} of {name}? The {noun} of {name} is"),
     ("{number} is the {noun} of {name}.", "Which {noun} has {name}? The {noun} of {name} is"),
     ("{name} has {noun} {number}.", "Which {noun} has {name}? {name} has {noun}"),
@@ -35,7 +35,7 @@ _NAMELESS = (
     ("My {noun} is {number}, do not forget it.", "What is my {noun}? My {noun} is"),
     ("Remember the {noun} {number}.", "The {noun} to remember was"),
 )
-_NOUNS = (
+NOUNS = (
     "code",
     "number",
     "price",
@@ -104,7 +104,7 @@ def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> Non
         DataError: says how many tokens are needed, or that the tokenizer cannot write numbers or names.
     """
     answer_ids(tokenizer, "9")  # refuses a tokenizer without digits
-    noun = max(_NOUNS, key=lambda noun: len(_encoded(tokenizer, noun)))
+    noun = max(NOUNS, key=lambda noun: len(_encoded(tokenizer, noun)))
     said = {"noun": noun, "name": draw_names(np.random.default_rng(0), 1)[0], "number": "9" * 7}
     written = str(tokenizer.decode(_encoded(tokenizer, said["name"])))
     if said["name"] not in written.replace(" ", "").lower():
@@ -113,7 +113,7 @@ def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> Non
             "a tokenizer of all letters, or set data.retrieval=0"
         )
     needed = 0
-    for fact, question in _FORMS + _NAMELESS:
+    for fact, question in FORMS + _NAMELESS:
         asked, answer = _question(tokenizer, question.format(**said), said["number"])
         needed = max(needed, 2 * (len(_encoded(tokenizer, f"\n{fact.format(**said)}\n")) + len(asked) + len(answer)))
     if needed > train_length:
@@ -127,9 +127,9 @@ def _facts(
     tokenizer: "PreTrainedTokenizerBase", count: int, rng: np.random.Generator
 ) -> Iterator[tuple[list[int], list[int], list[int]]]:
     """Yield facts of one form, each with its question and its answer, as token ids."""
-    forms = _NAMELESS if count == 1 and rng.random() < _WITHOUT_NAME else _FORMS
+    forms = _NAMELESS if count == 1 and rng.random() < _WITHOUT_NAME else FORMS
     fact, question = forms[int(rng.integers(len(forms)))]
-    noun = _NOUNS[int(rng.integers(len(_NOUNS)))]
+    noun = NOUNS[int(rng.integers(len(NOUNS)))]
     names, numbers = draw_names(rng, count), [_number(rng) for _ in range(count)]
     if count > 1 and rng.random() < _SAME_NUMBER:
         numbers[1] = numbers[0]

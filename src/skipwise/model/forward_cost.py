@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreT
 
 from skipwise.errors import ModelError, reason
 from skipwise.model.memory import inner_width
-from skipwise.model.precision import AUTOCAST, autocast
+from skipwise.model.precision import autocast, dtype_of
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
 _TIMED_SECONDS = 0.3  # of each
@@ -58,7 +58,7 @@ class Speed:
     @classmethod
     def measured(cls, config: PretrainedConfig, precision: str, device: torch.device) -> "Speed":
         """Time layers of the model's shape on this machine, for less than a second."""
-        text, dtype = config.get_text_config(), AUTOCAST[precision] or torch.float32
+        text, dtype = config.get_text_config(), dtype_of(precision)
         tokens, length = _TIMED_TOKENS
         width = inner_width(text) or 4 * text.hidden_size
         states = torch.ones(tokens, text.hidden_size, dtype=dtype, device=device)

@@ -30,6 +30,7 @@ from transformers import (
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
+from skipwise.method.interpolation import yarn_attention
 from skipwise.model.gguf_tokenizer import read_tokenizer
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.rope import rope_of, rotated_dims
@@ -145,18 +146,11 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
     Raises:
         ModelError: the file is one that transformers cannot read, or has a RoPE that is not converted.
     """
-    with _foreign_errors(source):
-        _write(source, folder)
-
-
-@contextmanager
-def _foreign_errors(source: GGUFFile) -> Iterator[None]:
-    """transformers and tokenizers raise errors of any type for settings that they do not expect."""
     try:
-        yield
+        _write(source, folder)
     except (SkipwiseError, OSError, SafetensorError):
         raise
-    except Exception as error:
+    except Exception as error:  # of transformers and tokenizers, for settings that they do not expect
         raise ModelError(
             f"{source.path}, of architecture {source.architecture}, cannot be converted ({type(error).__name__}: "
             f"{reason(error)}); give the model's own checkpoint"
@@ -223,7 +217,7 @@ def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
             "original_max_position_embeddings": int(
                 source.number("rope.scaling.original_context_length", config.max_position_embeddings / factor)
             ),
-            "attention_factor": (0.1 * math.log(factor) + 1) * attention,  # as llama.cpp computes it
+            "attention_factor": yarn_attention(factor) * attention,  # as llama.cpp computes it
             "beta_fast": source.number("rope.scaling.yarn_beta_fast", 32),
             "beta_slow": source.number("rope.scaling.yarn_beta_slow", 1),
         }
@@ -234,10 +228,10 @@ def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
 def _set_factors(config: PretrainedConfig, factors: list[float], attention: float) -> None:
     """Set a RoPE whose frequencies are divided by ``factors``: Llama 3.1's own scaling, or longrope with one list."""
     rope = rope_of(config)
-    half = rotated_dims(config, rope) // 2
-    if len(factors) != half or not all(0 < factor < math.inf for factor in factors):
+    dim = rotated_dims(config, rope)
+    if len(factors) != dim // 2 or not all(0 < factor < math.inf for factor in factors):
         raise ModelError(
-            f"rope_freqs.weight of {config.model_type} must be {half} numbers above 0, and it has {len(factors)}; give the "
+            f"rope_freqs.weight of {config.model_type} must be {dim // 2} numbers above 0, and it has {len(factors)}; give the "
             "model's own checkpoint"
         )
     llama3 = {
@@ -247,7 +241,7 @@ def _set_factors(config: PretrainedConfig, factors: list[float], attention: floa
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    tried, dim = deepcopy(config), rotated_dims(config, rope)
+    tried = deepcopy(config)
     tried.rope_parameters = dict(rope) | llama3
     found, _ = ROPE_INIT_FUNCTIONS["llama3"](tried, torch.device("cpu"))
     divided = rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim) / torch.tensor(factors)

@@ -16,18 +16,15 @@ from skipwise.model.sealed import damaged, read_seal, write_seal
 from skipwise.recipes.schema import Data
 
 
-def _no_documents() -> np.ndarray:
-    return np.empty(0, dtype="<u8")
-
-
 @dataclass(frozen=True)
 class Origin:
     """What a model was made from."""
 
     base: str  # a folder, or a name on the model hub
-    original_length: int | None  # tokens
+    original_length: int  # tokens
     text: Data  # that it was trained on
-    documents: np.ndarray = field(default_factory=_no_documents)  # TokenStore.digests of those trained on; uint64 [n]
+    # TokenStore.digests of those trained on; uint64 [n]
+    documents: np.ndarray = field(default_factory=lambda: np.empty(0, dtype="<u8"))
     base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known
     target_length: int | None = None  # tokens; None: what its config says
 

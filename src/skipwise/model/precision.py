@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -39,6 +39,16 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
         without_tiles = "avx512_bf16" in found and "GenuineIntel" not in found
         fast = device.type == "cpu" and ("amx_bf16" in found or without_tiles)
     return "bf16" if fast else "float32"
+
+
+def precision_of(args: Any) -> Precision:
+    """Return the precision that ``transformers.TrainingArguments`` ask for."""
+    return "bf16" if args.bf16 else "fp16" if args.fp16 else "float32"
+
+
+def dtype_of(precision: str) -> torch.dtype:
+    """Return the dtype in which a forward pass computes."""
+    return AUTOCAST[precision] or torch.float32
 
 
 def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[object]:

@@ -385,9 +385,8 @@ def reach_of(config: PretrainedConfig, original: int | None = None) -> int | Non
     taken for ``max_position_embeddings``: so a linear model whose length was raised already is said to read more than it does.
     """
     longest = getattr(config, "max_position_embeddings", None)
-    rope = (
-        getattr(config, "rope_parameters", None) or {}
-    )  # with a set for each kind of layer, the length is that reached
+    # With a set for each kind of layer there is no rope_type, and the length is the one that is reached.
+    rope = getattr(config, "rope_parameters", None) or {}
     if not isinstance(longest, int) or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
         return longest if isinstance(longest, int) else None
     original = rope.get("original_max_position_embeddings") or original or longest

@@ -11,7 +11,7 @@ from skipwise.model import lora
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin
-from skipwise.model.precision import AUTOCAST, autocast, in_mode, weights_precision
+from skipwise.model.precision import autocast, dtype_of, in_mode, weights_precision
 from skipwise.model.rope import Extension
 from skipwise.model.sealed import FILE, require_unchanged
 from skipwise.results.files import fresh_folder
@@ -66,7 +66,7 @@ def require_saved(folder: Path) -> None:
     """Require the model of a finished run to be the one that was saved."""
     way_out = "delete the folder, and --resume saves the model again from the last checkpoint"
     if not (folder / FILE).exists():
-        raise RunError(f"{folder} has lost {FILE}, or was saved by skipwise 0.2; {way_out}")
+        raise RunError(f"{folder} has lost {FILE}; {way_out}")
     require_unchanged(folder, way_out)
 
 
@@ -76,7 +76,7 @@ def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension
     precision = weights_precision(model)
     reloaded = load_model(
         str(folder),
-        dtype=AUTOCAST[precision] or torch.float32,
+        dtype=dtype_of(precision),
         device=model.device,
         four_bits=getattr(model, "is_loaded_in_4bit", False),
         merge=False,

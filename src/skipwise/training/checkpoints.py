@@ -57,7 +57,7 @@ def seal(folder: Path, run: str = "") -> None:
 def verify(checkpoint: Path) -> None:
     """Require every file that the marker of ``checkpoint`` lists, with the bytes that training wrote.
 
-    They are read as safetensors, as JSON or in ``nothing_run``.
+    They are read as safetensors, as JSON or in ``weights_only``.
     """
     way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
     if missing := _missing_parts(_read_marker(checkpoint)["files"]):
@@ -71,7 +71,7 @@ def require_sealed(folder: Path, way_out: str) -> None:
 
 
 @contextmanager
-def nothing_run(checkpoint: Path | None) -> Iterator[None]:
+def weights_only(checkpoint: Path | None) -> Iterator[None]:
     """In this context torch builds of a checkpoint's pickles only tensors and plain values, and DeepSpeed's own settings.
 
     Transformers asks for that itself. DeepSpeed asks for anything, which would run what a forger put there.

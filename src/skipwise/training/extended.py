@@ -76,7 +76,6 @@ def train_run(
         on_log=_recorder(prepared, run) if first else None,
         on_step=on_step,
         teacher=teacher,
-        progress=first,
     )
     sharded = processes.launched() > 1 and processes.engine() != "ddp"
     check_frequencies(model, prepared.extension)  # as it was trained: an engine may have cast it

@@ -21,7 +21,7 @@ from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.memory import machine_memory, parameters_of
 from skipwise.model.origin import Origin, read_origin
-from skipwise.model.precision import AUTOCAST, Precision, choose_precision, default_device
+from skipwise.model.precision import Precision, choose_precision, default_device, dtype_of
 from skipwise.model.rope import Extension, extension_of, lengths_told, replaced_scaling, sliding_layers
 from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import other_layers
@@ -64,7 +64,7 @@ class PreparedRun:
         """The dtype to load the model in: float32, or a lower one for weights that LoRA freezes."""
         if self.recipe.lora is None or self.recipe.lora.base == "float32":
             return torch.float32
-        return AUTOCAST[self.precision] or torch.float32
+        return dtype_of(self.precision)
 
     def teacher(self, student: Any) -> Teacher | None:
         """Return the base that teaches ``student``, if one does: a copy of its own, or the one that LoRA leaves frozen."""
@@ -73,8 +73,8 @@ class PreparedRun:
         name, window = self.recipe.model, self.extension.rope.original_length
         if self.recipe.lora:
             return Teacher.inside(student, load_config(name), window)
-        dtype = AUTOCAST[self.precision] or torch.float32
-        return Teacher(load_model(name, dtype=dtype, device=self.device).requires_grad_(False), window)
+        model = load_model(name, dtype=dtype_of(self.precision), device=self.device)
+        return Teacher(model.requires_grad_(False), window)
 
     @property
     def origin(self) -> Origin:
@@ -216,7 +216,7 @@ def require_trainable(recipe: Recipe) -> None:
     memory, parameters = machine_memory(device), parameters_of(load_config(recipe.model))
     if memory is None or parameters is None or processes.launched() > 1:
         return
-    low = (AUTOCAST[choose_precision(recipe.training.precision, device)] or torch.float32).itemsize
+    low = dtype_of(choose_precision(recipe.training.precision, device)).itemsize
     if rules := recipe.lora:
         each = {"4bit": 0.5, "float32": 4}.get(rules.base, low)
         what = "holding frozen weights"
@@ -319,11 +319,11 @@ def _untrained(documents: int, context: int) -> str | None:
 def _packed(run: PreparedRun) -> str | None:
     """Return a sentence on how many conversations are packed, if some are."""
     short = int((run.store.lengths[run.train] < run.train_length).sum())
+    if not short:
+        return None
     return (
         f"{counted(short, 'conversation')} of fewer than {run.train_length:,} tokens {'is' if short == 1 else 'are'} packed, several "
         "in a window; none attends to another"
-        if short
-        else None
     )
 
 

@@ -14,6 +14,7 @@ from skipwise.data.examples import PoseDataset
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.model.lora import stock_model
+from skipwise.model.precision import precision_of
 from skipwise.model.probe import probe_connectivity
 from skipwise.model.rope import reach_of
 from skipwise.model.sliding import takes_packed
@@ -62,7 +63,7 @@ class RequirePositions(TrainerCallback):
             _require_extended(stock_model(model).config.get_text_config(), data.rules.target_length)
             if args.remove_unused_columns:
                 _refuse_weights(data[0])
-        self.watch(model, precision="bf16" if args.bf16 else "fp16" if args.fp16 else "float32")
+        self.watch(model, precision=precision_of(args))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop watching."""

@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import RecipeError, RunError, TrainingError, counted
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
+from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
 from skipwise.model.teacher import Teacher
@@ -95,7 +96,7 @@ def train(
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
     try:
-        with checkpoints.nothing_run(checkpoint), memory_errors(trainer), _without_save_bars():
+        with checkpoints.weights_only(checkpoint), memory_errors(trainer), _without_save_bars():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()
@@ -209,10 +210,9 @@ class _Trainer(Trainer):
     def _require_apart(self, batch: dict[str, Any]) -> None:
         """Refuse a model whose attention reads across packed texts; of a sharded one no process can be asked alone."""
         if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
-            precision = "bf16" if self.args.bf16 else "fp16" if self.args.fp16 else "float32"
-            mask = batch["attention_mask"]
-            model = cast(PreTrainedModel, self.model)
-            require_apart(model, batch["input_ids"], batch["position_ids"], mask, precision=precision)
+            model, precision = cast(PreTrainedModel, self.model), precision_of(self.args)
+            ids, positions, mask = (batch[name] for name in ("input_ids", "position_ids", "attention_mask"))
+            require_apart(model, ids, positions, mask, precision=precision)
 
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: all logits take too much memory, and nothing else needs them.

@@ -57,13 +57,13 @@ def test_what_is_between_is_the_text_in_its_order(length: int, seed: int) -> Non
 
 
 def test_no_measured_prompt_has_its_words() -> None:
-    forms = training_prompts._FORMS + training_prompts._NAMELESS
+    forms = training_prompts.FORMS + training_prompts._NAMELESS
     measured = " ".join(
         TOKENIZER.decode(task.prompt(TOKENIZER, 2000, np.random.default_rng(0)).ids)
         for task in retrieval_prompts.TASKS.values()
     )
     assert "pass key of" in measured
-    for (fact, question), noun in product(forms, training_prompts._NOUNS):
+    for (fact, question), noun in product(forms, training_prompts.NOUNS):
         for part in re.split(r"\{\w+\}", f"{fact}{{}}{question}".replace("{noun}", noun)):
             words = part.strip(" .,:#?-=")
             assert len(words.split()) < 2 or words not in measured
