@@ -22,17 +22,17 @@ from skipwise.report.folder import read_folder
 from skipwise.report.summary import judgements, rows_of
 
 
-def cut(model: Any, block: int) -> Any:
-    """Let no token look beyond its own block of ``block`` positions."""
+def in_blocks(model: Any, block: int) -> Any:
+    """Let no token look beyond its own block of ``block`` positions: a model that reads no farther."""
     forward = model.forward
 
-    def in_blocks(*, position_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: object) -> object:
+    def cut(*, position_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: object) -> object:
         queries = position_ids[0][:, None]
         keys = torch.arange(attention_mask.shape[1], device=queries.device)[None]
         allowed = (keys <= queries) & (keys // block == queries // block)
         return forward(position_ids=position_ids, attention_mask=allowed[None, None], **inputs)
 
-    model.forward = in_blocks
+    model.forward = cut
     return model
 
 
@@ -59,7 +59,7 @@ def main() -> None:
 
     def cut_one(model: EvaluatedModel, precision: str) -> Any:
         loaded = whole(model, precision)
-        return cut(loaded, model.original) if model.name == chosen.model else loaded
+        return in_blocks(loaded, model.original) if model.name == chosen.model else loaded
 
     for label, load in (("whole", whole), ("cut", cut_one)):
         EvaluatedModel.load = load  # type: ignore[method-assign]

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,32 +43,49 @@ from skipwise.recipes.schema import Recipe
 from skipwise.training.cost import Hardware, estimate_cost
 from skipwise.training.trainer import train
 
-NANO = [
-    ("PoSE, 16 x 256", 256, 16, 16, {}),
-    ("full-length, 2 x 2k", 2048, 2, 2, {}),
-    ("full-length, 1 x 8k", 8192, 1, 1, {}),
-    ("full-length, 1 x 8k, checkpointing", 8192, 1, 1, {"training.gradient_checkpointing": True}),
-    ("full-length, 1 x 8k, LoRA", 8192, 1, 1, {"lora": {}}),
-]
+
+@dataclass(frozen=True)
+class Case:
+    """A run that is planned and trained: windows of ``window`` tokens, ``batch`` a step and ``micro`` at a time."""
+
+    name: str
+    window: int
+    batch: int
+    micro: int
+    changes: dict[str, object]  # of the recipe
+    flash: bool = True  # with flash attention, on a GPU
+
+
+_LORA = {"lora": {}}
 _CHECKPOINTED = {"training.gradient_checkpointing": True}
-_TOKENS = 16384  # a step
-SEVEN = [
-    (f"7B, {what}, {arm}", window, _TOKENS // window, 1, {**_CHECKPOINTED, **changes})
-    for what, changes in (("LoRA", {"lora": {}}), ("all weights", {}))
-    for arm, window in (("PoSE, 2k", 2048), ("full-length 4k", 4096), ("8k", 8192), ("16k", 16384))
+_LIGER = {"training.use_liger_kernel": True}
+_COMPILED = {"training.torch_compile": True}
+NANO = [
+    Case("PoSE, 16 x 256", 256, 16, 16, {}),
+    Case("full-length, 2 x 2k", 2048, 2, 2, {}),
+    Case("full-length, 1 x 8k", 8192, 1, 1, {}),
+    Case("full-length, 1 x 8k, checkpointing", 8192, 1, 1, _CHECKPOINTED),
+    Case("full-length, 1 x 8k, LoRA", 8192, 1, 1, _LORA),
 ]
 
 
-_FASTER = {
-    "Liger": {"training.use_liger_kernel": True},
-    "compiled": {"training.torch_compile": True},
-    "Liger, compiled": {"training.use_liger_kernel": True, "training.torch_compile": True},
-    "without flash attention": {},
-}
-SEVEN += [
-    (f"7B, {what}, PoSE, 2k, {how}", 2048, _TOKENS // 2048, 1, {**_CHECKPOINTED, **changes, **faster})
-    for what, changes in (("LoRA", {"lora": {}}), ("all weights", {}))
-    for how, faster in _FASTER.items()
+_WINDOWS = [
+    ("PoSE, 2k", 2048, {}, True),
+    ("full-length 4k", 4096, {}, True),
+    ("8k", 8192, {}, True),
+    ("16k", 16384, {}, True),
+]
+_KERNELS = [
+    ("PoSE, 2k, Liger", 2048, _LIGER, True),
+    ("PoSE, 2k, compiled", 2048, _COMPILED, True),
+    ("PoSE, 2k, Liger, compiled", 2048, _LIGER | _COMPILED, True),
+    ("PoSE, 2k, without flash attention", 2048, {}, False),
+]
+SEVEN = [
+    Case(f"7B, {what}, {arm}", window, 16384 // window, 1, _CHECKPOINTED | rules | changes, flash)
+    for arms in (_WINDOWS, _KERNELS)
+    for what, rules in (("LoRA", _LORA), ("all weights", {}))
+    for arm, window, changes, flash in arms
 ]
 
 
@@ -75,16 +93,21 @@ class EnoughError(Exception):
     """Ends training before its checkpoint: that of a 7B model is 80 GB."""
 
 
-def recipe_of(batch: int, micro: int, changes: dict[str, object]) -> Recipe:
-    sizes = {"training.batch_size": batch, "training.per_device_train_batch_size": micro}
-    fused = {"training.optim": "adamw_torch_fused"} if torch.cuda.is_available() else {}
-    fused["training.precision"] = choose_precision("auto")  # the plan is of a GPU, and means bf16 by auto
-    return load_recipe(
-        None, {"method": None, "training.max_steps": 3, "training.save_steps": 100, **sizes, **fused, **changes}
-    )
+def recipe_of(case: Case) -> Recipe:
+    settings: dict[str, object] = {
+        "method": None,
+        "training.max_steps": 3,
+        "training.save_steps": 100,
+        "training.batch_size": case.batch,
+        "training.per_device_train_batch_size": case.micro,
+        "training.precision": choose_precision("auto"),  # the plan is of a GPU, and means bf16 by auto
+    }
+    if torch.cuda.is_available():
+        settings["training.optim"] = "adamw_torch_fused"
+    return load_recipe(None, settings | case.changes)
 
 
-def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool = True) -> tuple[int, float]:
+def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool) -> tuple[int, float]:
     """Bytes that training takes at its peak, the model's own included, and the seconds of its last step."""
     if not flash:
         torch.backends.cuda.enable_flash_sdp(False)
@@ -127,18 +150,19 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool 
     return peak, ends[-1] - ends[-2]
 
 
-def measured_row(name: str, config: PretrainedConfig, window: int, batch: int, recipe: Recipe) -> dict[str, object]:
+def measured_row(config: PretrainedConfig, case: Case) -> dict[str, object]:
     """Plan the case, train it in a process of its own, and return what both say; the reason where it cannot be trained."""
-    plan = estimate_cost(config, recipe, window, batch, Hardware())
+    recipe = recipe_of(case)
+    plan = estimate_cost(config, recipe, case.window, case.batch, Hardware())
     row: dict[str, object] = {
-        "case": name,
+        "case": case.name,
         "planned": plan.memory,
         "operations": plan.operations,
-        "tokens": batch * window,
+        "tokens": case.batch * case.window,
     }
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            found = pool.submit(measured, config, window, recipe, "without flash" not in name).result()
+            found = pool.submit(measured, config, case.window, recipe, case.flash).result()
         except (SkipwiseError, ImportError, RuntimeError) as error:  # too little memory, or a package is missing
             return row | {"failed": str(error).strip().splitlines()[0][:80]}
     return row | dict(zip(("measured", "seconds"), found, strict=True))
@@ -174,16 +198,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file of the rows, a JSON object a line")
     parser.add_argument("--table", action="store_true", help="print the rows of --out; measure nothing")
     options = parser.parse_args()
-    cases = [(load_config("nano"), *case) for case in NANO]
+    cases = [(load_config("nano"), case) for case in NANO]
     if torch.cuda.is_available():
         shape = LlamaConfig(max_position_embeddings=16384, bos_token_id=1, eos_token_id=2)
-        cases = [(shape, *case) for case in SEVEN] + cases
+        cases = [(shape, case) for case in SEVEN] + cases
     kept = options.out.read_text(encoding="utf-8").splitlines() if options.out and options.out.exists() else []
     rows = [json.loads(line) for line in kept]
-    for config, name, window, batch, micro, changes in [] if options.table else cases:
-        if any(row["case"] == name for row in rows):
+    for config, case in [] if options.table else cases:
+        if any(row["case"] == case.name for row in rows):
             continue
-        rows.append(measured_row(name, config, window, batch, recipe_of(batch, micro, changes)))
+        rows.append(measured_row(config, case))
         if options.out:
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = [
     "the",
@@ -105,16 +105,3 @@ def sentencepiece_model(path: Path, lines: list[str], *, dummy_prefix: bool = Fa
         minloglevel=2,
     )
     path.write_bytes(model.getvalue())
-
-
-def cut_attention(model: PreTrainedModel, block: int) -> PreTrainedModel:
-    """Let no token look beyond its own block of positions: a model that reads no farther than ``block``."""
-    forward = model.forward
-
-    def cut(*, position_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: object) -> object:
-        queries, keys = position_ids[0][:, None], torch.arange(attention_mask.shape[1])[None]
-        allowed = (keys <= queries) & (keys // block == queries // block)
-        return forward(position_ids=position_ids, attention_mask=allowed[None, None], **inputs)
-
-    model.forward = cut
-    return model

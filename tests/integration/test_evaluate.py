@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from benchmarks.cut_attention import in_blocks
 from skipwise.data.documents import is_held_out
 from skipwise.evaluation.batches import Prompts
 from skipwise.evaluation.evaluate import plan_models
@@ -26,7 +27,7 @@ from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord
 from skipwise.results.results_file import read_records
 from tests.command_line import refused, run
-from tests.tiny import byte_tokenizer, checkpoint, corpus, cut_attention
+from tests.tiny import byte_tokenizer, checkpoint, corpus
 
 ASKED = ["--lengths", "64,400", "--documents", "4", "--tasks", "passkey", "--trials", "3", "--precision", "float32"]
 ASKED += ["--key-gain", "0.001", "--key-loss", "99"]  # such as a random model has
@@ -268,7 +269,7 @@ def test_the_length_is_where_attention_ends_though_perplexity_stays(monkeypatch,
     asked += ["--data", text, "--precision", "float32"]
     run(monkeypatch, "evaluate", *asked, "--out", "whole")
     load = EvaluatedModel.load
-    monkeypatch.setattr(EvaluatedModel, "load", lambda *args: cut_attention(load(*args), 128))
+    monkeypatch.setattr(EvaluatedModel, "load", lambda *args: in_blocks(load(*args), 128))
     run(monkeypatch, "evaluate", *asked, "--out", "cut")
     [whole], [cut] = (judged(tmp_path / name) for name in ("whole", "cut"))
     assert whole.effective.tokens == 256

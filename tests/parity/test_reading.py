@@ -5,13 +5,13 @@ import pytest
 import torch
 from transformers import Phi3Config, Phi3ForCausalLM
 
+from benchmarks.cut_attention import in_blocks
 from skipwise.evaluation import decoding
 from skipwise.evaluation import logits as logits_module
 from skipwise.evaluation.decoding import Reader, go_on_together
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.perplexity import inference
 from tests import families
-from tests.tiny import cut_attention
 
 _WRITTEN = 7  # tokens
 
@@ -48,7 +48,7 @@ def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
 
 def test_what_the_model_does_to_its_inputs_is_done_in_every_slice(monkeypatch) -> None:
     monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 3 * 97)
-    whole, cut = families.model("llama").eval(), cut_attention(families.model("llama").eval(), block=8)
+    whole, cut = families.model("llama").eval(), in_blocks(families.model("llama").eval(), block=8)
     ids = torch.randint(0, 97, (1, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         of_cut = torch.cat([some for some, _ in logits_at(cut, ids, range(0, 39))], 1)

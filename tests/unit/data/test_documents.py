@@ -510,7 +510,7 @@ class TestSizes:
         assert "one document may take 2,000" in error_of(path)
 
     @pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)])
-    def test_of_a_line_however_well_it_is_packed(self, tmp_path, ending, pack, monkeypatch):
+    def test_of_a_line_however_well_it_is_packed(self, tmp_path, ending, pack):
         """Of a bomb no more is unpacked than a document may have."""
         line = json_lines([{"text": "x" * 10**6}])
         path = write(tmp_path / f"a.jsonl{ending}", pack(json_lines(ROWS[:1]) + line))

@@ -596,17 +596,6 @@ class TestContinuing:
         build_token_store(corpus, tokenizer, cache=cache, say=said.append)
         assert "draft.json has other fields than were written" in said[0]
 
-    def test_a_draft_without_hashes_is_begun_again(self, corpus, cache, tokenizer, monkeypatch, store):
-        draft = self.interrupted_draft(corpus, cache / "other", tokenizer, monkeypatch)
-        kept = read_json(draft / "draft.json")
-        del kept["sha256"]
-        write_json(draft / "draft.json", kept)
-        (draft / "tokens.bin").write_bytes(bytes((draft / "tokens.bin").stat().st_size))
-        said = []
-        again = build_token_store(corpus, tokenizer, cache=cache / "other", say=said.append)
-        assert "is not what was written ('sha256'); its documents are tokenised again" in said[0]
-        assert np.array_equal(again.tokens, store.tokens)
-
     def test_a_disk_that_loses_what_was_written(self, corpus, cache, tokenizer, monkeypatch):
         keep = Draft.keep
 

@@ -110,13 +110,9 @@ def test_bad_methods_are_explained():
         coverage(16, 64, THREE, samples=0)
 
 
-def test_unknown_schemes_and_length_rules_name_the_valid_ones():
+def test_an_unknown_scheme_names_the_valid_ones():
     with pytest.raises(RecipeError, match="scheme 'foo' is unknown; choose one of pose, randpos, cream, full, short"):
         coverage(16, 64, scheme="foo")
-    with pytest.raises(RecipeError, match="lengths 'foo' is unknown; choose one of paper, released"):
-        ChunkRules(lengths="foo")
-    with pytest.raises(RecipeError, match="skips 'foo' is unknown; choose one of uniform, end_anchored"):
-        ChunkRules(skips="foo")
 
 
 def test_a_target_too_far_for_a_curve_is_refused():

@@ -8,14 +8,9 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from skipwise.errors import ModelError
-from skipwise.model.config import load_config, resolve
+from skipwise.model.config import load_config
 from skipwise.model.rope import plan_extension
 from tests.tiny import checkpoint, with_config
-
-
-def test_a_blank_name_is_explained() -> None:
-    with pytest.raises(ModelError, match="model = ' ' names none"):
-        resolve(" ")
 
 
 def test_an_adapter_of_peft_has_no_config_and_is_named(tmp_path) -> None:

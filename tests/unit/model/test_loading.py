@@ -46,10 +46,11 @@ def test_a_name_that_is_nowhere_is_explained(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["", " "])
 @pytest.mark.parametrize("load", [load_config, load_model, load_tokenizer])
-def test_an_empty_name_is_explained(load) -> None:
-    with pytest.raises(ModelError, match="model = '' names none; give nano or smollm2, a folder or a name"):
-        load("")
+def test_an_empty_name_is_explained(load, name) -> None:
+    with pytest.raises(ModelError, match=f"model = '{name}' names none; give nano or smollm2, a folder or a name"):
+        load(name)
 
 
 @pytest.mark.parametrize("keep", [None, 0, 4, 1000])

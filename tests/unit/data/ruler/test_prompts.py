@@ -200,7 +200,7 @@ def test_cwe_takes_the_largest_size_that_fits(data) -> None:
     assert size(BYTES, 4096) == (1, 6)  # too small for RULER's own size
 
 
-def test_more_words_than_there_are_come_again(data) -> None:
+def test_more_words_than_there_are_come_again() -> None:
     most = len(common_words())
     for units, repeats in ((most, 30), (most + 1, 60)):
         text = draw_common(0, units, example=None, common=30, other=3).text
@@ -223,7 +223,7 @@ def test_tasks_of_one_seed_draw_different_words(data) -> None:
     assert len(set(answers)) == len(NEEDLES) == 8
 
 
-def test_a_question_that_does_not_fit_gives_way_to_a_spare(data) -> None:
+def test_a_question_that_does_not_fit_gives_way_to_a_spare() -> None:
     long, short = "long " * 800, "short"
     asked = [Question(f"What is {i}?", ("long",), [0], []) for i in range(500)]
     library = Library([*asked, Question("What is short?", ("short",), [1], [])], [long, short])
