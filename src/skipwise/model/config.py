@@ -77,13 +77,14 @@ def resolve(name: str) -> str:
     return str(path) if path.is_dir() else name
 
 
-def load_config(name: str) -> PretrainedConfig:
+def load_config(name: str | Path) -> PretrainedConfig:
     """Read the config of a folder or a hub name; no code of the checkpoint or of the hub is run.
 
     Raises:
         ModelError: there is no config that transformers can read, it asks for such code, it has a config inside that its
             kind has not, or weights that are quantized in a way that transformers cannot load here.
     """
+    name = str(name)
     folder, read = resolve(name), {}
     try:
         read = _read_config(folder)

@@ -16,12 +16,13 @@ from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model, and try it.
 
     Raises:
         ModelError: there is none, or it cannot read text.
     """
+    name = str(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(resolve(name), trust_remote_code=False)
         read = tokenizer("a text, 12345").input_ids
@@ -41,11 +42,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(
-    name: str,
+    name: str | Path,
     extension: Extension | None = None,
     *,
     target_length: int | str | None = None,
-    interpolation: str = "yarn",
+    interpolation: str | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     four_bits: bool = False,
@@ -61,25 +62,30 @@ def load_model(
         extension: the interpolation to set; default: what the config has.
         target_length: L_t in tokens, as 32768 or "32k": the extension is ``plan_extension(config, target_length=target_length,
             interpolation=interpolation)``.
-        interpolation: a name of ``skipwise.method.interpolation.NAMES``; counts with ``target_length`` only.
+        interpolation: a name of ``skipwise.method.interpolation.NAMES`` for ``target_length``; default: ``yarn``.
         dtype: dtype of the weights.
         device: device to load to.
         four_bits: hold the weights of linear layers in 4 bits and compute in ``dtype``.
         merge: merge an adapter into its base; if false, keep its layers apart, as in training.
 
     Raises:
-        ModelError: transformers cannot load it, its frequencies are not those of ``extension``, or the base of an adapter
+        ModelError: there is an interpolation and no target, transformers cannot load it, its frequencies are not those of ``extension``, or the base of an adapter
             is not the one that it was trained on; or the model cannot be extended so.
         RunError: Skipwise saved it, and a file was lost or changed since.
         RecipeError: the interpolation is unknown.
     """
+    name = str(name)
     folder = resolve(name)
     require_unchanged(Path(folder))
     config = load_config(name)
+    if interpolation is not None and target_length is None:
+        raise ModelError(
+            f"interpolation {interpolation!r} without a target_length would leave the model as it is; give a target_length too"
+        )
     if target_length is not None:
         if extension is not None:
             raise ModelError("give an extension or a target_length, not both")
-        extension = plan_extension(config, target_length=target_length, interpolation=interpolation)
+        extension = plan_extension(config, target_length=target_length, interpolation=interpolation or "yarn")
     if extension is not None:
         set_interpolation(config, extension)
     base = lora.base_of(folder)

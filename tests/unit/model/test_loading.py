@@ -157,3 +157,19 @@ def test_weights_of_other_shapes_than_the_config_says_are_named(tmp_path) -> Non
         ModelError, match=r"other shapes than its config says: \S+ is \[257, 32\] in the file, and \[97, 32\]"
     ):
         load_model(with_config(tmp_path, vocab_size=97))
+
+
+def test_a_path_is_a_name_too(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    assert load_config(folder).max_position_embeddings == 32
+    assert load_tokenizer(folder).vocab_size == 257
+    assert load_model(folder, target_length=64).config.max_position_embeddings == 64
+    with pytest.raises(ModelError, match=r"there is no folder .*nowhere"):
+        load_model(tmp_path / "nowhere")
+
+
+def test_an_interpolation_needs_a_target(tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match="interpolation 'linear' without a target_length would leave the model as it is"
+    ):
+        load_model(str(checkpoint(tmp_path / "m")), interpolation="linear")
