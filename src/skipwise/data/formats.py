@@ -173,7 +173,9 @@ def _decode(data: bytes, where: str, begin: int = 0) -> str:
 def text_of(record: Any, field: str, where: str) -> str:
     """Return the text of a record, its conversation or its tokens; or raise a DataError that says what it holds instead."""
     if not isinstance(record, Mapping):
-        raise DataError(f"{where}: holds a {type(record).__name__}, not an object with the field {field!r}")
+        raise DataError(
+            f"{where}: holds a {type(record).__name__}, not an object with the field {field!r}; write one object per line"
+        )
     form = _form_of(record, field, where)
     kind = _FORMS.get(form, str)
     if kind is Tokenised:

@@ -193,10 +193,18 @@ def _given(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_difference(ours: Any, theirs: Any) -> str:
+    """Return the first setting that differs, and both values; of models their labels, or a setting of one of them."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in {**theirs, **ours}:
-            if ours.get(key) != theirs.get(key):
-                return f"{key} ({ours.get(key)!r}, {theirs.get(key)!r})"
+            one, other = ours.get(key), theirs.get(key)
+            if one != other and key == "models":
+                labels = [[model["label"] for model in models or []] for models in (one, other)]
+                if labels[0] != labels[1]:
+                    return f"models ({', '.join(labels[0])}; {', '.join(labels[1])})"
+                pairs = zip(labels[0], one, other, strict=True)
+                return next(f"{label}: {_first_difference(a, b)}" for label, a, b in pairs if a != b)
+            if one != other:
+                return f"{key} ({one!r}, {other!r})"
     return f"({ours!r}, {theirs!r})"
 
 

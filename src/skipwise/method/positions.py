@@ -284,6 +284,6 @@ def _check(
     if shortest < needed:
         raise DataError(
             f"a document of {shortest:,} tokens is shorter than an example of {needed:,}; "
-            "raise data.min_tokens to leave it out, or lower the train length"
+            "leave it out (data.min_tokens of a recipe), or lower the train length"
         )
     return train, target

@@ -24,6 +24,7 @@ from skipwise.results.files import write_text
 
 _SHIPPED = resources.files("skipwise") / "recipes"
 _SHOWN = 160  # characters of a value in a message
+_KINDS = {"list_type": "must be a list, as [A, B]", "model_type": "must be a section of keys and values, or left out"}
 
 
 def shipped_recipes() -> list[str]:
@@ -120,7 +121,7 @@ def _explain(error: ValidationError) -> str:
             valid = _fields_at(problem["loc"][:-1])
             lines.append(f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}")
         else:
-            rule = problem["msg"].removeprefix("Value error, ")
+            rule = _KINDS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
             said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
             lines.append(rule if said else f"{key} = {_short(problem['input'])}: {rule}")
     return "\n".join(lines)

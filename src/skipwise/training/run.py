@@ -124,6 +124,10 @@ def recipe_of(folder: Path) -> Recipe:
 
 
 def _read(run: RunFolder) -> Recipe:
+    if not run.recipe.exists():
+        raise RunError(
+            f"{run.path} holds no run: there is no {run.recipe.name}; give the folder of a run, as runs/NAME"
+        )
     try:
         return load_recipe(run.recipe)
     except RecipeError as error:

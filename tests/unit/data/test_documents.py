@@ -257,7 +257,10 @@ class TestRefusals:
 
     def test_record_is_no_object(self, tmp_path):
         path = write(tmp_path / "c.jsonl", b'"text"\n')
-        assert error_of(path) == f"{path}, line 1: holds a str, not an object with the field 'text'"
+        assert (
+            error_of(path)
+            == f"{path}, line 1: holds a str, not an object with the field 'text'; write one object per line"
+        )
 
     def test_missing_field(self, tmp_path):
         path = write(tmp_path / "c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n')

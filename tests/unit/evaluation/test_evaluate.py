@@ -1,13 +1,17 @@
 """An evaluation that goes on: what a kill cut off is said with its file, and measured again."""
 
 import io
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from skipwise.evaluation.evaluate import evaluate
+from skipwise.errors import RunError
+from skipwise.evaluation.evaluate import evaluate, merge
 from skipwise.evaluation.models import find_models
 from skipwise.evaluation.specification import Specification
 from skipwise.results.results_file import read_records
+from skipwise.results.run_folder import RunFolder
 from tests.tiny import checkpoint
 
 
@@ -21,3 +25,18 @@ def test_a_record_that_a_kill_cut_off_is_said_and_measured_again(tmp_path) -> No
     evaluate(models, asked, out=tmp_path / "e", console=console)
     assert f"{results}: the last record was cut off by a kill; it is measured again" in console.file.getvalue()
     assert {record.key for record in read_records(results)} == whole
+
+
+def test_merge_names_the_models_that_differ(tmp_path) -> None:
+    def begun(name: str, *models: dict) -> Path:
+        path = tmp_path / name
+        RunFolder(path).begin(evaluation={"models": list(models)}, fingerprints={}, records=1)
+        return path
+
+    base, changed, other = ({"label": label, "name": label, "original": 8, "target": 8, "weights": weights}
+                            for label, weights in (("m", "a" * 64), ("m", "b" * 64), ("n", "a" * 64)))  # fmt: skip
+    first, edited, more = begun("first", base), begun("edited", changed), begun("more", base, other)
+    with pytest.raises(RunError, match=r"more and .*first differ in models \(m, n; m\); only shards of the same"):
+        merge([first, more], tmp_path / "out")
+    with pytest.raises(RunError, match=r"differ in m: weights \('b{64}', 'a{64}'\); only shards of the same"):
+        merge([first, edited], tmp_path / "out")

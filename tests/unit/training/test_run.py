@@ -113,7 +113,10 @@ def test_places_that_hold_no_run(tmp_path) -> None:
         open_run(load_recipe(), tmp_path / "file", "name", resume=False)
     with pytest.raises(RunError, match="new holds no run"):
         open_run(load_recipe(), tmp_path / "new", "name", resume=True)
-    with pytest.raises(RunError, match=r"holds no run that can be read: .*recipe\.yaml"):
+    with pytest.raises(RunError, match=r"holds no run: there is no recipe\.yaml; give the folder of a run"):
+        recipe_of(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("[1]")
+    with pytest.raises(RunError, match=r"holds no run that can be read: recipe\.yaml: .* must hold keys and values"):
         recipe_of(tmp_path)
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".lock").touch()
