@@ -16,6 +16,7 @@ from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.origin import promised_length
 from skipwise.model.rope import Extension
+from skipwise.recipes.names import expanded
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import Folder
 from skipwise.report.price import price_warning
@@ -47,7 +48,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         )
     write_card(
         run.model,
-        title=f"{recipe.model}, extended from {original:,} to {extension.target_length:,} tokens",
+        title=f"{_base_name(recipe.model)}, extended from {original:,} to {extension.target_length:,} tokens",
         headline=shown.judged[0].headline if shown.judged else "How far it reads was not measured",
         warning=price_warning(measured),
         facts={
@@ -64,6 +65,12 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         base=recipe.model,
         rows=shown.rows,
     )
+
+
+def _base_name(model: str) -> str:
+    """The name of a base in the title, which may be published: of a folder not the path to it."""
+    folder = Path(expanded(model))
+    return folder.absolute().name if folder.is_dir() else model
 
 
 def write_card(

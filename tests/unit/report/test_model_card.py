@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from skipwise.report.folder import Folder
-from skipwise.report.model_card import license_of, write_card
+from skipwise.report.model_card import _base_name, license_of, write_card
 from skipwise.report.summary import judgements, rows_of
 from skipwise.report.tables import summary_markdown
 from tests.measured import INFO, ORIGINAL, POSE
@@ -111,3 +111,11 @@ def test_a_base_on_this_machine_is_not_named_as_one_of_the_hub(model, monkeypatc
     (model / "owner" / "base").mkdir(parents=True)
     assert "base_model" not in card_of(model, base="owner/base")
     assert "license: apache-2.0" in card_of(model, base="nano")
+
+
+def test_a_title_has_no_path(tmp_path, monkeypatch) -> None:
+    assert _base_name("owner/base") == "owner/base"
+    (tmp_path / "owner" / "base").mkdir(parents=True)
+    assert _base_name(str(tmp_path / "owner" / "base")) == "base"
+    monkeypatch.chdir(tmp_path / "owner" / "base")
+    assert _base_name(".") == "base"
