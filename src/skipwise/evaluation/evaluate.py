@@ -201,7 +201,7 @@ def _first_difference(ours: Any, theirs: Any) -> str:
                 labels = [[model["label"] for model in models or []] for models in (one, other)]
                 if labels[0] != labels[1]:
                     return f"models ({', '.join(labels[0])}; {', '.join(labels[1])})"
-                pairs = zip(labels[0], one, other, strict=True)
+                pairs = zip(labels[0], ours[key], theirs[key], strict=True)
                 return next(f"{label}: {_first_difference(a, b)}" for label, a, b in pairs if a != b)
             if one != other:
                 return f"{key} ({one!r}, {other!r})"
