@@ -2,7 +2,7 @@
 
 A record that lacks the text field may hold a conversation instead, in one of the forms that are in use:
 
-    messages: [{role, content}, ...]          as in OpenAI's API and TRL
+    messages: [{role, content}, ...]          as in OpenAI's API and TRL; a content is a text, or a list of parts that are texts
     conversations: [{from, value}, ...]       as in ShareGPT: human, gpt
     prompt, completion                        two texts, or two lists of messages
 
@@ -25,7 +25,14 @@ from skipwise.errors import DataError, reason
 FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
 TOOLS = "tools"  # of a record: what the assistant may call
 
-_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant"}
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "developer": "system",  # OpenAI's newer name
+}
 _KNOWN = ("system", "user", "assistant", "tool")
 _CALLS = ("tool_calls", "function_call")
 _SAYS = (*_CALLS, "reasoning_content", "reasoning", "thinking")  # what an assistant's turn may say beside its content
@@ -223,7 +230,7 @@ def _message(turn: Any, number: int, where: str) -> Message:
     """A turn with the names of OpenAI's API; of other entries those that say something are kept."""
     turn = turn if isinstance(turn, Mapping) else {}
     given = turn.get("role", turn.get("from"))
-    role, content = _ROLES.get(str(given).lower(), given), turn.get("content", turn.get("value"))
+    role, content = _ROLES.get(str(given).lower(), given), _joined(turn.get("content", turn.get("value")))
     if role not in _KNOWN:
         raise DataError(
             f"{where}, turn {number}: role {given!r} is none of {', '.join((*_KNOWN, *_ROLES))}; correct the record"
@@ -233,8 +240,8 @@ def _message(turn: Any, number: int, where: str) -> Message:
         more["tool_calls"] = _objects(more["tool_calls"], "tool_calls", f"{where}, turn {number} ({role})")
     if not isinstance(content, str) and (content is not None or not any(name in more for name in _CALLS)):
         raise DataError(
-            f"{where}, turn {number} ({role}): its content is of type {type(content).__name__}, not text; correct or remove the "
-            "record"
+            f"{where}, turn {number} ({role}): its content is of type {type(content).__name__}, not text or parts of type text; "
+            "correct or remove the record"
         )
     for name in (name for name in _SAYS if name in more):
         if role != "assistant":
@@ -247,6 +254,13 @@ def _message(turn: Any, number: int, where: str) -> Message:
                 f"{where}, turn {number} ({role}): {name!r} is of type {held}, not text; correct the record"
             )
     return {"role": role, "content": content or "", **more}
+
+
+def _joined(content: Any) -> Any:
+    """The text of a content in parts, as OpenAI's API takes it, if all of them are texts; another content as it is."""
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    return "".join(texts) if parts and len(texts) == len(parts) and all(isinstance(t, str) for t in texts) else content
 
 
 def _objects(value: Any, field: str, where: str) -> list[Any]:

@@ -69,8 +69,8 @@ def load_model(
         merge: merge an adapter into its base; if false, keep its layers apart, as in training.
 
     Raises:
-        ModelError: there is an interpolation and no target, transformers cannot load it, its frequencies are not those of ``extension``, or the base of an adapter
-            is not the one that it was trained on; or the model cannot be extended so.
+        ModelError: there is an interpolation and no target, transformers cannot load the model, its frequencies are not those
+            of ``extension``, or the base of an adapter is not the one that it was trained on; or it cannot be extended so.
         RunError: Skipwise saved it, and a file was lost or changed since.
         RecipeError: the interpolation is unknown.
     """

@@ -289,6 +289,11 @@ RECORDS = {
     "conversations": {
         "conversations": [{"from": "gpt" if r == "assistant" else "human", "value": c} for r, c in TURNS]
     },
+    "content in parts": {
+        "messages": [
+            {"role": r, "content": [{"type": "text", "text": c[:3]}, {"type": "text", "text": c[3:]}]} for r, c in TURNS
+        ]
+    },
     "prompt and completion": {"prompt": messages(*TURNS[:3]), "completion": messages(TURNS[3])},
     "two texts": {"prompt": "Where? ", "completion": "Here."},
 }
@@ -339,6 +344,17 @@ def test_a_conversation_is_recognised_in_every_form(tmp_path: Path) -> None:
     assert found == {int.from_bytes(text_digest(before), "little")}
 
 
+def test_openais_developer_is_the_system(tmp_path: Path) -> None:
+    made = tokenizer(CHATML)
+    for role in ("developer", "system"):
+        (tmp_path / role).mkdir()
+    stores = [
+        build_token_store(write(tmp_path / role, "jsonl", {"messages": messages((role, "Be kind."), *TURNS)}), made)
+        for role in ("developer", "system")
+    ]
+    assert stores[0].document(0).tolist() == stores[1].document(0).tolist()
+
+
 def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> None:
     record = {"messages": messages(*[(role, content * 20) for role, content in TURNS])}
     made = tokenizer(CHATML)
@@ -374,7 +390,13 @@ def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> Non
         ({"messages": messages(("user", "q"), ("system", "s"), ("assistant", "a"))}, "turn 2: system follows user"),
         ({"messages": messages(("user", "q"), ("tool", "t"), ("assistant", "a"))}, "turn 2: tool answers nothing"),
         ({"messages": messages(("user", "q"), ("robot", "a"))}, "turn 2: role 'robot' is none of system, user"),
-        ({"messages": [{"role": "user", "content": ["q"]}]}, r"turn 1 \(user\): its content is of type list, not text"),
+        *(
+            (
+                {"messages": [{"role": "user", "content": content}]},
+                r"turn 1 \(user\): its content is of type list, not text",
+            )
+            for content in (["q"], [], [{"type": "text", "text": "q"}, {"type": "image_url"}], [{"type": "text"}])
+        ),
         ({"messages": []}, "field 'messages' is empty, not a list of turns"),
         ({"messages": None}, r"field 'messages' is empty \(null\), and no other holds a document; remove the record"),
         ({"messages": "q"}, "field 'messages' is of type str, not a list of turns"),
