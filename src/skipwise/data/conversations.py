@@ -79,7 +79,7 @@ def conversation_of(record: Mapping[str, Any], form: tuple[str, ...], where: str
     messages = [_message(turn, number, where) for number, turn in enumerate(turns, 1)]
     _require_order(messages, where)
     if not any(message["role"] == "assistant" for message in messages[begun:]):
-        raise DataError(f"{where}: the assistant says nothing in it, so there is nothing to train; remove the record")
+        raise DataError(f"{where}: the assistant says nothing in it; remove the record, or give it as text")
     held = {"messages": messages, "begun": begun, **({TOOLS: tools} if tools else {})}
     try:
         return Conversation(json.dumps(held, ensure_ascii=False))
@@ -204,7 +204,11 @@ def _alike(one: str, other: str) -> int:
 
 
 def _rendered(
-    messages: list[Message], tools: Any, name: str, tokenizer: Any, instead: str = "correct or remove the record"
+    messages: list[Message],
+    tools: Any,
+    name: str,
+    tokenizer: Any,
+    instead: str = "correct or remove the record, or correct the template",
 ) -> str:
     try:
         text = str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=False))
