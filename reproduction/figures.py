@@ -83,5 +83,6 @@ def _draw(
         for label, curve in curves.items()
     }
     plot = curve_plot(name, title, axis, values, original)
+    folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / f"{name}.csv", [plot.columns, *plot.data])
     write_one(plot, folder / f"{name}.svg")
