@@ -129,6 +129,11 @@ def _read(run: RunFolder) -> Recipe:
             f"{run.path} holds no run: there is no {run.recipe.name}; give the folder of a run, as runs/NAME"
         )
     try:
-        return load_recipe(run.recipe)
+        recipe = load_recipe(run.recipe)
     except RecipeError as error:
         raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name}: {error}") from None
+    if "method" not in recipe.model_fields_set:  # it would get today's
+        raise RunError(
+            f"{run.path} was begun by skipwise 0.1, before there were methods; go on with that version, or give another --out"
+        )
+    return recipe
