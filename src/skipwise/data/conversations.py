@@ -263,8 +263,12 @@ def _message(turn: Any, number: int, where: str) -> Message:
 def _joined(content: Any) -> Any:
     """The text of a content in parts, as OpenAI's API takes it, if all of them are texts; another content as it is."""
     parts = content if isinstance(content, list) else []
-    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
-    return "".join(texts) if parts and len(texts) == len(parts) and all(isinstance(t, str) for t in texts) else content
+    texts = [part["text"] for part in parts if isinstance(part, Mapping) and _is_text(part)]
+    return "".join(texts) if parts and len(texts) == len(parts) else content
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _objects(value: Any, field: str, where: str) -> list[Any]:
