@@ -58,8 +58,8 @@ def require_unchanged(folder: Path, way_out: str = "") -> None:
 
 
 def _is_of_a_run(folder: Path) -> bool:
-    """Whether a run saved this model."""
+    """Whether a run saved this model. One of version 0.1 sealed none: what its model was trained on would not be known."""
     try:
-        return folder.name == "model" and "settings" in read_json(folder.parent / "run.json")
+        return folder.name == "model" and not {"settings", "versions"}.isdisjoint(read_json(folder.parent / "run.json"))
     except (OSError, ValueError):
         return False

@@ -74,9 +74,10 @@ def test_rope_edited_from_yarn_to_linear_is_refused_until_the_seal_is_deleted(mo
         require_saved(model)
 
 
-def test_in_a_run_the_seal_must_be_there(model: Path) -> None:
+@pytest.mark.parametrize("facts", [{"settings": {}}, {"versions": {"skipwise": "0.1.0"}, "model": {"name": "base"}}])
+def test_in_a_run_the_seal_must_be_there(model: Path, facts: dict) -> None:
     (model / "skipwise.json").unlink()
     load_model(str(model))  # anybody's
-    write_json(model.parent / "run.json", {"settings": {}})
+    write_json(model.parent / "run.json", facts)
     with pytest.raises(ModelError, match=r"model has lost skipwise\.json; restore it"):
         load_model(str(model))
