@@ -48,14 +48,14 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
     ids = (torch.arange(_CHUNK * _CHUNKS, device=device) * 7 + 3) % vocabulary
     starts = torch.linspace(0, parse_length(target_length) - _CHUNK, _CHUNKS, device=device).long()
     positions = (starts[:, None] + torch.arange(_CHUNK, device=device)).reshape(1, -1)
-    texts = [ids]
+    mask = torch.ones_like(positions)
+    base = _logits(model, ids[None], positions, mask, precision)
+    changes = []
     for chunk in range(_CHUNKS):
         other = ids.clone().view(_CHUNKS, _CHUNK)
         other[chunk] = (other[chunk] + 1) % vocabulary
-        texts.append(other.flatten())
-    logits = _logits(model, torch.stack(texts), positions, torch.ones_like(positions), precision)
-    base, *others = logits.view(len(texts), _CHUNKS, _CHUNK, -1)
-    changes = [(other - base).abs().amax(dim=(1, 2)) for other in others]
+        change = (_logits(model, other.view(1, -1), positions, mask, precision) - base).abs()
+        changes.append(change.view(_CHUNKS, _CHUNK, -1).amax(dim=(1, 2)))
     if not torch.isfinite(base).all():
         raise ModelError(
             "the model's logits are not finite; its weights hold NaN or infinity: get an undamaged copy of the "
@@ -101,7 +101,7 @@ def require_apart(
     begin = int(mask[0, 0, :, 0].sum())  # of the second text
     other = ids.clone()
     other[:, :begin] = (other[:, :begin] + 1) % model.config.get_text_config().vocab_size
-    before, after = _logits(model, torch.cat([ids, other]), positions, mask, precision)[:, begin:]
+    before, after = (_logits(model, text, positions, mask, precision, begin) for text in (ids, other))
     if (change := (after - before).abs().max()) > 0:
         raise ModelError(
             f"packed conversations attend to each other under {model.config._attn_implementation} attention: a change in one "
@@ -111,20 +111,22 @@ def require_apart(
 
 
 def _logits(
-    model: PreTrainedModel, texts: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, precision: str
+    model: PreTrainedModel,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    mask: torch.Tensor,
+    precision: str,
+    begin: int = 0,
 ) -> torch.Tensor:
-    """Run the model in training mode on each of ``texts`` [texts, tokens] alone: float32 [texts, tokens, vocabulary].
+    """Run the model in training mode on ``ids`` [1, tokens]: float32 [tokens from ``begin`` on, vocabulary].
 
-    Every pass has the same dropout.
+    Every call has the same dropout.
     """
-    found = []
     with in_mode(model, training=True), torch.no_grad(), random_state_kept(model.device):
-        for text in texts:
-            torch.manual_seed(0)
-            with autocast(model.device, precision):
-                out = model(input_ids=text[None], position_ids=positions, attention_mask=mask, use_cache=False)
-            found.append(out.logits[0].float())
-    return torch.stack(found)
+        torch.manual_seed(0)
+        with autocast(model.device, precision):
+            out = model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False)
+    return out.logits[0, begin:].float()
 
 
 def _require_causal_connection(probe: Probe) -> None:
