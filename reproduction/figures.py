@@ -9,9 +9,8 @@ from reproduction.costs import step_time
 from reproduction.exhibits import Exhibit
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores
-from skipwise.report.canvas import write_one
+from skipwise.report.canvas import write
 from skipwise.report.figures import curve_plot
-from skipwise.results.files import write_csv
 from skipwise.results.records import CostRecord
 from skipwise.results.statistics import Interval
 
@@ -82,7 +81,4 @@ def _draw(
         label: {x: Interval(value, -math.inf, math.inf) for x, value in curve.items()}
         for label, curve in curves.items()
     }
-    plot = curve_plot(name, title, axis, values, original)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(folder / f"{name}.csv", [plot.columns, *plot.data])
-    write_one(plot, folder / f"{name}.svg")
+    write(curve_plot(name, title, axis, values, original), folder, png=False)

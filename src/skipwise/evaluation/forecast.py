@@ -89,7 +89,7 @@ def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console:
 
 
 def planned_seconds(recipe: Recipe, original: int, target: int, cost: ForwardCost, speed: Speed) -> dict[str, float]:
-    """The seconds that all takes that a recipe measures, by what is measured, before any text is known.
+    """The seconds that each measurement of a recipe takes, by what is measured, before any text is known.
 
     The most that it can be: every text has as many documents as are asked for, and no prompts share a beginning.
     """

@@ -106,9 +106,8 @@ def sliding_scores(
     """Score every token of every document but its first, under windows of ``window`` by ``stride`` tokens.
 
     A document's scores come as soon as it is read. Short documents are read together, and windows of one shape are fed
-    together. Positions are ``0 .. window - 1`` in each window. The
-    loss is float32 in every precision, and its sums float64. ``on_progress`` is told the tokens of each batch that was
-    fed, which sum to ``fed_tokens``.
+    together. Positions are ``0 .. window - 1`` in each window. The loss is float32 in every precision, and its sums
+    float64. ``on_progress`` is told the tokens of each batch that was fed, which sum to ``fed_tokens``.
     """
     require_vocabulary(model, documents)
     most = _PER_BATCH.get(model.device.type, _ON_A_GPU)

@@ -73,12 +73,13 @@ class Plot:
     height: float = 0.0  # inches, if more than usual
 
 
-def write(plot: Plot, folder: Path) -> Figure:
-    """Draw a plot as ``NAME.svg``, ``.png`` and ``.csv``, replacing what lies there."""
+def write(plot: Plot, folder: Path, *, png: bool = True) -> Figure:
+    """Draw a plot as ``NAME.svg``, ``.csv`` and, if asked, ``.png``, replacing what lies there."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / f"{plot.name}.csv", [plot.columns, *plot.data])
-    with replacing(folder / f"{plot.name}.png") as file:
-        file.write(_png(plot))
+    if png:
+        with replacing(folder / f"{plot.name}.png") as file:
+            file.write(_png(plot))
     svg = _svg(plot)
     write_text(folder / f"{plot.name}.svg", standalone(svg))
     return Figure(plot.name, plot.title, svg, plot.caption)
