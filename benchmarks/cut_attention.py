@@ -62,7 +62,7 @@ def main() -> None:
         return in_blocks(loaded, model.original) if model.name == chosen.model else loaded
 
     for label, load in (("whole", whole), ("cut", cut_one)):
-        EvaluatedModel.load = load  # type: ignore[method-assign]
+        EvaluatedModel.load = load  # type: ignore[assignment, method-assign]
         evaluate(found, specification, out=chosen.out / label, console=console)
     print("\n| | effective length | perplexity by window | passkeys found | gain by far text, last bucket |")
     print("|---|---|---|---|---|")

@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import answer_ids, passkey_prompt
 from skipwise.evaluation.perplexity import sliding_perplexity, sliding_scores
@@ -32,12 +33,13 @@ from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.precision import autocast, choose_precision
 
 ROUNDS = 3
+Result = TypeVar("Result")
 
 
-def both(theirs: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float, object, object]:
+def both(theirs: Callable[[], Result], ours: Callable[[], Result]) -> tuple[float, float, Result, Result]:
     """Median seconds and the result of each side, timed in turn."""
     times: tuple[list[float], list[float]] = ([], [])
-    results: list[object] = [None, None]
+    results: dict[int, Result] = {}
     for _ in range(ROUNDS):
         for side, run in enumerate((theirs, ours)):
             began = time.perf_counter()
@@ -60,10 +62,10 @@ def show(what: str, theirs: float, ours: float) -> None:
 class Straightforward:
     """The scripts that evaluations are usually copied from."""
 
-    def __init__(self, model, tokenizer, precision) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, precision: str) -> None:
         self.model, self.tokenizer, self.precision = model, tokenizer, precision
 
-    def forward(self, **inputs):
+    def forward(self, **inputs: Any) -> Any:
         """One pass, without gradients, in the same precision as ours."""
         with torch.inference_mode(), autocast(self.model.device, self.precision):
             return self.model(**inputs)
@@ -151,11 +153,11 @@ def main() -> None:
     for window in (1024, 2048, 4096, 8192):
         document = draw.integers(0, model.config.vocab_size, window + 12 * 128)
 
-        def ours(document=document, window=window) -> float:
+        def ours(document: np.ndarray = document, window: int = window) -> float:
             score = sliding_perplexity(model, [document], window=window, stride=128, precision=precision)
             return score.nll / score.tokens
 
-        def theirs(document=document, window=window) -> float:
+        def theirs(document: np.ndarray = document, window: int = window) -> float:
             return script.sliding(document, window, 128)
 
         slow, fast, a, b = both(theirs, ours)
@@ -172,8 +174,8 @@ def main() -> None:
     def passes() -> list[float]:
         return [script.sliding(document[:n], n, n) for n in lengths]
 
-    slow, fast, a, b = both(passes, curve)
-    close(a, b, 1e-5 if exact else 1e-4)
+    slow, fast, one_by_one, at_once = both(passes, curve)
+    close(one_by_one, at_once, 1e-5 if exact else 1e-4)
     show("perplexity of the first 1k, 2k, ... 16k tokens", slow, fast)
     prompts = [passkey_prompt(tokenizer, 4096, np.random.default_rng([0, 4096, i])) for i in range(chosen.trials)]
 
@@ -185,11 +187,11 @@ def main() -> None:
         most = [len(answer_ids(tokenizer, p.answer)) + 1 for p in prompts]
         return [script.generated(p.ids, n) for p, n in zip(prompts, most, strict=True)]
 
-    slow, fast, a, b = both(generated, asked)
-    apart = sum(x != y for x, y in zip(a, b, strict=True))
+    slow, fast, written, answered = both(generated, asked)
+    apart = sum(x != y for x, y in zip(written, answered, strict=True))
     if exact and apart:
         sys.exit(f"{apart} answers differ")
-    found = sum(is_hit(text, prompt.answer) for text, prompt in zip(b, prompts, strict=True))
+    found = sum(is_hit(text, prompt.answer) for text, prompt in zip(answered, prompts, strict=True))
     show(f"{chosen.trials} passkeys at 4,096 tokens ({found} found, {apart} answers differ)", slow, fast)
     command = [sys.executable, __file__, chosen.model, "--precision", chosen.precision, "--peak"]
     peak = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])

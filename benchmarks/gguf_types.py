@@ -86,7 +86,7 @@ def main() -> None:
     config, origin, text = load_config(model).get_text_config(), read_origin(model), Data(source=chosen.data)
     target = int(config.max_position_embeddings)
     store = tokenise(text, load_tokenizer(model), console)
-    fair = fair_documents(store, text, [(chosen.model, origin)] if origin else [], console)
+    fair = fair_documents(store, text, [origin] if origin else [], console)
     documents = longest_documents(store, fair, at_least=target, most=chosen.documents, limit=target)
     places = list(range(target - chosen.tokens, target))
     requests = [

@@ -43,6 +43,8 @@ from skipwise.recipes.schema import Recipe
 from skipwise.training.cost import Hardware, estimate_cost
 from skipwise.training.trainer import train
 
+Changes = dict[str, object]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -52,14 +54,14 @@ class Case:
     window: int
     batch: int
     micro: int
-    changes: dict[str, object]  # of the recipe
+    changes: Changes  # of the recipe
     flash: bool = True  # with flash attention, on a GPU
 
 
-_LORA = {"lora": {}}
-_CHECKPOINTED = {"training.gradient_checkpointing": True}
-_LIGER = {"training.use_liger_kernel": True}
-_COMPILED = {"training.torch_compile": True}
+_LORA: Changes = {"lora": {}}
+_CHECKPOINTED: Changes = {"training.gradient_checkpointing": True}
+_LIGER: Changes = {"training.use_liger_kernel": True}
+_COMPILED: Changes = {"training.torch_compile": True}
 NANO = [
     Case("PoSE, 16 x 256", 256, 16, 16, {}),
     Case("full-length, 2 x 2k", 2048, 2, 2, {}),
@@ -69,13 +71,13 @@ NANO = [
 ]
 
 
-_WINDOWS = [
+_WINDOWS: list[tuple[str, int, Changes, bool]] = [
     ("PoSE, 2k", 2048, {}, True),
     ("full-length 4k", 4096, {}, True),
     ("8k", 8192, {}, True),
     ("16k", 16384, {}, True),
 ]
-_KERNELS = [
+_KERNELS: list[tuple[str, int, Changes, bool]] = [
     ("PoSE, 2k, Liger", 2048, _LIGER, True),
     ("PoSE, 2k, compiled", 2048, _COMPILED, True),
     ("PoSE, 2k, Liger, compiled", 2048, _LIGER | _COMPILED, True),
@@ -84,7 +86,7 @@ _KERNELS = [
 SEVEN = [
     Case(f"7B, {what}, {arm}", window, 16384 // window, 1, _CHECKPOINTED | rules | changes, flash)
     for arms in (_WINDOWS, _KERNELS)
-    for what, rules in (("LoRA", _LORA), ("all weights", {}))
+    for what, rules in (("LoRA", _LORA), ("all weights", Changes()))
     for arm, window, changes, flash in arms
 ]
 

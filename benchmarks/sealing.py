@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -28,7 +28,7 @@ class Stopwatch:
     """Counts the seconds in functions; one that another of them calls is part of it."""
 
     def __init__(self) -> None:
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
         self.depth = 0
 
@@ -68,7 +68,7 @@ def run(options: list[str]) -> None:
             if end.code:
                 raise
         whole = time.perf_counter() - began
-    for name, seconds in watch.seconds.most_common():
+    for name, seconds in sorted(watch.seconds.items(), key=lambda item: -item[1]):
         print(f"{name:16} {watch.calls[name]:8,} calls {seconds:9.3f} s")
     total = sum(watch.seconds.values())
     print(f"{'all':16} {total:24.3f} s of {whole:,.0f} s, {total / whole:.2%}")

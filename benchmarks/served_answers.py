@@ -51,11 +51,11 @@ def main() -> None:
         question, theirs = questions[number], completion.token_ids or []
         with inference(model, asked.precision):
             reader = Reader(model)
-            ours = reader.go_on(
-                question.ids,
-                reader.begin(question.ids, theirs[: question.most - 1]),
-                lambda ids, most=question.most: tokenizer.eos_token_id in ids or len(ids) >= most,
-            )
+
+            def finished(ids: list[int], most: int = question.most) -> bool:
+                return tokenizer.eos_token_id in ids or len(ids) >= most
+
+            ours = reader.go_on(question.ids, reader.begin(question.ids, theirs[: question.most - 1]), finished)
         parted = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
         if parted is None:
             equal[labels[number]] += 1

@@ -61,7 +61,8 @@ class Watch:
     """Prints a line after each tenth of the documents; an ``on_progress`` of ``build_token_store``."""
 
     def __init__(self, documents: int) -> None:
-        self.documents, self.began, self.peaks = documents, time.perf_counter(), []
+        self.documents, self.began = documents, time.perf_counter()
+        self.peaks: list[int] = []
 
     def __call__(self, documents: int, tokens: int, share: float | None) -> None:
         while documents >= self.documents * (len(self.peaks) + 1) // SHOWN and len(self.peaks) < SHOWN:

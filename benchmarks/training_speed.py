@@ -52,13 +52,15 @@ def fresh_model(job: PreparedRun) -> PreTrainedModel:
 
 def released_model(job: PreparedRun, folder: Path) -> torch.nn.Module:
     """Load the base into the released code's model, with the same linear interpolation."""
-    stand_in = types.ModuleType("xformers.ops")
-    stand_in.LowerTriangularMask = object
-    stand_in.memory_efficient_attention = lambda q, k, v, attn_bias: torch.nn.functional.scaled_dot_product_attention(
-        *(x.transpose(1, 2) for x in (q, k, v)), is_causal=True
-    ).transpose(1, 2)
-    sys.modules["xformers.ops"] = stand_in
-    sys.modules.setdefault("xformers", types.ModuleType("xformers")).ops = stand_in
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_bias: object) -> torch.Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    operators, package = types.ModuleType("xformers.ops"), types.ModuleType("xformers")
+    vars(operators).update(LowerTriangularMask=object, memory_efficient_attention=attention)
+    vars(package).update(ops=operators)
+    sys.modules.update({"xformers": package, "xformers.ops": operators})
     sys.path.insert(0, str(folder))
     from my_modeling_llama import LlamaForCausalLM, LlamaLinearScalingRotaryEmbedding
 
@@ -82,7 +84,7 @@ def released_model(job: PreparedRun, folder: Path) -> torch.nn.Module:
 def bare_loop(job: PreparedRun, steps: int, model: torch.nn.Module, precision: str) -> tuple[list[float], list[float]]:
     """Train without any framework; seconds and loss of each step."""
     data, rule = job.dataset(), job.recipe.training
-    betas = (0.9, rule.model_extra["adam_beta2"])
+    betas = (0.9, (rule.model_extra or {})["adam_beta2"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=rule.learning_rate, betas=betas, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, int(rule.warmup_steps), steps)
     seconds, losses = [], []

@@ -146,7 +146,8 @@ def new_model() -> LlamaForCausalLM:
 
 def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for the rest."""
-    matrices, rest = [], []
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, parameter in model.named_parameters():
         (matrices if parameter.ndim == 2 and "embed" not in name else rest).append(parameter)
     return [
