@@ -4,12 +4,14 @@ import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from skipwise.errors import ModelError, reason
+from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
 from skipwise.model.memory import inner_width
 from skipwise.model.precision import autocast, dtype_of
 
@@ -66,11 +68,13 @@ class Speed:
         heads = text.num_attention_heads
         query = torch.ones(1, heads, length, _width(text) // heads, dtype=dtype, device=device)
         with torch.inference_mode():
+            blocked = device.type == "cpu" and precision == "bf16" and is_faster()
+            fused = partial(scaled_dot_product_attention, is_causal=True)
+            attention = partial(attend, mask=None, scale=1.0) if blocked else fused
             return cls(
                 2.0 * tokens * weight.numel() / _seconds(lambda: linear(states, weight), device),
-                2.0 * length**2 * _width(text)
-                / _seconds(lambda: scaled_dot_product_attention(query, query, query, is_causal=True), device),
-            )  # fmt: skip
+                2.0 * length**2 * _width(text) / _seconds(lambda: attention(query, query, query), device),
+            )
 
 
 def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.device, window: int) -> float:
@@ -94,7 +98,7 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
         states = torch.full((1, window, text.hidden_size), 0.01, device=device)
 
         def step() -> None:
-            with autocast(device, precision):
+            with autocast(device, precision), blocked_attention(model):
                 model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
 
         return _seconds(step, device)

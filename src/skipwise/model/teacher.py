@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
+from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.lora import stock_model
@@ -99,7 +100,8 @@ class Teacher:
         # Where the teacher's weights are shared, each process must make as many passes, so no group is left out.
         groups = lengths.argsort().tensor_split(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
         found: torch.Tensor | None = None
-        with self._frozen(), in_mode(model, training=False), nullcontext() if logits else without_output_layer(model):
+        states_only = nullcontext() if logits else without_output_layer(model)
+        with self._frozen(), in_mode(model, training=False), states_only, blocked_attention(model):
             for texts in groups:
                 group = texts[lengths[texts] > 0]
                 columns = torch.arange(int(lengths[group].max()) if len(group) else 1, device=ids.device)

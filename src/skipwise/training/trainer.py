@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import RecipeError, RunError, TrainingError, counted
+from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
@@ -96,7 +97,9 @@ def train(
     trainer.remove_callback(PrinterCallback)
     began = time.perf_counter()
     try:
-        with checkpoints.weights_only(checkpoint), memory_errors(trainer), _without_save_bars():
+        # What torch.compile makes of the stock attention is not ours to replace.
+        attention = nullcontext() if args.torch_compile else blocked_attention(model)
+        with checkpoints.weights_only(checkpoint), memory_errors(trainer), _without_save_bars(), attention:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         display.stop()

@@ -1,0 +1,190 @@
+"""Attention by blocks beside torch's own: outputs and gradients against float64, and where transformers calls it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoModelForCausalLM
+
+from skipwise.evaluation.decoding import Reader
+from skipwise.evaluation.perplexity import inference, sliding_scores
+from skipwise.model import blocked_attention as blocked
+from skipwise.model.blocked_attention import attend
+from tests.tiny import llama
+
+CAUSAL = "as many queries as keys"
+QUERIES, KEYS = 200, 640  # of what is read behind cached keys
+
+
+def mask_of(kind: str) -> torch.Tensor | None:
+    """Return a mask [batch or 1, 1, queries, keys] of ``kind`` for two examples."""
+    if kind == CAUSAL:
+        return None
+    queries, keys = torch.arange(KEYS - QUERIES, KEYS)[:, None], torch.arange(KEYS)
+    causal = (keys <= queries)[None, None]
+    if kind == "behind cached keys":
+        return causal
+    if kind == "a sliding window":
+        return causal & (queries - keys < 100)
+    left = torch.tensor([0, 530])  # of the second example the first queries see nothing
+    return causal & (keys >= left[:, None, None, None])
+
+
+@pytest.fixture
+def drawn() -> Any:
+    """Return a function that draws queries, keys and values of two examples, float32."""
+    draws = torch.Generator().manual_seed(0)
+
+    def draw(heads: int, groups: int, queries: int, keys: int, size: int, width: int) -> list[torch.Tensor]:
+        shapes = (heads, queries, size), (groups, keys, size), (groups, keys, width)
+        query, key, value = (torch.randn(2, *shape, generator=draws) for shape in shapes)
+        return [2 * query, key, value]
+
+    return draw
+
+
+def computed(attention: Any, inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return what ``attention`` computes of the inputs in ``dtype``, and the gradients of a sum with fixed weights."""
+    leaves = [each.to(dtype).requires_grad_() for each in inputs]
+    out = attention(*leaves)
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    (out.float() * weights).sum().backward() if dtype != torch.float64 else (out * weights.double()).sum().backward()
+    return [out.detach().double(), *(leaf.grad.double() for leaf in leaves)]
+
+
+def fused(mask: torch.Tensor | None, scale: float) -> Any:
+    """Torch's own attention; it has more heads of keys where several query heads share one."""
+
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        times = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+        return scaled_dot_product_attention(query, key, value, mask, is_causal=mask is None, scale=scale)
+
+    return attention
+
+
+@pytest.mark.parametrize("kind", [CAUSAL, "behind cached keys", "a sliding window", "left padding"])
+@pytest.mark.parametrize(("heads", "groups", "size", "width"), [(4, 2, 16, 16), (3, 3, 24, 8), (6, 1, 8, 16)])
+def test_outputs_and_gradients_are_as_exact_as_torchs_in_bf16(drawn, kind, heads, groups, size, width) -> None:
+    queries = KEYS if kind == CAUSAL else QUERIES
+    inputs, mask, scale = drawn(heads, groups, queries, KEYS, size, width), mask_of(kind), 0.3
+    exact = computed(fused(mask, scale), inputs, torch.float64)
+    theirs = computed(fused(mask, scale), inputs, torch.bfloat16)
+    ours = computed(lambda *each: attend(*each, mask, scale), inputs, torch.bfloat16)
+    for what, true, their, our in zip(("out", "query", "key", "value"), exact, theirs, ours, strict=True):
+        error = (our - true).norm() / true.norm()
+        assert error <= 2 * (their - true).norm() / true.norm() + 1e-4, what
+        assert error < 0.02, what
+
+
+def test_float32_queries_and_keys_are_those_of_autocast(drawn) -> None:
+    """RoPE makes queries and keys float32 there; their gradients are float32 then, and that of the values bf16."""
+    query, key, value = drawn(2, 1, KEYS, KEYS, 16, 16)
+    leaves = [query.requires_grad_(), key.requires_grad_(), value.bfloat16().requires_grad_()]
+    with torch.autocast("cpu", torch.bfloat16):
+        out = attend(*leaves, None, 0.25)
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert [leaf.grad.dtype for leaf in leaves] == [torch.float32, torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize("factor", [20.0, 60.0])
+def test_large_scores_that_are_neither_near_nor_first_count(drawn, factor: float) -> None:
+    """Had m_i not been looked for again, the difference of two would be rounded, and exp of 240 be infinite."""
+    query, key, value = drawn(1, 1, KEYS, KEYS, 16, 16)
+    query[..., 0], key[..., 0] = 4, 0
+    key[:, :, 300:302] = 0
+    key[:, :, 300:302, 0] = torch.tensor([factor, factor * (1 + 2**-7)])  # as near as bf16 can tell apart
+    query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
+    exact = fused(None, 1.0)(query.double(), key.double(), value.double())
+    out = attend(query, key, value, None, 1.0)
+    assert (out - exact).norm() / exact.norm() < 0.01
+
+
+def test_scores_far_below_zero_count_where_all_looked_at_are_hidden(drawn) -> None:
+    query, key, value = drawn(1, 1, QUERIES, KEYS, 16, 16)
+    query, key = query.abs() * 10, -key.abs()  # scores of -100 and less
+    mask = torch.zeros(1, 1, QUERIES, KEYS, dtype=torch.bool)
+    mask[..., 80:90] = True  # behind the first 64, and in no block of the nearest
+    mask[..., :QUERIES, 600] = torch.arange(QUERIES) >= 190
+    exact = fused(mask, 1.0)(query.double(), key.double(), value.double())
+    assert (attend(query, key, value, mask, 1.0) - exact).norm() / exact.norm() < 0.02
+
+
+def test_a_query_that_sees_nothing_gets_zeros(drawn) -> None:
+    mask = mask_of("left padding")
+    out = attend(*drawn(2, 1, QUERIES, KEYS, 16, 16), mask, 1.0)
+    blind = ~mask[1, 0].any(-1)
+    assert blind.any()
+    assert not out[1][:, blind].any()
+    assert out[1][:, ~blind].abs().sum(-1).all()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """On a machine that is faster by blocks, the number of queries of each call."""
+    made: list[int] = []
+
+    def counted(query: torch.Tensor, *rest: Any) -> torch.Tensor:
+        made.append(query.shape[2])
+        return attend(query, *rest)
+
+    monkeypatch.setattr(blocked, "attend", counted)
+    monkeypatch.setattr(blocked, "is_faster", lambda: True)
+    return made
+
+
+def test_a_model_in_bf16_is_measured_by_blocks_and_is_as_it_was_afterwards(calls, monkeypatch, tmp_path) -> None:
+    model = llama(640, num_attention_heads=4)
+    document = np.random.default_rng(0).integers(1, 257, 900)
+
+    def losses(precision: str) -> np.ndarray:
+        [scores] = sliding_scores(model, [document], window=600, stride=300, precision=precision)
+        return scores.nll
+
+    exact = losses("float32")
+    assert not calls
+    ours = losses("bf16")
+    assert calls == [600, 600] * 2 or calls == [600, 600]  # both windows in one batch, or each alone
+    monkeypatch.setattr(blocked, "is_faster", lambda: False)
+    theirs = losses("bf16")
+    assert model.config._attn_implementation == "sdpa"
+    assert np.abs(ours - exact).mean() <= 1.5 * np.abs(theirs - exact).mean()
+    assert np.abs(ours - theirs).max() > 0  # the two are not the same path
+
+    monkeypatch.setattr(blocked, "is_faster", lambda: True)
+    with inference(model, "bf16"):
+        assert model.config._attn_implementation == blocked.NAME
+        model.save_pretrained(tmp_path)
+    assert blocked.NAME not in (tmp_path / "config.json").read_text()
+    with pytest.raises(IndexError), inference(model, "bf16"):
+        model(input_ids=torch.full((1, 600), 999))
+    assert model.config._attn_implementation == "sdpa"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_what_is_read_behind_cached_tokens_is_read_by_blocks_too(calls) -> None:
+    model = llama(1024, num_attention_heads=4)
+    ids = np.random.default_rng(0).integers(1, 257, 800).tolist()
+    with inference(model, "bf16"):
+        reader = Reader(model)
+        reader.begin(ids[:600], [])
+        behind = reader._read(ids[600:], 200)
+        assert calls == [600, 600, 200, 200]
+    with inference(model, "float32"):
+        exact = Reader(model)._read(ids, 200)
+    assert np.mean(np.array(behind) == np.array(exact)) > 0.95
+
+
+@pytest.mark.parametrize("changed", ["eager", "short"])
+def test_other_models_and_short_texts_are_left_alone(calls, changed: str) -> None:
+    model = llama(640)
+    if changed == "eager":
+        model.set_attn_implementation("eager")
+    length = 300 if changed == "short" else 600
+    with inference(model, "bf16"):
+        model(input_ids=torch.ones(1, length, dtype=torch.long))
+    assert not calls
+    assert model.config._attn_implementation == ("eager" if changed == "eager" else "sdpa")
