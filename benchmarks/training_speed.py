@@ -4,7 +4,7 @@
     python benchmarks/training_speed.py smollm2 --window 1k --batch 4 --steps 4 [--released PoSE/src] [--precision bf16]
 
 All sides train on the same examples in the same order with the same optimizer and schedule; they take turns, round by
-round, so that a change of the machine's speed meets all. Checked: the losses agree to 1e-3 in the same precision, to 2%
+round, so that a change of the machine's speed meets all. Checked: the losses agree to 1e-3 in float32, 5e-3 in bf16, 2%
 between bf16 and float32. Beside the speed stands the share of the rate that this machine reaches in products of the
 model's largest matrices, measured in the same rounds. Also measured: how much of a step the building of its batch takes.
 
@@ -197,7 +197,8 @@ def main() -> None:
             rates[name].append(matrix_rate(job, precision))
             took, losses[name] = run()
             seconds[name] += took[WARM:]
-            tolerance = 1e-3 if precision == sides["stock"][0] else 2e-2
+            # In bf16 the attention is not the stock model's, and each rounds by itself.
+            tolerance = 2e-2 if precision != theirs else 5e-3 if precision == "bf16" else 1e-3
             np.testing.assert_allclose(losses[name], losses["stock"], rtol=tolerance)
             print(
                 f"round {number + 1}: {name} {statistics.median(took[WARM:]):.2f} s a step", file=sys.stderr, flush=True

@@ -31,8 +31,8 @@ from transformers.masking_utils import sdpa_mask
 from skipwise.model.precision import choose_precision
 
 NAME = "blocked"  # by which transformers knows it
-_QUERIES, _KEYS = 128, 512  # tokens of a block, the fastest of ten sizes at SmolLM2's shape
-_LEAST_KEYS = 512  # with fewer both are as fast
+_QUERIES, _KEYS = 256, 512  # tokens of a block, the fastest of ten sizes at SmolLM2's shape
+_LEAST_QUERIES, _LEAST_KEYS = 128, 512  # with fewer both are as fast
 _FIRST = 64  # keys that are looked through for m_i besides the nearest ones
 _LARGE = math.exp(16)  # of a sum of weights; if m_i is the largest of 64k scores, the sum is exp(11) at the most
 
@@ -96,7 +96,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Blocks:
-    """Queries, keys and values with their two columns more, by key heads, and which block of keys a block of queries sees."""
+    """Queries, keys and values with their two columns more, by key heads; and memory for two products of blocks."""
 
     def __init__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
@@ -107,6 +107,7 @@ class _Blocks:
         self.asked = pad((query * scale).bfloat16().reshape(each, self.shared, self.queries, self.size), (0, 2))
         self.keys = pad(key.bfloat16().reshape(each, keys, self.size), (0, 2), value=-1.0)
         self.values = pad(value.bfloat16().reshape(each, keys, self.width), (0, 2), value=1.0)
+        self.scratch = self.keys.new_empty(2, each * self.shared * _QUERIES * _KEYS)
 
     def out(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the attention, bf16 [batch, heads, queries, width], and the log of the sums of exp(s_ij), float32 without width."""
@@ -139,7 +140,7 @@ class _Blocks:
                 keys, values = self.keys[:, part[0] : part[1]], self.values[:, part[0] : part[1]]
                 weights = self._scores(rows, part).exp_()
                 of_values[:, part[0] : part[1]] += weights.mT @ lost
-                weights *= lost @ values.mT
+                weights *= self._product(1, lost, values.mT)
                 of_rows += weights @ keys
                 of_keys[:, part[0] : part[1]] += weights.mT @ rows
             of_query[:, :, some] = self.scale * of_rows[..., : self.size].unflatten(1, (self.shared, -1))
@@ -169,9 +170,14 @@ class _Blocks:
                 break
         return sums, most
 
+    def _product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """Return the product in the memory ``number``, 0 or 1, until that is used again."""
+        shape = *left.shape[:2], right.shape[-1]
+        return torch.bmm(left, right, out=self.scratch[number, : math.prod(shape)].view(shape))
+
     def _scores(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
         first, last, hidden = part
-        scores = rows @ self.keys[:, first:last].mT
+        scores = self._product(0, rows, self.keys[:, first:last].mT)
         if hidden is not None:
             shape = self.batch, self.groups, self.shared, -1, last - first
             scores.view(shape).masked_fill_(hidden, -math.inf)
@@ -214,7 +220,7 @@ def _forward(
     plain = attention_mask is None and queries == keys and more.get("is_causal", getattr(module, "is_causal", True))
     masked = attention_mask is not None and attention_mask.dtype == torch.bool and attention_mask.shape[-1] == keys
     other = [name for name in ("dropout", "position_bias", "softcap") if more.get(name) is not None and more[name] != 0]
-    if not in_bf16 or other or queries < _QUERIES or keys < _LEAST_KEYS or not (plain or masked):
+    if not in_bf16 or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS or not (plain or masked):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
