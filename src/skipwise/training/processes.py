@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from skipwise.errors import PeerError, SkipwiseError, TrainingError
+from skipwise.errors import PeerError, SkipwiseError, TrainingError, reason
 from skipwise.model.precision import default_device
 
 MEETING = timedelta(minutes=10)  # in which all processes of a run must begin; on a cluster one imports for minutes
@@ -133,8 +133,13 @@ def finish() -> None:
 
 def _state() -> PartialState:
     met = None if PartialState._shared_state else _meet()
-    # The first process may tokenise for hours while the others wait.
-    state = PartialState(cpu=default_device().type == "cpu", timeout=timedelta(days=7))
+    try:  # the first process may tokenise for hours while the others wait
+        state = PartialState(cpu=default_device().type == "cpu", timeout=timedelta(days=7))
+    except RuntimeError as error:  # of the store or the backend, as when another process is killed right after it has begun
+        raise PeerError(
+            f"the {launched()} processes have begun, but cannot join ({reason(error)}); look at what the others printed. "
+            f"{_AGAIN.capitalize()}"
+        ) from error
     del met  # until here, so that the first process serves one store for both
     return state
 
