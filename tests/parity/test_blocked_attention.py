@@ -188,3 +188,12 @@ def test_other_models_and_short_texts_are_left_alone(calls, changed: str) -> Non
         model(input_ids=torch.ones(1, length, dtype=torch.long))
     assert not calls
     assert model.config._attn_implementation == ("eager" if changed == "eager" else "sdpa")
+
+
+def test_a_mask_of_each_head_is_left_to_torch(calls, drawn) -> None:
+    query, key, value = (each.bfloat16() for each in drawn(2, 2, QUERIES, KEYS, 16, 16))
+    mask = torch.rand(1, 2, QUERIES, KEYS, generator=torch.Generator().manual_seed(0)) < 0.5
+    out, _ = blocked._forward(torch.nn.Module(), query, key, value, mask, scaling=1.0)
+    exact = fused(mask, 1.0)(query.double(), key.double(), value.double()).transpose(1, 2)
+    assert (out - exact).norm() / exact.norm() < 0.02
+    assert not calls

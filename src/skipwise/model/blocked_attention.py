@@ -48,7 +48,8 @@ def is_faster() -> bool:
 @contextmanager
 def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
     """In this context ``model`` attends by blocks where that is faster: on a CPU in bf16, in place of torch's fused attention."""
-    config, used = model.config, model.config._attn_implementation
+    config = model.config.get_text_config()
+    used = config._attn_implementation
     if model.device.type != "cpu" or used != "sdpa" or not is_faster():
         yield
         return
@@ -218,7 +219,12 @@ def _forward(
     queries, keys = query.shape[2], key.shape[2]
     in_bf16 = value.dtype == torch.bfloat16  # under autocast queries and keys, which RoPE has turned, are float32
     plain = attention_mask is None and queries == keys and more.get("is_causal", getattr(module, "is_causal", True))
-    masked = attention_mask is not None and attention_mask.dtype == torch.bool and attention_mask.shape[-1] == keys
+    masked = (
+        attention_mask is not None
+        and attention_mask.dtype == torch.bool
+        and attention_mask.shape[1] == 1  # of all heads
+        and attention_mask.shape[-1] == keys
+    )
     other = [name for name in ("dropout", "position_bias", "softcap") if more.get(name) is not None and more[name] != 0]
     if not in_bf16 or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS or not (plain or masked):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)

@@ -45,15 +45,13 @@ def test_processes_that_cannot_find_each_other_are_refused(first_of_two: None, m
 
 
 def test_a_peer_that_dies_right_after_it_has_begun_is_told_of(monkeypatch) -> None:
-    class Lost:
-        _shared_state: dict[str, object] = {}
-
-        def __init__(self, **_: object) -> None:
-            raise torch.distributed.DistNetworkError("failed to recv, got 0 bytes")
+    def lost(**_: object) -> None:
+        raise torch.distributed.DistNetworkError("failed to recv, got 0 bytes")
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(processes, "_meet", torch.distributed.HashStore)
-    monkeypatch.setattr(processes, "PartialState", Lost)
+    monkeypatch.setattr(processes.PartialState, "_shared_state", {})
+    monkeypatch.setattr(processes.PartialState, "__init__", lambda self, **how: lost(**how))
     with pytest.raises(PeerError, match=r"the 2 processes have begun, but cannot join \(.*recv.* with --resume"):
         processes.is_first()
 
