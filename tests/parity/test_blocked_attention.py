@@ -197,3 +197,25 @@ def test_a_mask_of_each_head_is_left_to_torch(calls, drawn) -> None:
     exact = fused(mask, 1.0)(query.double(), key.double(), value.double()).transpose(1, 2)
     assert (out - exact).norm() / exact.norm() < 0.02
     assert not calls
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_model_in_training_has_the_gradients_of_the_stock_one(calls, padded: bool) -> None:
+    """Of a batch of two, whose gradients reach attention with heads behind tokens."""
+    model = llama(640, num_attention_heads=4, initializer_range=0.05).train()
+    ids = torch.randint(1, 257, (2, 600), generator=torch.Generator().manual_seed(0))
+    seen = torch.ones_like(ids)
+    seen[1, : 100 * padded] = 0
+
+    def gradients(precision: torch.dtype | None) -> torch.Tensor:
+        model.zero_grad()
+        with blocked.blocked_attention(model), torch.autocast("cpu", precision, enabled=precision is not None):
+            loss = model(input_ids=ids, attention_mask=seen, labels=ids.where(seen > 0, -100), use_cache=False).loss
+        loss.backward()
+        return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+    exact = gradients(None)
+    assert not calls
+    ours = gradients(torch.bfloat16)
+    assert calls == [600, 600]
+    assert (ours - exact).norm() / exact.norm() < 0.02

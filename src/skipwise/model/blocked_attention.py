@@ -127,8 +127,8 @@ class _Blocks:
 
         With P the weights, dV = P^T dO, dS = P * (dO V^T - sum(dO * O)), dQ = dS K and dK = dS^T Q.
         """
-        of_out = of_out.view(*self.asked.shape[:3], self.width)
-        means = (of_out * out.view(of_out.shape)).sum(-1, dtype=torch.float32)
+        of_out = of_out.reshape(*self.asked.shape[:3], self.width)
+        means = (of_out * out.reshape(of_out.shape)).sum(-1, dtype=torch.float32)
         of_out = pad(of_out.bfloat16(), (0, 2))
         of_query = torch.empty(*self.asked.shape[:3], self.size)
         of_keys, of_values = (torch.zeros(each.shape, dtype=torch.float32) for each in (self.keys, self.values))
