@@ -217,7 +217,8 @@ def _forward(
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: by blocks where ``attend`` computes the same and is faster."""
     queries, keys = query.shape[2], key.shape[2]
-    in_bf16 = value.dtype == torch.bfloat16  # under autocast queries and keys, which RoPE has turned, are float32
+    # Under autocast queries and keys, which RoPE has turned, are float32, and cached values under transformers 5.10.
+    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else value.dtype
     plain = attention_mask is None and queries == keys and more.get("is_causal", getattr(module, "is_causal", True))
     masked = (
         attention_mask is not None
@@ -226,7 +227,7 @@ def _forward(
         and attention_mask.shape[-1] == keys
     )
     other = [name for name in ("dropout", "position_bias", "softcap") if more.get(name) is not None and more[name] != 0]
-    if not in_bf16 or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS or not (plain or masked):
+    if cast != torch.bfloat16 or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS or not (plain or masked):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
