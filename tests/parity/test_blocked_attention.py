@@ -12,6 +12,9 @@ from skipwise.evaluation.decoding import Reader
 from skipwise.evaluation.perplexity import inference, sliding_scores
 from skipwise.model import blocked_attention as blocked
 from skipwise.model.blocked_attention import attend
+from skipwise.model.teacher import Teacher
+from skipwise.recipes.schema import Training
+from skipwise.training.trainer import train
 from tests.tiny import llama
 
 CAUSAL = "as many queries as keys"
@@ -219,3 +222,26 @@ def test_a_model_in_training_has_the_gradients_of_the_stock_one(calls, padded: b
     ours = gradients(torch.bfloat16)
     assert calls == [600, 600]
     assert (ours - exact).norm() / exact.norm() < 0.02
+
+
+def test_training_and_the_teacher_read_by_blocks(calls, tmp_path) -> None:
+    """A step reads its window once, in two layers; the model is as it was afterwards."""
+    model, ids = llama(640), torch.arange(600) % 257
+    example = {
+        "input_ids": ids,
+        "labels": ids,
+        "position_ids": torch.arange(600),
+        "attention_mask": torch.ones_like(ids),
+    }
+    settings = Training(max_steps=1, batch_size=1, precision="bf16")
+
+    def collate(examples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {name: torch.stack([one[name] for one in examples]) for name in example}
+
+    train(model, [example], collate, settings, folder=tmp_path, seed=0, resume=False, progress=False)  # type: ignore[arg-type]
+    assert calls == [600, 600]
+    assert model.config._attn_implementation == "sdpa"
+    with torch.autocast("cpu", torch.bfloat16):
+        Teacher(model, 640).taught(ids[None], torch.ones(1, 600))
+    assert calls == [600] * 4
+    assert model.config._attn_implementation == "sdpa"

@@ -135,9 +135,7 @@ def _state() -> PartialState:
     met = None if PartialState._shared_state else _meet()
     try:  # the first process may tokenise for hours while the others wait
         state = PartialState(cpu=default_device().type == "cpu", timeout=timedelta(days=7))
-    except (
-        RuntimeError
-    ) as error:  # of the store or the backend, as when another process is killed right after it has begun
+    except RuntimeError as error:  # as when another process is killed right after it has begun
         raise PeerError(
             f"the {launched()} processes have begun, but cannot join ({reason(error)}); look at what the others printed. "
             f"{_AGAIN.capitalize()}"
