@@ -1,8 +1,9 @@
 """Causal attention on a CPU by blocks of bf16 matrix products, forward and backward.
 
-On an AMD EPYC with AVX512-BF16 torch's fused attention reaches a fifth of the rate of matrix products. Here one product gives the
-scores of a block of queries, of all heads that share a key head, with a block of keys; exp is computed in place, and a second
-product sums the values (as FlashAttention does on a GPU: Dao et al., 2022, whose backward pass this also is).
+On an AMD EPYC with AVX512-BF16 torch's fused attention reaches a fifth of the rate of matrix products; on a Xeon with AMX it has
+a kernel of its own, which is faster than this one. Here one product gives the scores of a block of queries, of all heads that
+share a key head, with a block of keys; exp is computed in place, and a second product sums the values (as FlashAttention does on
+a GPU: Dao et al., 2022, whose backward pass this also is).
 
     out_i = sum_j exp(s_ij - m_i) v_j / sum_j exp(s_ij - m_i),   s_ij = scale q_i . k_j
 
@@ -28,7 +29,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from skipwise.model.precision import choose_precision
+from skipwise.model.precision import choose_precision, cpu_features
 
 NAME = "blocked"  # by which transformers knows it
 _QUERIES, _KEYS = 256, 512  # tokens of a block, among the fastest of eight sizes at SmolLM2's shape
@@ -41,8 +42,8 @@ Part = tuple[int, int, torch.Tensor | None]  # a block's first and last key; whe
 
 @cache
 def is_faster() -> bool:
-    """Whether this CPU is faster by blocks, which it is if it multiplies bf16 faster than float32."""
-    return choose_precision("auto", "cpu") == "bf16"
+    """Whether this CPU is faster by blocks: if it multiplies bf16 faster than float32, but without AMX, which torch's kernel uses."""
+    return choose_precision("auto", "cpu") == "bf16" and "amx_bf16" not in cpu_features()
 
 
 @contextmanager

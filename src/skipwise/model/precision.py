@@ -35,7 +35,7 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        found = _cpu_features()
+        found = cpu_features()
         without_tiles = "avx512_bf16" in found and "GenuineIntel" not in found
         fast = device.type == "cpu" and ("amx_bf16" in found or without_tiles)
     return "bf16" if fast else "float32"
@@ -80,7 +80,7 @@ def weights_precision(model: torch.nn.Module) -> Precision:
     return cast(Precision, next((name for name, low in AUTOCAST.items() if low == dtype), "float32"))
 
 
-def _cpu_features() -> set[str]:
+def cpu_features() -> set[str]:
     """Return the first core's maker and instruction sets as Linux names them; on other systems none are known."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
