@@ -13,7 +13,7 @@ from skipwise.model.rope import plan_extension, set_interpolation
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora
 from tests import families
-from tests.tiny import checkpoint
+from tests.tiny import checkpoint, llama
 
 WINDOW = 64
 
@@ -129,6 +129,14 @@ def test_texts_are_drawn_from_the_bases_own_distribution(family: str) -> None:
     assert told == [5] * 20
     assert student.training
     assert not base.training
+
+
+@pytest.mark.parametrize(("key_heads", "used"), [(2, "eager"), (1, "sdpa")])
+def test_heads_that_share_keys_are_not_copied_while_texts_are_written(key_heads: int, used: str) -> None:
+    base, seen = llama(WINDOW, num_key_value_heads=key_heads), set()
+    Teacher(base, WINDOW).write(np.full((1, 1), 3), 4, 0, lambda _: seen.add(base.config._attn_implementation))
+    assert seen == {used}
+    assert base.config._attn_implementation == "sdpa"
 
 
 def test_texts_that_take_too_much_memory_together_are_written_one_after_another(monkeypatch) -> None:
