@@ -47,7 +47,7 @@ def load_model(
     *,
     target_length: int | str | None = None,
     interpolation: str | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     device: torch.device | str = "cpu",
     four_bits: bool = False,
     merge: bool = True,
@@ -63,18 +63,22 @@ def load_model(
         target_length: L_t in tokens, as 32768 or "32k": the extension is ``plan_extension(config, target_length=target_length,
             interpolation=interpolation)``.
         interpolation: a name of ``skipwise.method.interpolation.NAMES`` for ``target_length``; default: ``yarn``.
-        dtype: dtype of the weights.
+        dtype: dtype of the weights, or its name, as "bfloat16".
         device: device to load to.
         four_bits: hold the weights of linear layers in 4 bits and compute in ``dtype``.
         merge: merge an adapter into its base; if false, keep its layers apart, as in training.
 
     Raises:
-        ModelError: there is an interpolation and no target, transformers cannot load the model, its frequencies are not those
-            of ``extension``, or the base of an adapter is not the one that it was trained on; or it cannot be extended so.
+        ModelError: there is an interpolation and no target, ``dtype`` is not one of floating point, transformers cannot load the
+            model, its frequencies are not those of ``extension``, or the base of an adapter is not the one that it was trained
+            on; or it cannot be extended so.
         RunError: Skipwise saved it, and a file was lost or changed since.
         RecipeError: the interpolation is unknown.
     """
     name = str(name)
+    dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ModelError(f"dtype {dtype!r} is not one of weights; give torch.float32, torch.bfloat16 or torch.float16")
     folder = resolve(name)
     require_unchanged(Path(folder))
     config = load_config(name)

@@ -173,3 +173,11 @@ def test_an_interpolation_needs_a_target(tmp_path: Path) -> None:
         ModelError, match="interpolation 'linear' without a target_length would leave the model as it is"
     ):
         load_model(str(checkpoint(tmp_path / "m")), interpolation="linear")
+
+
+@pytest.mark.parametrize("wrong", ["x", "auto", "int8", torch.int8, "nn"])
+def test_weights_have_a_dtype_of_floating_point_or_its_name(tmp_path: Path, wrong: str | torch.dtype) -> None:
+    folder = checkpoint(tmp_path / "m")
+    assert load_model(folder, dtype="bfloat16").dtype == torch.bfloat16
+    with pytest.raises(ModelError, match=r"is not one of weights; give torch\.float32"):
+        load_model(folder, dtype=wrong)
