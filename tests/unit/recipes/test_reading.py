@@ -1,7 +1,6 @@
-"""What YAML a recipe may hold, and how the rest is refused: at once, with the place."""
+"""What YAML a recipe may hold, and how the rest is refused, with the place."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,10 @@ MERGES = "a0: &a0 {k: 1}\n" + "".join(
         ("2020-13-45", "month must be in 1..12"),
     ],
 )
-def test_yaml_that_no_recipe_needs_is_refused_at_once(text: str, said: str) -> None:
-    began = time.monotonic()
+def test_yaml_that_no_recipe_needs_is_refused(text: str, said: str) -> None:
+    """Without the guard the two that repeat aliases would be expanded to 9 to the 11th values, and never end."""
     with pytest.raises(ValueError, match=re.escape(said)):
         read_text(text)
-    assert time.monotonic() - began < 5
 
 
 def test_an_alias_may_stand_for_a_value_and_merges_may_be_overridden() -> None:
