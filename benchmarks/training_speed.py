@@ -168,6 +168,8 @@ def main() -> None:
     parser.add_argument("--precision", default="auto", help="of the bare loop and the released code")
     parser.add_argument("--released", type=Path, help="the folder src of the released PoSE code")
     options = parser.parse_args()
+    if options.steps <= WARM:
+        parser.error(f"--steps {options.steps}: the first {WARM} are not counted; give {WARM + 1} or more")
     logging.disable(logging.WARNING)
     changes = {
         "model": options.model,
