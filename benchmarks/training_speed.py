@@ -182,7 +182,6 @@ def main() -> None:
         "training.weight_decay": 0.0,
         **({"train_length": options.window} if options.window else {}),
         **({"target": "16k", "training.learning_rate": 2e-5} if options.model != "nano" else {}),
-        **({"training.optim": "adamw_torch_fused"} if options.model == "smollm2" else {}),  # as its recipes have it
     }
     job = prepare(load_recipe("nano-pose", changes), Console(stderr=True))
     theirs = choose_precision(options.precision, job.device)
