@@ -22,7 +22,7 @@ from skipwise.data.training_prompts import require_room, training_prompt
 from skipwise.data.window import Example, Window, one_text
 from skipwise.errors import DataError, at_least, counted
 from skipwise.method.lengths import parse_length
-from skipwise.method.positions import Plans
+from skipwise.method.positions import Plans, end_anchored_skips
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Data, Positions
 
@@ -263,8 +263,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
     def _of_retrieval(self, index: int, text: np.ndarray, positions: np.ndarray) -> Window:
         """Return ``text`` with facts in it and questions behind it.
 
-        Under ``pose`` the positions skip once, by u ~ U{0..L_t - L_c}, anywhere from the first fact to the questions, so
-        that facts stand near and far; under other schemes they are ``positions``.
+        Under ``pose`` the positions skip once, anywhere from the first fact to the questions, by one of
+        ``end_anchored_skips``, so that distances beyond L_c are about as likely; under other schemes they are ``positions``.
         """
         assert self.tokenizer is not None
         rng = self._rng(index)
@@ -273,9 +273,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         labels[: prompt.asked if self._without_context else min(prompt.told, self.rules.min_context)] = IGNORED
         if self.rules.positions.scheme == "pose":
             at = int(rng.integers(prompt.told, prompt.asked + 1))
-            skip = int(rng.integers(0, self.rules.target_length - len(labels) + 1))
             positions = np.arange(len(labels))
-            positions[at:] += skip
+            positions[at:] += rng.choice(end_anchored_skips(len(labels), self.rules.target_length))
         label_weights = np.ones(len(labels), dtype=np.float32)
         label_weights[prompt.asked :] = self.answer_weight
         taught = self._taught(positions, prompt.text_follows)

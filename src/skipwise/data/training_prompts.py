@@ -75,7 +75,7 @@ def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng:
 
     In 4 of 10 prompts as many facts as fit stand together, and every one is asked for, in any order: a register. In the
     others their number is 1, 2, 4, ..., up to one for each 64 tokens, at most 16, up to four of them are asked for, and
-    their places in the text are uniform, or in 3 of 10 all behind it. ``require_room`` says whether one fact fits.
+    their places in the text are uniform, or in 3 of 10 all one place. ``require_room`` says whether one fact fits.
     """
     register = rng.random() < _REGISTERS
     counts = [1 << k for k in range(_MOST_FACTS.bit_length()) if 1 << k <= max(1, len(text) // _TOKENS_A_FACT)]
@@ -92,7 +92,7 @@ def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng:
         answers += [(question, answer)] * asked
     places = np.sort(rng.integers(min(1, room), room + 1, len(facts)))  # a text may begin with BOS
     if register or rng.random() < _TOGETHER:
-        places[:] = room
+        places[:] = rng.choice(places)
     order = rng.permutation(len(facts))
     return _joined(text[:room], [facts[i] for i in order], places, [answers[i] for i in rng.permutation(len(answers))])
 

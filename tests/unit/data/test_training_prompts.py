@@ -84,6 +84,8 @@ def test_kinds_differ() -> None:
     assert {t for t, register in zip(told, registers, strict=True) if not register} == {1, 2, 4, 8}
     assert max(a for a, register in zip(asked, registers, strict=True) if not register) == 4
     assert all(p.trained[: p.asked].sum() < 150 for p, register in zip(prompts, registers, strict=True) if register)
+    behind = [bool(p.text_follows[p.told :].any()) for p, register in zip(prompts, registers, strict=True) if register]
+    assert 0.5 < np.mean(behind) < 1  # facts that stand together stand anywhere in the text
 
 
 def test_an_example_that_holds_none_is_refused() -> None:
