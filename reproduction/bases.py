@@ -1,4 +1,4 @@
-"""Small bases besides the embedded model, trained here once on the recipe's text and kept in the cache.
+"""Small bases besides the embedded model, trained here once on the user's text, or the recipe's, and kept in the cache.
 
 Three stand for the paper's other families, with stock classes: GPT-J as Phi, whose block is the same (attention beside
 the feed-forward layer, LayerNorm, a quarter of each head rotated); LLaMA2 and Baichuan2 as Llama with a window twice as
@@ -70,7 +70,8 @@ def base_folder(name: str, data: Data) -> Path:
     """
     base = BASES[name]
     text = _fingerprint(data.source, **data.reading)
-    decides = [asdict(base), _settings(base).model_dump(), text, data.held_out]
+    settings = _settings(base).model_dump(exclude={"save_dtype"})  # newer than the published bases, which are float32
+    decides = [asdict(base), settings, text, data.held_out]
     if data.max_tokens is not None:
         decides.append(data.max_tokens)
     digest = hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]

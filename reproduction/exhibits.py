@@ -150,6 +150,8 @@ _RIVALS = ("original", "pose", "short", "skipwise")
 _TASKS = ["passkey", "keys", "lines"]
 # As nano-pose has it; an arm with longer windows leaves shorter documents out.
 _LIBRARY = {"data.source": "stdlib", "data.held_out": 0.1, "data.min_tokens": 256}
+# As many tokens a step of a base with a window twice as long.
+_HALF_BATCH = {"training.batch_size": 8, "training.per_device_train_batch_size": 8}
 _PAPERS_ORDER = (
     Lower("pose", "full", 1.03),
     Lower("pose", "pi-only", 0.97, beyond=True),
@@ -365,6 +367,15 @@ EXHIBITS = {
                         changes=_LIBRARY | {"evaluation.documents": 2},
                     )
                     for factor in (16, 64)
+                ),
+                Setting(
+                    "yarn",
+                    8,
+                    name="another base, trained on the library",
+                    family="LLaMA2",
+                    only=(*_RIVALS, "short, windows 4 times as long"),
+                    miniature=True,
+                    changes=_LIBRARY | _HALF_BATCH,
                 ),
             ),
             variants={

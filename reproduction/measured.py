@@ -126,7 +126,7 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
         SkipwiseError: the text of its records has changed since, or what a run cannot do.
     """
     if run.base:
-        make_base(run.base, run.recipe.data, console)
+        make_base(*run.base, console)
     prepared = prepare(run.recipe, Console(quiet=True))
     evaluation = plan_run_evaluation(prepared, console)
     taken = RunFolder(run.folder(out))

@@ -81,7 +81,7 @@ def list_exhibits(console: Console) -> None:
     grid.add_row("all", "each model trained once", models, _minutes(total_seconds(distinct, asked.model)))
     console.print(grid)
     console.print(
-        "One seed; the small bases of families and gap are trained besides, once. What is done is not done again."
+        "One seed; the small bases of families, gap and better are trained besides, once. What is done is not done again."
     )
 
 

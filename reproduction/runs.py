@@ -45,7 +45,7 @@ class ArmRun:
         recipe: resolved.
         original: length, in tokens.
         budget: windows in a step and tokens in a window, of the recipe that all arms change.
-        base: the small base that is trained first, if there is one.
+        base: the small base that is trained first, if there is one, and on which text.
     """
 
     setting: str
@@ -53,7 +53,7 @@ class ArmRun:
     recipe: Recipe
     original: int
     budget: tuple[int, int]
-    base: str | None = None
+    base: tuple[str, Data] | None = None
 
     @property
     def trained(self) -> bool:
@@ -131,8 +131,9 @@ def plan_runs(exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: 
 def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]) -> ArmRun:
     """Resolve one arm: what makes the row wins over what the user changes, that over the exhibit and the scale's recipe."""
     chosen: dict[str, Any] = {"interpolation": setting.interpolation}
+    text = load_recipe(scale.recipe, {**chosen, **changes}).data  # of a small base, which is the same in every block
+    family = _family(setting, scale, text)
     changes = {**changes, **setting.changes}
-    family = _family(setting, scale, load_recipe(scale.recipe, {**chosen, **changes}).data)
     chosen |= family
     plain = load_recipe(scale.recipe, {**chosen, **changes})
     original = plain.original_length or _window(plain.model)
@@ -155,7 +156,7 @@ def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, cha
     recipe = load_recipe(scale.recipe, {**rule, **chosen, **changes, **row, **arm_changes(arm, plain, target, train)})
     if variant in BASELINES:
         recipe = _as_it_came(recipe, variant)
-    small = setting.family if family and scale.name == "nano" else None
+    small = (setting.family, text) if setting.family and family and scale.name == "nano" else None
     return ArmRun(setting.label, variant, recipe, original, budget, small)
 
 

@@ -1,10 +1,10 @@
 """Which runs of the exhibits are asked for, and whether the changes, the budget and the text allow them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
-from reproduction.bases import base_folder
 from reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
 from reproduction.runs import ArmRun
 from skipwise.errors import DataError, RecipeError, nearest
@@ -137,7 +137,7 @@ def _one_of_each_need(runs: Sequence[ArmRun]) -> list[ArmRun]:
     """A run for each need of text; families whose base is not trained yet are left out."""
     needs: dict[tuple[str, str, bool, bool], ArmRun] = {}
     for run in runs:
-        if run.base is None or (base_folder(run.base, run.recipe.data) / "model").exists():
+        if run.base is None or Path(run.recipe.model).exists():
             full = run.recipe.positions.scheme == "full"
             needs.setdefault((run.setting, run.recipe.model, full, run.trained), run)
     return list(needs.values())

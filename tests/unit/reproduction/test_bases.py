@@ -112,6 +112,12 @@ def test_what_decides_a_base_decides_its_folder(tiny: Data, tmp_path, monkeypatc
     assert base_folder("LLaMA2", tiny) != before
 
 
+def test_a_base_keeps_its_published_name(monkeypatch) -> None:
+    fingerprint = "388ce93178a0d0f0b1b9e3cd7c1fc082100d5ca061b7821abfcf4ab495e284a0"
+    monkeypatch.setattr("reproduction.bases._fingerprint", lambda source, **reading: fingerprint)
+    assert base_folder("LLaMA2", Data(source="train", held_out=0)).name == "LLaMA2-7cf141edc96f"
+
+
 def test_sizes_are_as_they_are_called() -> None:
     for name in ("2.6M on 2M tokens", "2.6M on 8M tokens", "12M on 8M tokens"):
         size, tokens = (float(part.rstrip("M")) for part in name.removesuffix(" tokens").split(" on "))

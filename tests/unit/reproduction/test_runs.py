@@ -8,6 +8,7 @@ from reproduction.exhibits import BASELINES, EXHIBITS
 from reproduction.runs import ArmRun, plan_runs
 from reproduction.scales import SCALES
 from skipwise.recipes.loading import load_recipe
+from tests.tiny import corpus
 
 
 def runs(name: str, seeds=(0,), scale="nano", **changes):
@@ -150,9 +151,23 @@ def test_families_begin_from_their_own_base() -> None:
     assert models["LLaMA"].recipe.model == "nano"
     assert models["LLaMA"].base is None
     for family in ("LLaMA2", "GPT-J", "Baichuan2"):
-        assert models[family].base == family
+        base = models[family].base
+        assert base is not None
+        assert base[0] == family
         assert models[family].original == BASES[family].window
         assert models[family].recipe.target == 8 * BASES[family].window
+
+
+def test_a_base_is_the_same_in_blocks_that_train_on_other_text(tmp_path) -> None:
+    other = [run for run in runs("better") if run.base]
+    assert {run.setting for run in other} == {"another base, trained on the library"}
+    text = str(corpus(tmp_path))
+    elsewhere = [run.base for run in runs("better", **{"data.source": text}) if run.base]
+    assert {data.source for _, data in elsewhere} == {text}
+    assert {run.recipe.data.source for run in other} == {"stdlib"}
+    tokens = {run.tokens for run in runs("better") if run.setting.endswith("on the library") and run.trained}
+    assert len(tokens) == 1  # as many as the embedded model's arms
+    assert {run.recipe.model for run in other} == {one("families", "LLaMA2", "yarn").recipe.model}
 
 
 def test_the_gap_is_measured_by_base_in_miniature_only() -> None:
