@@ -62,7 +62,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             conversations.
         train_length: L_c in tokens, as 2048 or "2k".
         target_length: L_t in tokens.
-        tokenizer: writes passkey prompts; required if ``passkey`` is above 0.
+        tokenizer: writes passkey and retrieval prompts; required if either share is above 0.
         positions: the scheme and its options; default: PoSE with two chunks.
         examples: the length of the data set; default: the documents' tokens / ``train_length``.
         seed: of the whole sequence of examples.
@@ -70,7 +70,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         min_context: tokens of its own text that a trained label needs directly before it (``ExampleRules``).
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
         retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
-            positions skip once, between telling and asking.
+            positions skip once, anywhere from the first fact to the questions.
         answer_weight: what the labels of those answers count, where another label counts 1. Unless it is 1, examples also
             have ``label_weights``, float32 [tokens].
         written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them.
