@@ -19,9 +19,9 @@ Curves = dict[str, dict[int, float]]  # label -> x -> value
 
 def exhibit_figures(
     exhibit: Exhibit, runs: Sequence[ArmRun], scores: Mapping[str, Mapping[str, Scores]], folder: Path
-) -> dict[str, list[str]]:
-    """Draw what the scores allow; return the names of the files without their ending, by setting."""
-    drawn: dict[str, list[str]] = {}
+) -> dict[str, dict[str, str]]:
+    """Draw what the scores allow; return the files' names without their ending, each with its title, by setting."""
+    drawn: dict[str, dict[str, str]] = {}
     for setting in exhibit.settings:
         rows = {
             variant: row
@@ -31,12 +31,11 @@ def exhibit_figures(
         original = next((run.original for run in runs if run.setting == setting.label), None)
         name = f"{exhibit.name}-{setting.label}".replace(", ", "-").replace(" ", "-").lower()
         for kind, title, axis, curves in _curves(exhibit, rows):
-            # A single length is only a column of the table.
-            if any(len(curve) > 1 for curve in curves.values()):
-                curves = {label: curve for label, curve in curves.items() if curve}
-                marked = original if kind in ("perplexity", "curves") else None
-                _draw(folder, f"{name}-{kind}", title, axis, curves, marked)
-                drawn.setdefault(setting.label, []).append(f"{name}-{kind}")
+            curves = {label: curve for label, curve in curves.items() if curve}
+            # A single arm or length is only a row or column of the table.
+            if len(curves) > 1 and any(len(curve) > 1 for curve in curves.values()):
+                _draw(folder, f"{name}-{kind}", title, axis, curves, original)
+                drawn.setdefault(setting.label, {})[f"{name}-{kind}"] = title
     return drawn
 
 
@@ -76,9 +75,11 @@ def cost_figures(records: Sequence[CostRecord], folder: Path) -> list[str]:
 def _draw(
     folder: Path, name: str, title: str, axis: tuple[str, str], curves: Curves, original: int | None = None
 ) -> None:
-    """Draw curves as SVG and CSV; the pages need no PNG."""
+    """Draw curves as SVG and CSV; the pages need no PNG. A line marks the ``original`` length under perplexity."""
     values = {
         label: {x: Interval(value, -math.inf, math.inf) for x, value in curve.items()}
         for label, curve in curves.items()
     }
-    write(curve_plot(name, title, axis, values, original), folder, png=False)
+    language = axis[1] == "perplexity"
+    marked, percent = original if language else None, "%" in axis[1]
+    write(curve_plot(name, title, axis, values, marked, percent=percent, near=language), folder, png=False)

@@ -115,9 +115,11 @@ def read_notes(path: Path) -> dict[str, str]:
 def _section(exhibit: Exhibit, runs: Sequence[ArmRun], out: Path, folder: Path) -> tuple[str, Findings, Table]:
     """One exhibit's page, its findings and its scores; figures are drawn."""
     scores, partial = collect(runs, out)
-    figures = exhibit_figures(exhibit, runs, scores, folder / "figures")
-    paths = {label: [f"figures/{name}.svg" for name in names] for label, names in figures.items()}
-    text, found = exhibit_markdown(exhibit, runs, scores, paths, partial), findings(exhibit, runs, scores)
+    figures = {
+        label: [f"![{title}: {label}](figures/{name}.svg)" for name, title in drawn.items()]
+        for label, drawn in exhibit_figures(exhibit, runs, scores, folder / "figures").items()
+    }
+    text, found = exhibit_markdown(exhibit, runs, scores, figures, partial), findings(exhibit, runs, scores)
     if "costs" in exhibit.show and runs and (records := known_costs(runs[0].recipe, runs[0].original, out)):
         drawn = "\n".join(f"![{name}](figures/{name}.svg)" for name in cost_figures(records, folder / "figures"))
         text += f"\n## Cost by target\n\n{costs_markdown(records)}\n\n{drawn}\n"

@@ -28,14 +28,14 @@ def exhibit_markdown(
     figures: Mapping[str, Sequence[str]],
     partial: Mapping[str, Sequence[ArmRun]],
 ) -> str:
-    """One exhibit as Markdown, as far as it is measured; ``figures`` are paths and ``partial`` runs, by setting."""
+    """One exhibit as Markdown, as far as it is measured; ``figures`` are links and ``partial`` runs, by setting."""
     title = f"{exhibit.title[0].lower()}{exhibit.title[1:]}"
     parts = [f"# {exhibit.name}: {title}", f"The paper's {exhibit.source}."]
     for setting in exhibit.settings:
         rows = scores.get(setting.label, {})
         if any(row.measured for row in rows.values()):
             mine = [run for run in runs if run.setting == setting.label]
-            images = [f"![{setting.label}]({path})" for path in figures.get(setting.label, [])]
+            images = figures.get(setting.label, [])
             left_out = _left_out(partial.get(setting.label, []))
             told = [_budget(mine, rows), _reading(mine, rows), left_out]
             parts += [f"## {setting.label}", " ".join(t for t in told if t)]

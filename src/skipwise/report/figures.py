@@ -22,6 +22,7 @@ from skipwise.report.canvas import (
     log_axis,
     mark_original,
     named,
+    percent_axis,
     powers_of_two,
     write,
     write_one,
@@ -38,6 +39,7 @@ from skipwise.results.statistics import Interval
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_NEAR = 2  # times the lowest curve's end
 _COVERAGE_LOOKS = {
     "original": ("#848c96", DASHES[0]),
     "1 chunk": ("#848c96", DASHES[0]),
@@ -256,33 +258,49 @@ def curve_plot(
     *,
     looks: Mapping[str, Look] | None = None,
     zero: str = "",
+    percent: bool = False,
+    near: bool = False,
 ) -> Plot:
     """A line for each label over lengths or steps, logarithmic where values lie far apart.
 
     ``axis`` names the x axis and the y axis, with their units. ``curves`` maps label -> x -> value; finite intervals are
     drawn as a band. A label that is an arm looks as the arm, if ``looks`` does not say otherwise. A dashed line marks the
-    ``original`` length in tokens, and another one what ``zero`` names.
+    ``original`` length in tokens, and another one what ``zero`` names. ``percent`` values have an axis from 0 to 100. With
+    ``near`` the axis reaches as far as the curves that end near the lowest one; others leave the figure, and the legend says
+    where they end.
     """
     places = sorted({x for curve in curves.values() for x in curve})
-    values = [v.mean for curve in curves.values() for v in curve.values() if math.isfinite(v.mean)]
-    low, high = min(values), max(values)
+    finite = {label: [v.mean for _, v in sorted(c.items()) if math.isfinite(v.mean)] for label, c in curves.items()}
+    ends = {label: values[-1] for label, values in finite.items() if values}
+    far = {label for label, end in ends.items() if near and end > _NEAR * min(ends.values())}
+    low = min(min(values) for values in finite.values() if values)
+    high = max(max(values) for label, values in finite.items() if values and label not in far)
     looks = looks or dict(zip(curves, looks_of(list(curves)), strict=True))
 
     def draw(axes: "Axes", ink: str) -> None:
         for label, curve in curves.items():
             points = {x: v for x, v in sorted(curve.items()) if math.isfinite(v.mean)}
+            ending = f" (ends at {format_number(ends[label])})" if label in far else ""
             axes.plot(
-                list(points), [v.mean for v in points.values()], label=named(arm_name(label)), **looks[label].line
+                list(points),
+                [v.mean for v in points.values()],
+                label=named(arm_name(label) + ending),
+                **looks[label].line,
             )
             band = {x: v for x, v in points.items() if math.isfinite(v.low) and math.isfinite(v.high)}
-            ends = [v.low for v in band.values()], [v.high for v in band.values()]
-            axes.fill_between(list(band), *ends, color=looks[label].colour, alpha=0.15, lw=0)
+            edges = [v.low for v in band.values()], [v.high for v in band.values()]
+            axes.fill_between(list(band), *edges, color=looks[label].colour, alpha=0.15, lw=0)
         if zero:
             base_line(axes, 0, ARM_LOOKS["original"].colour, named(zero))
         length_axis(axes, places, axis[0])
         axes.set_ylabel(axis[1])
-        if low > 0 and high / low > 3 and not zero:
+        if percent:
+            axes.set_ylim(-4, 104)
+            percent_axis(axes.yaxis, axis[1])
+        elif low > 0 and high / low > 3 and not zero:
             log_axis(axes, low, high)
+        if far:
+            axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
         mark_original(axes, original, ink)
 
     columns = ["label", axis[0], title, "low_95", "high_95"]

@@ -1,21 +1,26 @@
 """Figures: what is drawn from which records, the files, and their bytes."""
 
 import csv
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
 
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.coverage import coverage
 from skipwise.report import figures
-from skipwise.report.figures import coverage_figure, draw_figures
+from skipwise.report.canvas import Plot
+from skipwise.report.figures import coverage_figure, curve_plot, draw_figures
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.retrieval_figures import hits_by_depth
 from skipwise.report.shown import ARM_LOOKS, Shown, looks_of
 from skipwise.results.records import CoverageRecord, TrainingRecord
+from skipwise.results.statistics import Interval
 from tests.measured import INFO, evaluation_folder, readings, trials
 
 CURVE = CoverageRecord.of(coverage(256, 1024), "2 chunks")
@@ -273,3 +278,41 @@ def test_arms_whose_colours_look_alike_to_the_colour_blind_differ_in_hatch_and_m
     one, other = (ARM_LOOKS[arm] for arm in pair.split())
     assert one.hatch != other.hatch
     assert one.marker != other.marker
+
+
+def axes_of(plot: Plot) -> Axes:
+    axes = Canvas().add_subplot()
+    plot.draw(axes, "#000000")
+    return axes
+
+
+def exact(curve: dict[int, float]) -> dict[int, Interval]:
+    return {x: Interval(value, -math.inf, math.inf) for x, value in curve.items()}
+
+
+def test_curves_that_end_far_above_the_lowest_leave_the_figure_and_the_legend_says_where():
+    """Beside an original that fails, arms that differ by a few percent would lie on one another."""
+    curves = {
+        "original": exact({256: 10.5, 2048: 97.1}),
+        "pose": exact({256: 11, 2048: 12}),
+        "short": exact({256: 11, 2048: 20}),
+        "broken": exact({256: math.inf, 2048: math.inf}),
+    }
+    near, whole = (
+        axes_of(curve_plot("p", "Perplexity", ("window", "perplexity"), curves, near=near)) for near in (True, False)
+    )
+    low, high = near.get_ylim()
+    assert 10 < low < 10.5
+    assert 20 < high < 21
+    assert near.get_yscale() == "linear"
+    assert near.get_legend_handles_labels()[1] == ["original (ends at 97.1)", "PoSE", "short", "broken"]
+    assert whole.get_yscale() == "log"
+    assert whole.get_legend_handles_labels()[1][0] == "original"
+
+
+def test_shares_have_an_axis_from_0_to_100():
+    """However little they differ; of equal ones matplotlib would show thousandths."""
+    plot = curve_plot("p", "Found", ("prompt", "found (%)"), {"pose": exact({256: 0, 2048: 0})}, percent=True)
+    low, high = axes_of(plot).get_ylim()
+    assert low < 0 < 100 < high
+    assert list(axes_of(plot).get_yticks()) == [0, 25, 50, 75, 100]

@@ -12,6 +12,7 @@ def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:
     scores = {
         setting.label: {
             "pose, half the rate": Scores({("x", 256): [2.0]}),
+            "full": Scores({("x", 256): [2.0], ("x", 512): [1.8]}),
             "pose": Scores({("x", 256): [2.0], ("x", 512): [1.9]}, hits={"passkey": {2048: [(3, 4)]}}),
         }
         for setting in exhibit.settings
@@ -21,6 +22,7 @@ def test_every_block_has_its_files_and_names_without_spaces(tmp_path) -> None:
     legend = (tmp_path / "gap-yarn-8x-perplexity.csv").read_text()
     assert "pose" in legend
     assert "half the rate" not in legend
+    assert drawn["yarn, 8x"] == {"gap-yarn-8x-perplexity": "Perplexity by window, x"}
     names = [name for names in drawn.values() for name in names]
     assert len(set(names)) == len(names) == len(scores)  # passkeys of one length are not drawn
     assert not any(" " in name for name in names)
