@@ -117,11 +117,13 @@ def _prompts(runs: Sequence[ArmRun]) -> str:
         arms = [arm for arm, data in shares.items() if data.passkey == asked]
         whose = "the examples" if len(arms) == len(shares) else f"the examples of {', '.join(arms)}"
         told.append(f"{asked:.0%} of {whose} end in a passkey prompt, no longer than their window.")
-    for asked in sorted({data.retrieval for data in shares.values()} - {0}):
-        arms = [arm for arm, data in shares.items() if data.retrieval == asked]
-        told.append(
-            f"{asked:.0%} of the examples of {', '.join(arms)} are retrieval prompts, none worded as those measured."
-        )
+    prompts = {arm: (data.retrieval, data.retrieval_end) for arm, data in shares.items() if data.retrieval}
+    for begin, end in sorted(set(prompts.values()), key=str):
+        whose = ", ".join(arm for arm, asked in prompts.items() if asked == (begin, end))
+        share = f"{begin:.0%} of the examples of {whose} are retrieval prompts"
+        if end is not None:
+            share = f"Of the first examples of {whose} {begin:.0%} are retrieval prompts, of the last {end:.0%}"
+        told.append(f"{share}, none worded as those measured.")
     return " ".join(told)
 
 

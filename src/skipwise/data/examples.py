@@ -71,6 +71,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
         retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
             positions skip once, anywhere from the first fact to the questions.
+        retrieval_end: that share at the end of the data set, to which it goes in a line; None: as at its beginning.
         answer_weight: what the labels of those answers count, where another label counts 1. Unless it is 1, examples also
             have ``label_weights``, float32 [tokens].
         written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them.
@@ -104,6 +105,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         min_context: int = 0,
         passkey: float = 0.0,
         retrieval: float = 0.0,
+        retrieval_end: float | None = None,
         answer_weight: float = 1.0,
         written: np.ndarray | None = None,
         written_share: float = 0.0,
@@ -117,7 +119,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
-        self.seed, self.passkey, self.retrieval, self.answer_weight = seed, passkey, retrieval, answer_weight
+        self.seed, self.passkey, self.answer_weight = seed, passkey, answer_weight
+        self.retrieval = retrieval, retrieval if retrieval_end is None else retrieval_end
         self._without_context = assistant_only or store.labelled
         self._answers = Answers(store, self.rules.context) if self._without_context and len(store.context) else None
         if self._answers:
@@ -146,8 +149,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
                 "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
                 "out, or give records with messages"
             )
-        _check_shares({"passkey": passkey, "retrieval": retrieval, "written": written_share})
-        _check_prompts({"passkey": passkey, "retrieval": retrieval}, tokenizer, lengths[0])
+        for prompts in {"retrieval": retrieval}, {"retrieval_end": self.retrieval[1]}:
+            _check_shares({"passkey": passkey, **prompts, "written": written_share})
+        _check_prompts({"passkey": passkey, "retrieval": max(self.retrieval)}, tokenizer, lengths[0])
         if written_share:
             _check_written(written, written_share, plans.position_ids().shape[1])
 
@@ -195,14 +199,21 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         chosen, plans, origins, rng = self._drawn(np.asarray(indices))
         windows, positions = self._of_text(indices, chosen, plans, origins), plans.position_ids()
         replaced = {0: self._of_passkey, 1: self._of_retrieval, 2: self._of_the_base}  # the others stay text
-        shares = np.cumsum([self.passkey, self.retrieval, self.written_share])
-        for row, kind in enumerate(np.searchsorted(shares, rng.uniform(_PROMPT), side="right").tolist()):
+        for row, kind in enumerate(self._kinds(np.asarray(indices), rng).tolist()):
             if kind in replaced:
                 text = self._text(windows[row], int(origins[row]))
                 windows[row] = replaced[kind](int(indices[row]), text, positions[row])
-        weighted = self.answer_weight != 1 and self.retrieval > 0
+        weighted = self.answer_weight != 1 and max(self.retrieval) > 0
         taught = bool(self.teacher_weight or self.written_weight)
         return [window.example(weighted=weighted, taught=taught) for window in windows]
+
+    def _kinds(self, indices: np.ndarray, rng: Rng) -> np.ndarray:
+        """Return what each example is, int64 [examples]: 0 ends in a passkey prompt, 1 is a retrieval prompt, 2 text of the
+        base, 3 text."""
+        begin, end = self.retrieval
+        prompts = begin + (end - begin) * indices / len(self)
+        shares = np.stack([np.full(len(indices), self.passkey), prompts, np.full(len(indices), self.written_share)])
+        return (np.cumsum(shares, axis=0) <= rng.uniform(_PROMPT)).sum(0)
 
     def plans(self, indices: np.ndarray) -> Plans:
         """Return the position plans of the examples ``indices`` [examples], without their text."""

@@ -133,6 +133,9 @@ class Data(Section):
     held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
     retrieval: Real = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
+    retrieval_end: Real | None = Field(
+        None, ge=0, le=1, description="that share at the end of training, to which it goes in a line; default: the same"
+    )
     answer_weight: Real = Field(1.0, gt=0, le=1000, description="what a label of such an answer counts; of text: 1")
     train_jumps: bool = Field(
         False,
@@ -347,6 +350,8 @@ class Recipe(Section):
                 "a chunk has at least one token"
             )
         shares = {"data.passkey": self.data.passkey, "data.retrieval": self.data.retrieval}
+        if (end := self.data.retrieval_end) is not None and end > self.data.retrieval:
+            shares = {"data.passkey": self.data.passkey, "data.retrieval_end": end}
         shares |= {"teacher.written": self.teacher.written} if self.teacher else {}
         asked = {name: share for name, share in shares.items() if share}
         if (together := sum(asked.values())) > 1:
@@ -376,7 +381,7 @@ class Recipe(Section):
         replaces = f"the model's own loss, which training.{other} replaces"
         if self.teacher:
             raise ValueError(f"teacher adds its term to {replaces}; set teacher=null, or leave training.{other} out")
-        if self.data.retrieval and self.data.answer_weight != 1:
+        if (self.data.retrieval or self.data.retrieval_end) and self.data.answer_weight != 1:
             raise ValueError(
                 f"data.answer_weight {self.data.answer_weight:g} weighs labels in {replaces}; set data.answer_weight=1, or leave "
                 f"training.{other} out"

@@ -140,6 +140,7 @@ class PreparedRun:
             min_context=recipe.data.min_context,
             passkey=recipe.data.passkey,
             retrieval=recipe.data.retrieval,
+            retrieval_end=recipe.data.retrieval_end,
             answer_weight=recipe.data.answer_weight,
             written=written,
             written_share=recipe.teacher.written if recipe.teacher and written is not None else 0.0,

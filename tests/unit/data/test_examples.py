@@ -224,6 +224,23 @@ def test_shares_of_prompts_are_drawn_apart(tmp_path: Path) -> None:
     assert 40 < len(passkeys) < 80 < len(prompts) < 160
 
 
+def test_the_share_of_retrieval_prompts_goes_in_a_line_to_its_end(tmp_path: Path) -> None:
+    store = stored(tmp_path, words=400)
+    settings = {"train_length": 400, "target_length": 1280, "tokenizer": byte_tokenizer(), "examples": 1000}
+    plain, always = dataset(store, **settings), dataset(store, **settings, retrieval=0.8)
+
+    def places(**shares: float) -> np.ndarray:
+        data = dataset(store, **settings, **shares)
+        found = [*data.__getitems__(range(500)), *data.__getitems__(range(999, 499, -1))[::-1]]
+        prompts = [not equal(example, plain[i]) for i, example in enumerate(found)]
+        assert all(equal(found[i], always[i]) for i in np.flatnonzero(prompts))
+        return np.add.reduceat(prompts, range(0, 1000, 250)) / 250
+
+    assert places(retrieval=0.8, retrieval_end=0.0) == pytest.approx([0.7, 0.5, 0.3, 0.1], abs=0.08)
+    assert places(retrieval=0.0, retrieval_end=0.8) == pytest.approx([0.1, 0.3, 0.5, 0.7], abs=0.08)
+    assert places(retrieval=0.8) == pytest.approx([0.8] * 4, abs=0.08)
+
+
 def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     store = stored(tmp_path, words=400)
@@ -310,6 +327,12 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         dataset(store, retrieval=0.5, tokenizer=byte_tokenizer())
     with pytest.raises(DataError, match=r"passkey \+ retrieval = 1.5 must not exceed 1"):
         dataset(store, passkey=0.5, retrieval=1.0, tokenizer=byte_tokenizer())
+    with pytest.raises(DataError, match=r"retrieval_end = -1 must lie in 0\.\.1"):
+        dataset(store, retrieval_end=-1)
+    with pytest.raises(DataError, match=r"passkey \+ retrieval_end = 1.5 must not exceed 1"):
+        dataset(store, passkey=0.5, retrieval_end=1.0, tokenizer=byte_tokenizer())
+    with pytest.raises(DataError, match=r"retrieval = 0\.5 needs a tokenizer"):
+        dataset(store, retrieval_end=0.5)
     with pytest.raises(DataError, match=r"written = 1.5 must lie in 0\.\.1"):
         dataset(store, written_share=1.5)
     for none in (None, np.zeros(8, dtype=np.int64)):

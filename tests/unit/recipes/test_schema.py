@@ -222,6 +222,9 @@ def test_set_that_is_not_yaml() -> None:
         ({"training.learning_rate": float("inf")}, ["training.learning_rate = inf", "finite"]),
         ({"training.learning_rate": True}, ["training.learning_rate = True", "not true or false"]),
         ({"data.passkey": float("nan")}, ["data.passkey = nan"]),
+        ({"data.retrieval": 0.9}, ["data.retrieval + teacher.written = 1.05 must not exceed 1", "lower one of them"]),
+        ({"data.retrieval_end": 0.9}, ["data.retrieval_end + teacher.written = 1.05 must not exceed 1"]),
+        ({"data.retrieval_end": 1.1}, ["data.retrieval_end = 1.1", "less than or equal to 1"]),
         ({"training.label_smoothing_factor": 7}, ["training.label_smoothing_factor = 7", "less than 1"]),
         (
             {"teacher": None, "training.label_smoothing_factor": 0.1},
@@ -233,6 +236,10 @@ def test_set_that_is_not_yaml() -> None:
         ),
         (
             {"teacher": None, "training.use_liger_kernel": True},
+            ["data.answer_weight 8", "leave training.use_liger_kernel"],
+        ),
+        (
+            {"teacher": None, "data.retrieval": 0, "data.retrieval_end": 0.1, "training.use_liger_kernel": True},
             ["data.answer_weight 8", "leave training.use_liger_kernel"],
         ),
         ({"training.weight_decay": -3}, ["training.weight_decay = -3", "greater than or equal to 0"]),
