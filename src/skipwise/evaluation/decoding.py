@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import PreTrainedModel
 
 from skipwise.model.cache_argument import CACHE
+from skipwise.model.key_value_cache import roomy_cache
 
 # Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask
 # also compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less
@@ -48,7 +49,7 @@ class Reader:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._ids: list[int] = []
-        self._cache = DynamicCache(config=model.config)
+        self._cache = roomy_cache(model.config)
         rope = getattr(model.config, "rope_parameters", None) or {}
         switches = rope.get("rope_type") == "longrope"
         self._switch = rope.get("original_max_position_embeddings") if switches else None
@@ -100,7 +101,7 @@ class Reader:
         if not self.goes_back:
             tokens = 0
         if not tokens:
-            self._cache = DynamicCache(config=self._model.config)
+            self._cache = roomy_cache(self._model.config)
         elif tokens < len(self._ids):
             self._cache.crop(tokens - len(self._ids))
         del self._ids[tokens:]
@@ -136,16 +137,12 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
     Shorter prompts are padded on the left; a mask hides that, and positions do not count it.
     """
     width, more = max(one.tokens for one in begun), max(one.most - len(one.written) for one in begun)
-    cache = StaticCache(config=model.config, max_cache_len=width + more)  # a growing one is copied with every id
+    cache = roomy_cache(model.config, width + more)
     for number, layers in enumerate(zip(*(one.cached for one in begun), strict=True)):
         keys, values = (
             torch.cat([pad(states, (0, 0, width - states.shape[2], 0)) for states in part])
             for part in zip(*layers, strict=True)
         )
-        values = values.to(_of_products(model.device.type) or values.dtype)
-        layer: Any = cache.layers[number]
-        layer.lazy_initialization(keys, values)
-        layer.values = layer.values.to(values.dtype)
         cache.update(keys, values, number)
     positions = torch.tensor([one.tokens for one in begun], device=model.device)
     mask = (torch.arange(width + more, device=model.device) >= width - positions[:, None]).long()
@@ -158,20 +155,16 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
             break
         last = torch.tensor([ids[-1:] for ids in written], device=model.device)
         logits = model(
-            input_ids=last, attention_mask=mask, position_ids=positions[:, None], use_cache=True, **{CACHE: cache}
+            input_ids=last,
+            attention_mask=mask[:, : end + 1],
+            position_ids=positions[:, None],
+            use_cache=True,
+            **{CACHE: cache},
         ).logits
         positions, end = positions + 1, end + 1
         for i in unfinished:
             written[i].append(int(logits[i, -1].argmax()))
     return written
-
-
-def _of_products(device: str) -> torch.dtype | None:
-    """The type that autocast gives to products, as values are; keys, which RoPE has turned, may be float32 beside them.
-
-    Caches of transformers 5.10 keep both in the keys' type, and a static one then refuses further values.
-    """
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def _cut(begun: Begun, written: list[int], cache: Any, row: int, end: int) -> Begun:

@@ -17,12 +17,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import PretrainedConfig, PreTrainedModel
 
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
+from skipwise.model.key_value_cache import roomy_cache
 from skipwise.model.memory import token_bytes
 from skipwise.model.precision import in_mode
 
@@ -137,7 +137,7 @@ class Teacher:
         written = torch.from_numpy(np.pad(starts, ((0, 0), (0, length - begun)))).to(model.device)
         with self._frozen(), in_mode(model, training=False):
             for rows in written.split(at_once):
-                cache = _cache(model.config, length)
+                cache = roomy_cache(model.config, length)
                 for end in range(begun, length):
                     unread = rows[:, :end] if end == begun else rows[:, end - 1 : end]
                     logits = model(input_ids=unread, use_cache=True, **{CACHE: cache}).logits[:, -1]
@@ -147,40 +147,6 @@ class Teacher:
                     rows[:, end] = token.clamp(max=chances.shape[1] - 1)
                     on_tokens(len(rows))
         return written.cpu().numpy()
-
-
-class _Filling(DynamicLayer):
-    """Keys and values of one layer in memory for ``tokens`` of them; a growing cache is copied with each token.
-
-    What is returned are its filled parts, so attention needs no mask, with which it would copy the keys that heads share.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self._tokens = tokens
-        self._memory: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        begin, end = self.get_seq_length(), self.get_seq_length() + key_states.shape[2]
-        if self._memory is None:
-            self._memory = self._empty(key_states), self._empty(value_states)
-        for memory, states in zip(self._memory, (key_states, value_states), strict=True):
-            memory[:, :, begin:end] = states
-        self.keys, self.values = (memory[:, :, :end] for memory in self._memory)
-        self.is_initialized = True
-        return self.keys, self.values
-
-    def _empty(self, states: torch.Tensor) -> torch.Tensor:
-        return states.new_empty(*states.shape[:2], self._tokens, states.shape[3])
-
-
-def _cache(config: PretrainedConfig, tokens: int) -> DynamicCache:
-    """Return a cache for ``tokens`` of each text; layers that keep only the last ones (sliding attention) stay as they are."""
-    cache = DynamicCache(config=config)
-    cache.layers = [_Filling(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
 
 
 def _rotates(module: torch.nn.Module) -> bool:

@@ -1,0 +1,59 @@
+"""Keys and values of the tokens that a model has read, in memory with room for more: transformers' own are copied with each token."""
+
+from typing import Any
+
+import torch
+from transformers import DynamicCache, PretrainedConfig
+from transformers.cache_utils import DynamicLayer
+
+_ROOM = 256  # tokens more than there are, where memory is taken anew
+
+
+def roomy_cache(config: PretrainedConfig, tokens: int = 0) -> DynamicCache:
+    """Return an empty cache that at first takes memory for ``tokens`` of each text.
+
+    Layers that keep only the last tokens (sliding attention) stay as they are.
+    """
+    cache = DynamicCache(config=config)
+    cache.layers = [_Roomy(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+class _Roomy(DynamicLayer):
+    """One layer's keys and values, [texts, heads, tokens, size]: the filled parts of its memory.
+
+    Under autocast they are kept as attention casts them. RoPE leaves keys in float32, which take twice the memory and
+    would be cast again with each token.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._memory: list[torch.Tensor] = []
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        device = key_states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[2]
+        if not self._memory or end > self._memory[0].shape[2]:
+            size = self._tokens if end <= self._tokens else end + _ROOM
+            filled = (self.keys, self.values) if begin else (None, None)
+            self._memory = [
+                _with_room(size, dtype, *pair) for pair in zip((key_states, value_states), filled, strict=True)
+            ]
+        for memory, states in zip(self._memory, (key_states, value_states), strict=True):
+            memory[:, :, begin:end] = states
+        self.keys, self.values = (memory[:, :, :end] for memory in self._memory)
+        self.is_initialized = True
+        return self.keys, self.values
+
+
+def _with_room(size: int, dtype: torch.dtype | None, states: torch.Tensor, filled: torch.Tensor | None) -> torch.Tensor:
+    """Memory for ``size`` tokens of such states, which begins with what is ``filled``."""
+    memory = states.new_empty(*states.shape[:2], size, states.shape[3], dtype=dtype or states.dtype)
+    if filled is not None:
+        memory[:, :, : filled.shape[2]] = filled
+    return memory

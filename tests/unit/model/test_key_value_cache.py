@@ -1,0 +1,53 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import DynamicCache, LlamaConfig, MistralConfig
+
+from skipwise.model.key_value_cache import roomy_cache
+
+CONFIG = LlamaConfig(num_hidden_layers=2)
+
+
+def states(tokens: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    both = torch.randn(2, 3, 2, tokens, 4, generator=torch.Generator().manual_seed(seed))  # of 3 texts and 2 heads
+    return both[0], both[1]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 400)), min_size=1, max_size=6),
+    st.sampled_from([0, 1, 150, 2000]),
+)
+def test_it_holds_what_transformers_own_holds(steps: list[tuple[int, int]], tokens: int) -> None:
+    ours, own = roomy_cache(CONFIG, tokens), DynamicCache(config=CONFIG)
+    for number, (more, forgotten) in enumerate(steps):
+        for layer in range(2):
+            new = states(more, 2 * number + layer)
+            for got, expected in zip(ours.update(*new, layer), own.update(*new, layer), strict=True):
+                torch.testing.assert_close(got, expected, rtol=0, atol=0)
+        back = min(forgotten, ours.get_seq_length() - 1)
+        ours.crop(-back)
+        own.crop(-back)
+        assert ours.get_seq_length() == own.get_seq_length()
+
+
+def test_memory_is_taken_once_for_many_tokens() -> None:
+    cache, places = roomy_cache(CONFIG), set()
+    for number in range(200):
+        keys, _ = cache.update(*states(1, number), 0)
+        places.add(keys.data_ptr())
+    assert len(places) == 1
+
+
+def test_under_autocast_both_are_kept_as_products_take_them() -> None:
+    cache, (keys, values) = roomy_cache(CONFIG), states(5, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        kept = cache.update(keys, values.bfloat16(), 0)
+    assert [one.dtype for one in kept] == [torch.bfloat16] * 2
+    torch.testing.assert_close(kept[0], keys.bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("window", [None, 64])
+def test_layers_with_a_window_stay_as_they_are(window: int | None) -> None:
+    config = MistralConfig(num_hidden_layers=1, sliding_window=window)
+    assert roomy_cache(config).is_sliding == DynamicCache(config=config).is_sliding
