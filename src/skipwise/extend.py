@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from skipwise.errors import RunError, counted
 from skipwise.evaluation.arms import RunEvaluation, measure_arms, plan_evaluation
 from skipwise.evaluation.forecast import require_measurable
+from skipwise.evaluation.runner import explained_answers
 from skipwise.method.coverage import coverage
 from skipwise.model.saving import require_saved
 from skipwise.recipes.schema import Recipe
@@ -142,7 +143,7 @@ def _measure_step(evaluation: RunEvaluation, run: RunFolder, model: PreTrainedMo
     batches = evaluation.step_batches(step)
     if all(request.key in known for batch in batches for request in batch.requests):
         return
-    made = [record for batch in batches for record in batch.answers(model)]
+    made = [record for batch in batches for record in explained_answers(model, batch)]
     losses = evaluation.far_losses([*records, *made])
     best = bool(losses) and best_checkpoint.best_step(losses) == step
     if best:

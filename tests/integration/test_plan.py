@@ -171,6 +171,13 @@ def test_full_length_has_as_many_tokens_at_a_time(model, monkeypatch, capsys) ->
     assert full == pytest.approx(pose, rel=0.2)  # 2 x 16k at a time against 16 x 2k
 
 
+def test_full_length_training_is_planned_in_windows_of_the_target(model, monkeypatch, capsys) -> None:
+    words = [model, "--target", "16k", "--set", "positions.scheme=full", "--set", "training.batch_size=8"]
+    cells, _ = planned(monkeypatch, capsys, *words)
+    assert cells["windows a step"] == ["8 of 16k", "8 of 16k"]
+    assert len(set(cells["activations, each GPU"])) == 1
+
+
 def test_a_window_on_each_gpu_at_least(model, monkeypatch, capsys) -> None:
     words = [model, "--target", "16k", "--gpus", "8", "--set", "training.batch_size=16"]
     assert planned(monkeypatch, capsys, *words)[0]["windows a step"] == ["16 of 2k", "8 of 16k"]

@@ -1,5 +1,7 @@
 """Logits a slice at a time, and greedy decoding behind a shared cache, against whole forward passes, for every family."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from skipwise.evaluation import logits as logits_module
 from skipwise.evaluation.decoding import Reader, go_on_together
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.perplexity import inference
+from skipwise.model.lora import adapt
+from skipwise.recipes.schema import Lora
 from tests import families
 
 _WRITTEN = 7  # tokens
@@ -44,6 +48,16 @@ def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
     with torch.no_grad():
         assert len(list(logits_at(model, torch.zeros(1, 9, dtype=torch.long), range(0, 8)))) == 8
     assert runs == [1]
+
+
+def test_slices_are_the_whole_while_low_rank_additions_are_trained(monkeypatch) -> None:
+    """peft's wrapper holds the layers and the output layer; only the layers may run once."""
+    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 5 * 97)
+    model = adapt(families.model("llama"), Lora(rank=2)).eval()
+    ids = torch.randint(0, 97, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = torch.cat([some for some, _ in logits_at(model, ids, range(0, 39))], 1)
+    torch.testing.assert_close(whole, whole_logits(model, ids)[:, :39], rtol=1e-5, atol=1e-5)
 
 
 def test_what_the_model_does_to_its_inputs_is_done_in_every_slice(monkeypatch) -> None:
@@ -137,6 +151,8 @@ def test_frequencies_that_change_with_the_length_change_in_an_answer_too() -> No
     ).eval()  # fmt: skip
     reader = Reader(model)
     assert not reader.goes_back
+    equal = Phi3Config(**sizes, rope_parameters=rope | {"long_factor": rope["short_factor"]}, pad_token_id=0)
+    assert Reader(SimpleNamespace(config=equal)).goes_back
     prompt = np.random.default_rng(0).integers(1, 97, 29).tolist()
     ids = torch.tensor([prompt])
     with torch.no_grad():

@@ -158,6 +158,7 @@ def coverage(
 
     from skipwise.method.coverage import coverage as compute
     from skipwise.method.positions import ChunkRules
+    from skipwise.report.summary import arm_name
     from skipwise.results.records import CoverageRecord
 
     if figure is not None:
@@ -170,7 +171,7 @@ def coverage(
     with console.status("drawing examples"):
         result = compute(original, target, rules, scheme=scheme, samples=samples, seed=seed)
     monte_carlo = result.samples > 0
-    label = counted(chunks, "chunk") if scheme == "pose" else scheme
+    label = counted(chunks, "chunk") if scheme == "pose" else arm_name(scheme)
     table = Table(title=f"coverage, {original} -> {target}, {label}")
     for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
         table.add_column(column, justify="right")

@@ -54,10 +54,17 @@ Records = Annotated[
 ]
 StartingModel = Annotated[
     str | None,
-    typer.Argument(parser=model_name, help="nano (embedded, the default), a folder, or a name on the model hub"),
+    typer.Argument(
+        parser=model_name, help="nano (embedded, the default), smollm2, a folder, or a name on the model hub"
+    ),
 ]
 Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
-Stride = Annotated[str | None, typer.Option(help="tokens by which windows advance; default: half the original length")]
+Stride = Annotated[
+    str | None,
+    typer.Option(
+        help="tokens by which windows advance; default: half the original length, or target / 16 if that is more"
+    ),
+]
 Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the prompts: keys and depths")]
 TaskFiles = Annotated[
     Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder of task files of your own (YAML)")
@@ -190,12 +197,11 @@ def read_gigabytes(text: str) -> float:
 
 
 def given_options(context: typer.Context, *only: str) -> list[str]:
-    """Options that stand on the command line; of ``only`` these, where there are any."""
+    """Those of the options ``only`` that stand on the command line."""
     return [
         option.opts[0]
         for option in context.command.params
-        if option.opts[0].startswith("--")
-        and (not only or option.opts[0] in only)
+        if option.opts[0] in only
         and (source := context.get_parameter_source(option.name or ""))
         and source.name == "COMMANDLINE"
     ]

@@ -234,7 +234,8 @@ def _message(turn: Any, number: int, where: str) -> Message:
     """A turn with the names of OpenAI's API; of other entries those that say something are kept."""
     turn = turn if isinstance(turn, Mapping) else {}
     given = turn.get("role", turn.get("from"))
-    role, content = _ROLES.get(str(given).lower(), given), _joined(turn.get("content", turn.get("value")))
+    named = str(given).lower()
+    role, content = _ROLES.get(named, named), _joined(turn.get("content", turn.get("value")))
     if role not in _KNOWN:
         raise DataError(
             f"{where}, turn {number}: role {given!r} is none of {', '.join((*_KNOWN, *_ROLES))}; correct the record"

@@ -176,8 +176,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             raise DataError(f"held_out = {held_out:g} must be at least 0 and below 1, a share of the documents")
         store = build_token_store(source, tokenizer)
         train, _ = split_by_name(store, held_out)
-        shortest = 2 if store.holds_conversations else parse_length(train_length)
-        documents = np.intersect1d(train, keep_long(store, shortest))
+        whole = (options.get("positions") or Positions()).scheme == "full"
+        window = parse_length(target_length if whole else train_length)
+        shortest = 2 if store.holds_conversations and not whole else window
+        documents = np.intersect1d(train, keep_long(store, shortest, "target_length" if whole else "train_length"))
         return cls(
             store, documents, train_length=train_length, target_length=target_length, tokenizer=tokenizer, **options
         )

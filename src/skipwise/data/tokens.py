@@ -152,15 +152,15 @@ def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
             )
 
 
-def keep_long(store: TokenStore, min_tokens: int) -> np.ndarray:
-    """Return the indices, int64 [kept], of documents of at least ``min_tokens``; in the paper, of the train length."""
+def keep_long(store: TokenStore, min_tokens: int, setting: str = "train_length") -> np.ndarray:
+    """Return the indices, int64 [kept], of documents of at least ``min_tokens``, as ``setting`` asks; in the paper, of L_c."""
     kept = np.flatnonzero(store.lengths >= min_tokens)
     if not len(kept):
         longest = int(store.lengths.argmax())
         raise DataError(
             f"kept 0 of {counted(len(store), 'document')}; all are under {min_tokens:,} tokens: the longest, "
             f"{store.names[longest]}, has {store.lengths[longest]:,}. "
-            "Lower `train_length` or `data.min_tokens`, or join documents"
+            f"Lower `{setting}`, or join documents"
         )
     return kept
 

@@ -53,7 +53,7 @@ class Comparison:
 
 
 def plan_request(model: str | Path, tokenizer: PreTrainedTokenizerBase, original: int, target: int) -> Request:
-    """Plan what is asked of a model: its own standard library is the text, so any machine has it."""
+    """Plan what is asked of a model: the standard library of this Python is the text, so any machine has it."""
     depths = depths_of(original, target)
     text = _text(tokenizer, depths[-1])
     places = [place for depth in depths for place in range(depth - _PLACES + 1, depth + 1)]

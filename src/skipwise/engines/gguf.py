@@ -30,8 +30,8 @@ from skipwise.model.loading import load_tokenizer
 from skipwise.model.rope import rotated_dims
 from skipwise.model.serving import by_frequency
 
-CONVERTED = ("f32", "f16", "bf16", "q8_0")  # types that the converter writes
-TYPES = (*CONVERTED, *QUANTISED)
+UNQUANTISED = ("f32", "f16", "bf16", "q8_0")  # types that the converter writes
+TYPES = (*UNQUANTISED, *QUANTISED)
 FINE = ("f32", "f16")  # types whose weights hide no error of a RoPE
 # llama.cpp's pre-tokenizers, the commonest first: of names that split a text by the same expressions, one.
 _PRE_TOKENIZERS = (
@@ -122,7 +122,7 @@ def gguf_types() -> dict[str, Any]:
     from gguf import LlamaFileType
 
     names = "ALL_F32", "MOSTLY_F16", "MOSTLY_BF16", "MOSTLY_Q8_0"
-    return {kind: LlamaFileType[name] for kind, name in zip(CONVERTED, names, strict=True)}
+    return {kind: LlamaFileType[name] for kind, name in zip(UNQUANTISED, names, strict=True)}
 
 
 def _convert(model: Path, out: Path, kind: str, console: Console) -> None:

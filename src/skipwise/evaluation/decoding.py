@@ -51,7 +51,7 @@ class Reader:
         self._ids: list[int] = []
         self._cache = roomy_cache(model.config)
         rope = getattr(model.config, "rope_parameters", None) or {}
-        switches = rope.get("rope_type") == "longrope"
+        switches = rope.get("rope_type") == "longrope" and rope.get("short_factor") != rope.get("long_factor")
         self._switch = rope.get("original_max_position_embeddings") if switches else None
         self.goes_back = not (any(self._cache.is_sliding) or switches)
 

@@ -19,7 +19,7 @@ from skipwise.evaluation.specification import specification_of
 from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
 from skipwise.model.memory import parameters_of, token_bytes
-from skipwise.model.precision import AUTOCAST
+from skipwise.model.precision import dtype_of
 from skipwise.model.rope import extension_of
 from skipwise.recipes.schema import Recipe
 
@@ -71,7 +71,7 @@ def print_forecast(evaluation: RunEvaluation, tokens: int, window: int, device: 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
     """Refuse windows and prompts that this machine's memory is certain not to hold."""
     config = load_config(evaluation.recipe.model)
-    itemsize = (AUTOCAST[evaluation.specification.precision] or torch.float32).itemsize
+    itemsize = dtype_of(evaluation.specification.precision).itemsize
     weights = itemsize * (parameters_of(config) or 0)
     require_memory(config, device, itemsize, batches_of(evaluation), weights)
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from skipwise.model.lora import stock_model
+
 # Logits at a time, in numbers: on a CPU few, so that they stay in its caches; else 64 MiB in float32.
 _AT_ONCE = {"cpu": 2**21}
 _ELSEWHERE = 2**24
@@ -35,9 +37,9 @@ def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Itera
 
 
 @contextmanager
-def _layers_run_once(model: Any) -> Iterator[None]:
+def _layers_run_once(model: PreTrainedModel) -> Iterator[None]:
     """Let the model's layers run at their first call in this context, and return the same at every other."""
-    layers = model.base_model
+    layers: Any = stock_model(model).base_model
     own = vars(layers).get("forward")  # where layers are spread over devices
     run = layers.forward
     outputs: list[Any] = []

@@ -14,7 +14,7 @@ from skipwise.model.config import load_config, resolve
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
 from skipwise.model.origin import promised_length, read_origin
-from skipwise.model.precision import AUTOCAST, default_device
+from skipwise.model.precision import default_device, dtype_of
 from skipwise.model.rope import Extension, original_length
 from skipwise.model.sealed import require_unchanged
 
@@ -35,8 +35,8 @@ class EvaluatedModel:
     def load(self, precision: str) -> PreTrainedModel:
         """Load it for measuring: on a GPU with weights in ``precision``, else in float32 under autocast."""
         device = default_device()
-        dtype = AUTOCAST[precision] if device.type == "cuda" else None
-        return load_model(self.name, self.extension, dtype=dtype or torch.float32, device=device).eval()
+        dtype = dtype_of(precision) if device.type == "cuda" else torch.float32
+        return load_model(self.name, self.extension, dtype=dtype, device=device).eval()
 
     @property
     def digest(self) -> str:
@@ -63,7 +63,8 @@ def find_models(
         raise RecipeError(f"models {', '.join(names)}: one is named twice; name each once")
     base_of = {name: _base_of(name) if base is None else base for name in names}
     bases = [name for name in dict.fromkeys(base_of.values()) if name and name not in names]
-    labels = dict(zip(names, _labels(names), strict=True)) | {name: f"{_short(name)} (base)" for name in bases}
+    labels = dict(zip(names, _labels(names), strict=True))
+    labels |= {name: f"{label} (base)" for name, label in zip(bases, _labels(bases), strict=True)}
     own_base = {name: base if base != name else None for name, base in base_of.items()}
     found = [_model(name, labels, own_base[name], original, length) for name in names]
     return [*found, *(_model(name, labels, None, None, length, control=True) for name in bases)]
@@ -107,9 +108,16 @@ def _base_of(name: str) -> str | None:
     """The model that ``skipwise extend`` extended, if it is still there."""
     origin = read_origin(name)
     try:
-        return origin.base if origin and origin.base and load_config(origin.base) else None
+        if origin is None or not origin.base or not load_config(origin.base):
+            return None
     except ModelError:
         return None
+    if origin.base_fingerprint not in (None, weights_fingerprint(origin.base)):
+        raise ModelError(
+            f"model {name!r} was extended from {origin.base}, whose files have changed since; restore them, or give --base "
+            f"{origin.base} to compare with what is there now, or --base none"
+        )
+    return origin.base
 
 
 def _labels(names: list[str]) -> list[str]:

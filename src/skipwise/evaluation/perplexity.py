@@ -23,7 +23,7 @@ from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length
 from skipwise.model.blocked_attention import blocked_attention
-from skipwise.model.precision import AUTOCAST, choose_precision, in_mode
+from skipwise.model.precision import autocast, choose_precision, in_mode
 
 # Tokens fed together: few on a CPU, so that the activations of a layer stay in its caches.
 _PER_BATCH = {"cpu": 2048}
@@ -136,10 +136,8 @@ def fed_tokens(documents: Iterable[np.ndarray], window: int, stride: int) -> int
 @contextmanager
 def inference(model: PreTrainedModel, precision: str) -> Iterator[None]:
     """Evaluation mode, no gradients, autocast to ``precision``, and the fastest attention; the model is as before at the end."""
-    dtype = AUTOCAST[precision]
-    autocast = torch.autocast(model.device.type, dtype=dtype, enabled=dtype is not None)
     # Under inference_mode autocast would cast the weights at every pass.
-    with in_mode(model, training=False), torch.no_grad(), autocast, blocked_attention(model):
+    with in_mode(model, training=False), torch.no_grad(), autocast(model.device, precision), blocked_attention(model):
         yield
 
 

@@ -5,7 +5,6 @@ A request is a record whose answer is still empty. What is there already is know
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle, groupby
 from pathlib import Path
@@ -38,7 +37,7 @@ from skipwise.model.forward_cost import ForwardCost
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.memory import machine_memory, token_bytes
 from skipwise.model.origin import Origin
-from skipwise.model.precision import AUTOCAST
+from skipwise.model.precision import dtype_of
 from skipwise.progress import progress
 from skipwise.results.records import Measured, ReadingRecord, Record
 from skipwise.results.results_file import append_record, read_records
@@ -145,7 +144,7 @@ def measure(
     if not batches:
         return
     label = batches[0].requests[0].arm
-    itemsize = min(model.dtype.itemsize, (AUTOCAST[batches[0].requests[0].precision] or torch.float32).itemsize)
+    itemsize = min(model.dtype.itemsize, dtype_of(batches[0].requests[0].precision).itemsize)
     require_memory(model.config, model.device, itemsize, batches, model.get_memory_footprint())
     cost = ForwardCost.of(model)
     operations = [sum(cost.of_token(batch.length, scored=isinstance(batch, Readings))) for batch in batches]
@@ -156,9 +155,8 @@ def measure(
             def advance(tokens: int, each: float = each) -> None:
                 work.advance(tokens * each)
 
-            with _explained(model, label, batch.requests[0]):
-                for record in batch.answers(model, advance):
-                    on_record(record)
+            for record in explained_answers(model, batch, advance):
+                on_record(record)
 
 
 def ask(server: Server, batches: Sequence[Batch], console: Console, on_record: Callable[[Record], None]) -> None:
@@ -250,12 +248,17 @@ def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int
     return sorted({1, tokens} | {edge for edge in inner if 1 < edge < tokens})
 
 
-@contextmanager
-def _explained(model: PreTrainedModel, label: str, request: ReadingRecord | Request) -> Iterator[None]:
-    """Turn a want of memory, or a position beyond the model's, into a message with the way out."""
-    length = request.window if isinstance(request, ReadingRecord) else request.length
+def explained_answers(
+    model: PreTrainedModel, batch: Batch, on_progress: Callable[[int], None] | None = None
+) -> Iterator[ReadingRecord | Request]:
+    """Answer a batch; of a want of memory, or a position beyond the model's, say the way out.
+
+    Raises:
+        EvaluationError: it says the length, and the setting.
+    """
+    label, length = batch.requests[0].arm, batch.length
     try:
-        yield
+        yield from batch.answers(model, on_progress)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError, IndexError) as error:
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
         if memory:

@@ -31,11 +31,6 @@ class Window:
         """How many tokens stand before the first target, the least context of any target here."""
         return self.scored_from - self.begin
 
-    @property
-    def scored(self) -> int:
-        """How many targets are scored."""
-        return self.end - self.scored_from
-
 
 def sliding_windows(tokens: int, window: int, stride: int) -> list[Window]:
     """Cover a document of ``tokens`` tokens so that every token but the first is scored exactly once.

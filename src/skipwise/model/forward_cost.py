@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreT
 
 from skipwise.errors import ModelError, reason
 from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
-from skipwise.model.memory import inner_width
+from skipwise.model.memory import experts_of, inner_width
 from skipwise.model.precision import autocast, dtype_of
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
@@ -31,10 +31,13 @@ class ForwardCost:
     def of(cls, model: PreTrainedModel) -> "ForwardCost":
         """The operations of a model with weights, or without (on the device ``meta``)."""
         config, head = model.config.get_text_config(), model.get_output_embeddings()
-        layers = (
+        layers = sum(
             part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear) and part is not head
         )
-        return cls(2.0 * sum(layers), 2.0 * head.weight.numel(), 4.0 * _width(config) * config.num_hidden_layers)
+        if experts := experts_of(config):  # their matrices are one tensor
+            of_all = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3)
+            layers += of_all * config.num_experts_per_tok // experts
+        return cls(2.0 * layers, 2.0 * head.weight.numel(), 4.0 * _width(config) * config.num_hidden_layers)
 
     @classmethod
     def of_config(cls, config: PretrainedConfig) -> "ForwardCost":

@@ -43,7 +43,7 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
     """
     text = config.get_text_config()
     inner = inner_width(text)
-    if any(getattr(text, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts")):
+    if experts_of(text):
         inner = 0  # each expert reads some of the tokens
     kept = 0
     if cached:
@@ -51,6 +51,11 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         kept = 2 * heads * size * list(DynamicCache(config=config).is_sliding).count(False)
     return itemsize * (2 * text.hidden_size + 2 * inner + kept)
+
+
+def experts_of(config: PretrainedConfig) -> int:
+    """Return how many experts a layer of a mixture has; 0 of a dense model."""
+    return max(getattr(config, name, None) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def inner_width(config: PretrainedConfig) -> int:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from skipwise.errors import RecipeError, one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
-from skipwise.method.limits import LAST_SEED, LONGEST, MOST_TRIALS
+from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.methods import DEFAULT, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
@@ -99,7 +99,7 @@ class Positions(Section):
     """Which positions the training examples get; ``skipwise.method.positions`` describes schemes and rules."""
 
     scheme: Scheme = Field("pose", description="a name in ``skipwise.method.positions.SCHEMES``")
-    chunks: Whole = Field(PAPER.chunks, ge=1, le=LONGEST, description="number of chunks N (pose)")
+    chunks: Whole = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field(PAPER.content, description="how content offsets v_i are drawn (pose)")

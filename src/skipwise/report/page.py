@@ -294,7 +294,7 @@ def _numbers(shown: Shown) -> Iterator[list[object]]:
 def _of_prices(folder: Folder, named: str) -> Iterator[list[object]]:
     """Loss and accuracy on other text, and the differences, which have an interval if there are segments enough."""
     for price in prices_of(folder):
-        base = str((folder.model(price.arm) or {}).get("base") or "original")
+        base = folder.base_of(price.arm)
         for measure, cost, unit, measured in (
             ("loss", "cost", "nats", price.loss),
             ("next-token accuracy", "change of next-token accuracy", "%", price.accuracy),

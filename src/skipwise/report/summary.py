@@ -98,7 +98,6 @@ class Cost:
 
     loss: Interval  # nats a token
     accuracy: Interval  # of the next token, a share
-    tokens: int  # compared
 
     def sentence(self, base: str) -> str:
         """The cost in one sentence."""
@@ -250,9 +249,9 @@ def judge(row: Row, base: Row | None) -> Judgement:
     own = "the model itself" if base is None else f"the base ({base.label})"
     words = f"{own} in windows of its original {window or row.original or 0:,} tokens"
     excess = {}
-    lengths = sorted({*row.sliding, *(n for lengths in row.found.values() for n in lengths)})
-    for begin, end in pairwise([1, *lengths]):
-        if end in row.edges() and (change := difference(row.whole, theirs, begin, end)):
+    lengths = {*row.sliding, *(n for lengths in row.found.values() for n in lengths)}
+    for begin, end in pairwise([1, *sorted(lengths.intersection(row.edges()))]):
+        if change := difference(row.whole, theirs, begin, end):
             excess[end] = change
     return Judgement(
         row,
@@ -301,8 +300,7 @@ def _cost(ours: Sequence[ReadingRecord], theirs: Sequence[ReadingRecord]) -> Cos
     change, accuracy = difference(ours, theirs), difference(ours, theirs, sums="hits")
     if change is None or accuracy is None:
         return None
-    shared = {r.document for r in ours} & {r.document for r in theirs}
-    return Cost(change, accuracy, sum(r.tokens for r in ours if r.document in shared))
+    return Cost(change, accuracy)
 
 
 def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:

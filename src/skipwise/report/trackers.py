@@ -125,7 +125,7 @@ def _numbers(measured: Folder) -> dict[str, float]:
     for row in rows_of([measured]):
         arm = arm_name(row.arm)
         for window, interval in row.perplexity.items():
-            numbers[f"results/perplexity {format_length(window)}/{arm}"] = interval.mean
+            numbers[f"results/perplexity {format_length(window)}/{row.label}"] = interval.mean
         for task, lengths in row.found.items():
             for length, (right, asked) in lengths.items():
                 numbers[f"results/{task} {format_length(length)}/{arm}"] = right / asked

@@ -43,7 +43,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """One logged training step: the mean next-token loss in nats since the last log, and the speed."""
+    """One logged training step: the mean of what is minimised since the last log, in nats, and the speed."""
 
     kind: ClassVar[str] = "training"
     arm: str

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -25,7 +26,8 @@ _BEGINNING = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins 
 
 def append_record(path: Path, *records: Any) -> None:
     """Append a record, or several that belong together, to the JSON Lines file ``path``, and flush it to the disk."""
-    drop_cut_off_record(path)
+    if not _looks_whole(path):
+        drop_cut_off_record(path)
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write("".join(f"{json.dumps(_as_dict(record))}\n" for record in records))
@@ -82,6 +84,15 @@ def drop_cut_off_record(path: Path) -> bool:
         except OSError as error:
             raise _unusable(path, error) from None
     return whole < len(data)
+
+
+def _looks_whole(path: Path) -> bool:
+    """Whether a file begins and ends as records do; all of it would take long to read before each record."""
+    with suppress(OSError), open(path, "rb") as file:
+        begins = file.read(len(_BEGINNING))
+        file.seek(-1, os.SEEK_END)
+        return begins == _BEGINNING and file.read() == b"\n"
+    return False
 
 
 def _read(path: Path) -> bytes:

@@ -16,7 +16,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 
 from skipwise.errors import RecipeError, nearest, reason
@@ -124,9 +124,11 @@ def known_fields(settings: Training) -> dict[str, Any]:
 
 
 def reported_to(settings: Training) -> list[str]:
-    """Return the trackers that ``training.report_to`` names: a list, or a string with commas, as ``--set`` passes it."""
+    """Return the trackers that ``training.report_to`` names: a list, or a string with commas, as ``--set`` passes it; of
+    ``all``, those that are installed."""
     named = (settings.model_extra or {}).get("report_to") or []
-    return [name.strip() for name in named.split(",") if name.strip()] if isinstance(named, str) else list(named)
+    names = [name.strip() for name in named.split(",") if name.strip()] if isinstance(named, str) else list(named)
+    return get_available_reporting_integrations() if "all" in names else names
 
 
 @cache

@@ -16,13 +16,14 @@ from transformers import PretrainedConfig
 from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
 from skipwise.method.lengths import format_length
 from skipwise.model.config import load_config
+from skipwise.model.memory import experts_of
 from skipwise.model.rope import extension_of, lengths_told, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.schema import Lora, Recipe, Training
 from skipwise.training import written
 from skipwise.training.arguments import accumulation, known_fields
-from skipwise.training.prepare import PreparedRun
+from skipwise.training.prepare import PreparedRun, window_of
 
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 _SHORTEST = 2048  # tokens of a window that is proposed
@@ -165,7 +166,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     with doing(f"building {recipe.model} without weights", console):
         config = load_config(recipe.model)
         extension = extension_of(config, recipe)
-    train = recipe.train_length or extension.rope.original_length
+    own = window_of(recipe, extension)
     batch, micro = recipe.training.batch_size, recipe.training.per_device_train_batch_size
     gpus = hardware.gpus
     accumulation(recipe.training, gpus)
@@ -173,12 +174,10 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     planned = {ours: recipe, "full-length": recipe.model_copy(update={"teacher": None})}
     rows = {}
     with doing("running one step of each without data", console):
-        for name, window in ((ours, train), ("full-length", extension.target_length)):
+        for name, window in ((ours, own), ("full-length", extension.target_length)):
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
-            windows = math.ceil(batch * train / window / gpus) * gpus
-            rows[name] = estimate_cost(
-                config, planned[name], window, windows, hardware, max(1, micro * train // window)
-            )
+            windows = math.ceil(batch * own / window / gpus) * gpus
+            rows[name] = estimate_cost(config, planned[name], window, windows, hardware, max(1, micro * own // window))
     cost = rows[ours].cost
     console.print(
         f"{recipe.model}: {lengths_told(config, extension)}, {cost.parameters:,} parameters, {cost.trained:,} of them trained",
@@ -300,8 +299,7 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
 
 
 def _refuse_experts(config: PretrainedConfig) -> None:
-    counts = ("num_experts", "num_local_experts", "n_routed_experts")
-    if experts := max(getattr(config, name, None) or 0 for name in counts):
+    if experts := experts_of(config):
         raise ModelError(
             f"model_type {config.model_type} is a mixture of {experts} experts, and each token chooses its own: a step "
             "cannot run without data. Plan a dense model with as many active parameters, and add 16 bytes for each "

@@ -73,7 +73,9 @@ def memory_errors(trainer: Any) -> Iterator[None]:
         if not (getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False)):
             smaller.append("training.gradient_checkpointing=true")
         ways = f"set {' or '.join(smaller)}" if smaller else "choose --lora, lora.base=4bit or a shorter train_length"
+        when = (
+            f"with {examples} x {tokens:,} tokens in one forward pass" if examples else "before the first forward pass"
+        )
         raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory with {examples} x {tokens:,} tokens in one forward "
-            f"pass; {ways}; {intact(Path(str(args.output_dir)))}"
+            f"step {trainer.state.global_step + 1}: out of memory {when}; {ways}; {intact(Path(str(args.output_dir)))}"
         ) from error

@@ -38,7 +38,8 @@ class PreparedRun:
 
     recipe: Recipe
     extension: Extension
-    train_length: int  # tokens of one training window
+    train_length: int  # L_c, in tokens
+    window: int  # tokens that the model reads of one example
     tokenizer: PreTrainedTokenizerBase
     store: TokenStore  # the tokens of the training text
     train: np.ndarray  # indices in the store of the documents to train on
@@ -116,11 +117,6 @@ class PreparedRun:
         }
         return {"model": model, "data": data}
 
-    @property
-    def window(self) -> int:
-        """The tokens that the model reads of one example."""
-        return self.dataset().plans(np.arange(1)).position_ids().shape[1]
-
     def dataset(self, written: np.ndarray | None = None) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch.
 
@@ -165,12 +161,12 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     store = tokenise(recipe.data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
     train, held_out = split_by_name(store, recipe.data.held_out)
-    needed = extension.reach if recipe.positions.scheme == "full" else train_length
+    window = window_of(recipe, extension)
     packs = store.holds_conversations and recipe.positions.scheme != "full"
-    shortest = recipe.data.min_tokens or 2 if packs else max(recipe.data.min_tokens or 0, needed)
-    long = np.intersect1d(train, keep_long(store, shortest))
+    shortest = recipe.data.min_tokens or 2 if packs else max(recipe.data.min_tokens or 0, window)
+    setting = _decides_the_shortest(recipe, window, shortest)
+    long = np.intersect1d(train, keep_long(store, shortest, setting))
     if len(long) == 0:
-        setting = "target" if needed == extension.reach else "train_length" if shortest == needed else "data.min_tokens"
         raise DataError(_nothing_to_train_on(recipe, store, train, shortest, setting))
     training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before any work
     _check_sharding(recipe)
@@ -180,10 +176,24 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
         _check_layers(config, store.lengths[long], train_length)
     dropped = len(train) - len(long)
     run = PreparedRun(
-        recipe, extension, train_length, tokenizer, store, long, held_out, shortest, dropped, default_device()
+        recipe, extension, train_length, window, tokenizer, store, long, held_out, shortest, dropped, default_device()
     )
     run.dataset()  # refuses a position plan that does not fit the lengths
     return run
+
+
+def window_of(recipe: Recipe, extension: Extension) -> int:
+    """How many tokens the model reads of one training example."""
+    if recipe.positions.scheme == "full":
+        return extension.reach
+    return recipe.train_length or extension.rope.original_length
+
+
+def _decides_the_shortest(recipe: Recipe, window: int, shortest: int) -> str:
+    """The setting by which no training document is shorter than ``shortest``."""
+    if shortest != window:
+        return "data.min_tokens"
+    return "target" if recipe.positions.scheme == "full" else "train_length"
 
 
 def _nothing_to_train_on(recipe: Recipe, store: TokenStore, train: np.ndarray, shortest: int, setting: str) -> str:
@@ -281,7 +291,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
     data = run.dataset()
     window = run.window
-    setting = "train_length" if run.shortest == run.train_length else "data.min_tokens"
+    setting = _decides_the_shortest(recipe, window, run.shortest)
     console.print(
         f"{recipe.model}: {lengths_told(config, ext)} (x{ext.factor:g}, {ext.told}, {recipe.arm})", style="bold"
     )

@@ -1,7 +1,8 @@
 """Train a model by ``transformers.Trainer``, with exact resume and guards.
 
-Trainer trains; Accelerate and DeepSpeed place the model on the hardware. The loss is the stock model's: the mean
-negative log-likelihood in nats over all labels of the global batch, with any gradient accumulation.
+Trainer trains; Accelerate and DeepSpeed place the model on the hardware. The loss is the stock model's, the mean
+negative log-likelihood in nats over all labels of the global batch with any gradient accumulation; weights of labels and
+a teacher's term come to it where examples have them.
 """
 
 import time

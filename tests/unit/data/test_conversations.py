@@ -289,6 +289,7 @@ RECORDS = {
     "conversations": {
         "conversations": [{"from": "gpt" if r == "assistant" else "human", "value": c} for r, c in TURNS]
     },
+    "roles in capitals": {"messages": [{"role": r.capitalize(), "content": c} for r, c in TURNS]},
     "content in parts": {
         "messages": [
             {"role": r, "content": [{"type": "text", "text": c[:3]}, {"type": "text", "text": c[3:]}]} for r, c in TURNS

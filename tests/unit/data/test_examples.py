@@ -310,6 +310,17 @@ def test_collate_stacks() -> None:
     assert batch["input_ids"].dtype == torch.int64
 
 
+def test_the_full_scheme_reads_documents_of_the_target_length(tmp_path: Path) -> None:
+    for name, words in (("long", 900), ("short", 30)):
+        (tmp_path / f"{name}.txt").write_text("word " * words)
+    options = {"train_length": 64, "positions": Positions(scheme="full")}
+    data = PoseDataset.from_source(tmp_path, byte_tokenizer(), target_length=1024, **options)
+    assert len(data.documents) == 1
+    assert len(data[0]["input_ids"]) == 1024
+    with pytest.raises(DataError, match=r"all are under 8,192 tokens: .* Lower `target_length`, or join"):
+        PoseDataset.from_source(tmp_path, byte_tokenizer(), target_length=8192, **options)
+
+
 def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
     with pytest.raises(DataError, match="no document is left"):
         PoseDataset(store, np.array([], dtype=int), train_length=8, target_length=16)

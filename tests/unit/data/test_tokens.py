@@ -697,7 +697,7 @@ class TestChoosing:
             keep_long(store, 2048)
         assert str(caught.value) == (
             f"kept 0 of 4 documents; all are under 2,048 tokens: the longest, c.txt, has {store.lengths.max():,}. "
-            "Lower `train_length` or `data.min_tokens`, or join documents"
+            "Lower `train_length`, or join documents"
         )
 
     def test_dropped_message(self):

@@ -10,6 +10,7 @@ from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel
 from skipwise.errors import ModelError, RecipeError
 from skipwise.evaluation.models import find_models
 from skipwise.model.config import load_config
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.origin import Origin
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data
@@ -74,6 +75,27 @@ def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_pat
     assert [m.label for m in find_models(names)] == names
     with pytest.raises(RecipeError, match="one is named twice"):
         find_models([names[0], names[0]])
+
+
+def test_bases_of_one_name_are_told_apart(base, tmp_path) -> None:
+    for run in ("a", "b"):
+        checkpoint(tmp_path / run / "base", window=32)
+        Origin(f"{run}/base", 32, Data()).write(made(tmp_path / run / "model"))
+    found = find_models(["a/model", "b/model"])
+    assert [m.base for m in found] == ["a/base (base)", "b/base (base)", "", ""]
+    assert [m.name for m in found if m.label in (found[0].base, found[1].base)] == ["a/base", "b/base"]
+
+
+def test_a_base_that_has_changed_is_compared_with_only_if_it_is_named(base, tmp_path) -> None:
+    Origin("base", 32, Data(), base_fingerprint=weights_fingerprint("base")).write(made(tmp_path / "mine"))
+    assert find_models(["mine"])[0].base == "base (base)"
+    checkpoint(tmp_path / "base", window=16)
+    with pytest.raises(
+        ModelError, match=r"'mine' was extended from base, whose files have changed .*--base base to compare"
+    ):
+        find_models(["mine"])
+    assert find_models(["mine"], "base")[0].base == "base (base)"
+    assert find_models(["mine"], "")[0].base == ""
 
 
 def test_a_model_that_is_not_there_is_said(base) -> None:

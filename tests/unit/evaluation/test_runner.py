@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import replace
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,21 @@ from skipwise.evaluation.batches import Readings, keeping_losses
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.retrieval import tenth_of
-from skipwise.evaluation.runner import answered, bucket_edges, measure, missing, plan_prompts, plan_readings
+from skipwise.evaluation.runner import (
+    answered,
+    bucket_edges,
+    explained_answers,
+    measure,
+    missing,
+    plan_prompts,
+    plan_readings,
+)
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
 from skipwise.results.results_file import append_record, read_records
+from skipwise.training.guards import memory_errors
 from tests.tiny import byte_tokenizer, llama
 
 QUIET = Console(file=io.StringIO())
@@ -227,6 +237,12 @@ def test_without_a_file_records_are_kept_in_memory() -> None:
 def test_a_lack_of_memory_is_explained(error: Exception) -> None:
     with pytest.raises(EvaluationError, match=r"out of memory measuring m at 64 tokens: .*is kept\. Lower"):
         measure(llama(), [broken(error)], QUIET, print)
+
+
+def test_a_lack_of_memory_while_a_step_is_measured_is_not_that_of_training() -> None:
+    trainer = SimpleNamespace(micro_batch=(4, 8))
+    with pytest.raises(EvaluationError, match="out of memory measuring m at 64 tokens"), memory_errors(trainer):
+        list(explained_answers(llama(), broken(torch.OutOfMemoryError("CUDA"))))
 
 
 def test_prompts_that_no_memory_holds_are_refused_before_they_are_drawn(monkeypatch) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Gemma3nTextConfig
+from transformers import Gemma3nTextConfig, MixtralConfig
 
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
 from tests import families
@@ -23,6 +23,17 @@ def test_operations_are_those_that_pytorch_counts(family: str, length: int) -> N
     assert counter.get_total_flops() - rotations == pytest.approx(length * (linear + 2 * attention), rel=1e-9)
     assert 0 <= rotations <= length * attention
     assert ForwardCost.of_config(model.config) == cost
+
+
+def test_of_experts_those_count_that_a_token_chooses() -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shared = {"num_key_value_heads": 2, "num_local_experts": 4, "vocab_size": 32}
+    costs = [
+        ForwardCost.of_config(MixtralConfig(**sizes, **shared, num_experts_per_tok=chosen)) for chosen in (1, 2, 4)
+    ]
+    one = 2.0 * 3 * 16 * 24  # an expert's three matrices
+    assert costs[1].linear - costs[0].linear == one
+    assert costs[2].linear - costs[0].linear == 3 * one
 
 
 def test_a_width_for_each_layer_is_timed() -> None:

@@ -212,6 +212,7 @@ def test_set_that_is_not_yaml() -> None:
         ({"interpolation": "yarm"}, ["interpolation = 'yarm'", "did you mean yarn?", "yarn, yarn-revised"]),
         ({"positions.scheme": "posse"}, ["positions.scheme = 'posse'", "did you mean pose?", "pose, randpos"]),
         ({"positions.chunks": 0}, ["positions.chunks = 0", "greater than or equal to 1"]),
+        ({"positions.chunks": 20_000}, ["positions.chunks = 20000", "less than or equal to 16384"]),
         ({"positions.chunks": 300, "train_length": 256}, ["chunks 300", "train_length 256", "at least one token"]),
         ({"data.held_out": 1}, ["data.held_out = 1", "less than 1"]),
         ({"seed": 2**32}, ["seed = 4294967296", "less than or equal to 4294967295"]),

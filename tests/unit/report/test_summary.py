@@ -60,7 +60,6 @@ def test_every_number_is_its_own_formula(tmp_path) -> None:
     assert one.cost.loss.mean == pytest.approx((total(short) - total(base)) / (6 * 2047))
     hits = total(short, what="hits") - total(base, what="hits")
     assert one.cost.accuracy.mean == pytest.approx(hits / (6 * 2047))
-    assert one.cost.tokens == 6 * 2047
     assert row.found == {"passkey": {256: (40, 40), 2048: (39, 40)}}
 
 
@@ -137,6 +136,15 @@ def test_a_loss_that_grows_beyond_the_window_is_seen_at_its_length() -> None:
     one = judged(*ORIGINAL, *(r for r in POSE if getattr(r, "window", 0) != 2048), *failing)
     assert one.effective.tokens == 512
     assert one.effective.next.startswith("At 1,024 tokens it fails: loss +0.080")
+
+
+def test_no_part_of_the_loss_is_left_out_where_prompts_have_other_lengths() -> None:
+    """2,048 is judged by all positions from 1,024 on, though a prompt ended between them."""
+    failing = readings("pose", 2048, [15.0] * 5 + [17.0])
+    read = [r for r in POSE if getattr(r, "window", 0) != 2048]
+    one = judged(*ORIGINAL, *read, *failing, *trials("pose", 1500, 100))
+    assert one.effective.tokens == 1024
+    assert one.effective.next.startswith("At 2,048 tokens it fails: loss +0.080")
 
 
 def test_what_was_not_measured_is_said() -> None:

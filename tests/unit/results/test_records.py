@@ -254,6 +254,15 @@ def test_foreign_text_after_records_is_left_unchanged(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_records_before_are_not_read_again_with_each(path: Path, monkeypatch) -> None:
+    append_record(path, TRAINING)
+    monkeypatch.setattr("skipwise.results.results_file._read", None)
+    for _ in range(3):
+        append_record(path, TRIAL, READING)
+    monkeypatch.undo()
+    assert len(read_records(path)) == 7
+
+
 def test_every_beginning_of_a_record_may_be_continued(path: Path) -> None:
     append_record(path, TRAINING)
     whole = path.read_bytes()

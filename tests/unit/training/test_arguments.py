@@ -53,6 +53,12 @@ def test_trackers_are_a_list_or_a_string_with_commas(tmp_path, monkeypatch, name
     assert arguments.reported_to(wanted) == ["seen", "heard"]
 
 
+def test_all_trackers_are_those_that_are_installed(monkeypatch):
+    monkeypatch.setattr(arguments, "get_available_reporting_integrations", lambda: ["tensorboard", "wandb"])
+    for named in ("all", ["all"]):
+        assert arguments.reported_to(settings(report_to=named)) == ["tensorboard", "wandb"]
+
+
 def test_what_trainer_gets_wrong_is_off(tmp_path):
     args = training_arguments(settings(), tmp_path, 0)
     assert args.report_to == []

@@ -4,6 +4,7 @@ import math
 import re
 import shutil
 from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -307,6 +308,14 @@ def test_out_of_memory_says_what_was_held(tmp_path, error):
     )
     with pytest.raises(TrainingError, match=message):
         run(tmp_path, model, per_device_train_batch_size=4)
+
+
+def test_out_of_memory_before_the_first_batch_says_so(tmp_path):
+    args, state = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=0)
+    trainer = SimpleNamespace(micro_batch=(0, 0), args=args, state=state)
+    message = r"step 1: out of memory before the first forward pass; set training\.gradient_checkpointing=true"
+    with pytest.raises(TrainingError, match=message), guards.memory_errors(trainer):
+        raise torch.OutOfMemoryError
 
 
 def test_out_of_memory_does_not_advise_what_is_set_already(tmp_path):
