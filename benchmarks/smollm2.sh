@@ -3,7 +3,8 @@
 #
 #     benchmarks/smollm2.sh TRAIN EVAL [FOLDER]    folders of text to train on, and to measure on: EVAL/books, EVAL/reports
 #     RUNS="pose-yarn-0 short-yarn-0" benchmarks/smollm2.sh ...    these runs only
-#     STEPS=60 benchmarks/smollm2.sh ...                           fewer steps than the recipe's 200
+#     STEPS=60 DOCUMENTS=1 TRIALS=10 LENGTHS=32k benchmarks/smollm2.sh ...    less than the recipe's 200 steps, 2 documents
+#                                                                  of each text, and 20 passkeys of 8k, 16k and 32k
 #
 # A run is SCHEME-INTERPOLATION-SEED; the scheme `skipwise` stands for Skipwise's own method. The first also measures the
 # original and PI-only; `skipwise report FOLDER/*` compares all. docs/smollm2.md says how long each takes.
@@ -23,6 +24,7 @@ for run in ${RUNS:-$runs}; do
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
         --set method=$method --set training.max_steps="${STEPS:-200}" --set positions.scheme="$scheme" --set evaluation.arms="$arms" \
-        --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents=2 \
+        --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents="${DOCUMENTS:-2}" \
+        --set evaluation.passkey_trials="${TRIALS:-20}" --set evaluation.passkey_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
         --set evaluation.tokens_per_document=32k --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done

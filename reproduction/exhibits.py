@@ -139,7 +139,7 @@ def _wider(times: int, **changes: Any) -> Callable[[Recipe, int], Changes]:
     """Windows several times as long and as many times fewer, so that a step has the same tokens; and other changes."""
     return lambda recipe, original: {
         **changes,
-        "train_length": times * (recipe.train_length or original),
+        "train_length": times * recipe.train_length_of(original),
         "training.batch_size": max(1, recipe.training.batch_size // times),
         "training.per_device_train_batch_size": max(1, recipe.training.per_device_train_batch_size // times),
     }

@@ -69,7 +69,7 @@ class ArmRun:
     @property
     def window(self) -> int:
         """Tokens of each window that is trained on."""
-        return self.target if self.recipe.positions.scheme == "full" else self.recipe.train_length or self.original
+        return self.target if self.recipe.positions.scheme == "full" else self.recipe.train_length_of(self.original)
 
     @property
     def tokens(self) -> int:
@@ -137,12 +137,12 @@ def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, cha
     chosen |= family
     plain = load_recipe(scale.recipe, {**chosen, **changes})
     original = plain.original_length or _window(plain.model)
-    budget = plain.training.batch_size, plain.train_length or original
+    budget = plain.training.batch_size, plain.train_length_of(original)
     own = exhibit.variants[variant]
     row = own(plain, original) if callable(own) else own
     plain = load_recipe(scale.recipe, {**chosen, **changes, **row})
     target = scale.family_target if setting.family and scale.family_target else setting.factor * original
-    train = plain.train_length or original
+    train = plain.train_length_of(original)
     arm = variant if variant in (*BASELINES, *TRAINED) else plain.arm
     rule = {
         "target": target,

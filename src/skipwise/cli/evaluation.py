@@ -267,8 +267,8 @@ def report(
         Path | None,
         typer.Option(
             parser=read_path,
-            metavar="FILE",
-            help="the page; default: report.html in the run folder; needed for several runs",
+            metavar="FOLDER",
+            help="for report.html and its figures, or FILE.html; default: the run folder; needed for several runs",
         ),
     ] = None,
 ) -> None:

@@ -70,7 +70,10 @@ TaskFiles = Annotated[
     Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder of task files of your own (YAML)")
 ]
 Tokens = Annotated[
-    str | None, typer.Option(help="read so many tokens of each document, as 64k; default: see the documentation")
+    str | None,
+    typer.Option(
+        help="read so many tokens of each document, as 64k; default: all, or as many as the longest length (evaluate)"
+    ),
 ]
 
 

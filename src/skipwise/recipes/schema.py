@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from skipwise.errors import RecipeError, one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
-from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS
+from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.methods import DEFAULT, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
@@ -303,7 +303,7 @@ class Recipe(Section):
     model: Name = Field("nano", description="nano (embedded), smollm2 (an extra), a folder, or a model name on the hub")
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
     original_length: Length | None = Field(None, description="L_o; default: from the model's config")
-    train_length: Length | None = Field(None, description="training window; default: the original length")
+    train_length: Length | None = Field(None, description="training window; default: the original length, at most 4k")
     interpolation: Interpolation = "yarn"
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
@@ -371,6 +371,10 @@ class Recipe(Section):
                 f"{steps} has none; add steps below {last:,}, or set evaluation.keep=last"
             )
         return self
+
+    def train_length_of(self, original: int) -> int:
+        """Return L_c, in tokens, for a model of the ``original`` length."""
+        return self.train_length or min(original, SHORT_WINDOW)
 
     def _require_own_loss(self) -> None:
         """Refuse what changes the model's own loss beside a setting that replaces it: it would have no effect."""

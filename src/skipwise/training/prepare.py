@@ -151,7 +151,7 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     require_unchanged(Path(resolve(recipe.model)))
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
-    train_length = recipe.train_length or extension.rope.original_length
+    train_length = recipe.train_length_of(extension.rope.original_length)
     if train_length > extension.target_length:
         raise RecipeError(
             f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; set another train_length, "
@@ -186,7 +186,7 @@ def window_of(recipe: Recipe, extension: Extension) -> int:
     """How many tokens the model reads of one training example."""
     if recipe.positions.scheme == "full":
         return extension.reach
-    return recipe.train_length or extension.rope.original_length
+    return recipe.train_length_of(extension.rope.original_length)
 
 
 def _decides_the_shortest(recipe: Recipe, window: int, shortest: int) -> str:

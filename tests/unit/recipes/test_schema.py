@@ -476,3 +476,12 @@ def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new:
 def test_shipped_recipes_leave_the_method_its_settings() -> None:
     for name in shipped_recipes():
         assert load_recipe(name, {"method": "skipwise"}).positions.content == "aligned", name
+
+
+@pytest.mark.parametrize(
+    ("given", "original", "window"), [(None, 256, 256), (None, 32768, 4096), ("32k", 32768, 32768)]
+)
+def test_a_training_window_is_short_unless_a_longer_one_is_asked_for(
+    given: str | None, original: int, window: int
+) -> None:
+    assert Recipe(train_length=given).train_length_of(original) == window
