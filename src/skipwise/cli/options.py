@@ -200,11 +200,12 @@ def read_gigabytes(text: str) -> float:
 
 
 def given_options(context: typer.Context, *only: str) -> list[str]:
-    """Those of the options ``only`` that stand on the command line."""
+    """Options that stand on the command line; of ``only`` these, where there are any."""
     return [
         option.opts[0]
         for option in context.command.params
-        if option.opts[0] in only
+        if option.opts[0].startswith("--")
+        and (not only or option.opts[0] in only)
         and (source := context.get_parameter_source(option.name or ""))
         and source.name == "COMMANDLINE"
     ]
