@@ -51,6 +51,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     if run.path.exists():
         require_results(run.results)
     run.require_same(**prepared.decides, **evaluation.fingerprints)
+    _require_windows(prepared, run)
     curves = _coverage(prepared)
     print_plan(prepared, console)
     if run.model.exists():
@@ -94,6 +95,20 @@ def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     original = coverage(*lengths, scheme="short")
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
     return [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
+
+
+def _require_windows(prepared: PreparedRun, run: RunFolder) -> None:
+    """Require a run that says no ``train_length`` to go on with the windows that it began with.
+
+    Up to version 0.2.0 they were as long as the original length, also beyond 4,096 tokens.
+    """
+    begun = run.read().get("model", {}).get("train_length")
+    if begun not in (None, prepared.window, prepared.train_length):
+        raise RunError(
+            f"{run.path} was begun with training windows of {begun:,} tokens, and without a train_length they now have "
+            f"{prepared.window:,}; finish it with the version of skipwise that its run.json names, or begin a run with another "
+            f"--out and train_length={begun}"
+        )
 
 
 def _begin(prepared: PreparedRun, evaluation: RunEvaluation, run: RunFolder, resume: bool, console: Console) -> None:

@@ -21,6 +21,7 @@ from skipwise.report.folder import read_folder
 from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning
 from skipwise.report.summary import judgements, rows_of
+from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord
 from skipwise.results.results_file import read_records
 from skipwise.training.run import recipe_of
@@ -239,6 +240,17 @@ def test_damaged_runs_are_explained(finished, files, monkeypatch, capsys, tmp_pa
     assert "run.json is damaged" in refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
     (copy / "recipe.yaml").unlink()
     assert "lost its recipe.yaml" in refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
+
+
+def test_a_run_with_other_windows_is_not_gone_on_with(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    """As one of version 0.2.0, whose windows were as long as the original length."""
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    facts = read_json(copy / "run.json")
+    write_json(copy / "run.json", facts | {"model": facts["model"] | {"train_length": 8192}})
+    told = refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
+    assert "was begun with training windows of 8,192 tokens, and without a train_length they now have" in told
+    assert "finish it with the version of skipwise that its run.json names" in told
 
 
 def test_names_with_markup_are_printed_as_they_are(files, monkeypatch, capsys, tmp_path) -> None:

@@ -176,6 +176,8 @@ def test_full_length_training_is_planned_in_windows_of_the_target(model, monkeyp
     cells, _ = planned(monkeypatch, capsys, *words)
     assert cells["windows a step"] == ["8 of 16k", "8 of 16k"]
     assert len(set(cells["activations, each GPU"])) == 1
+    _, printed = planned(monkeypatch, capsys, *words, "--gpu-memory", "1GB")
+    assert "train_length" not in printed  # it changes nothing of such a run
 
 
 def test_a_window_on_each_gpu_at_least(model, monkeypatch, capsys) -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import Phi3Config, Phi3ForCausalLM
+from transformers import Phi3Config, Phi3ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from benchmarks.cut_attention import in_blocks
 from skipwise.evaluation import decoding
@@ -164,6 +164,46 @@ def test_frequencies_that_change_with_the_length_change_in_an_answer_too() -> No
 
 def test_a_cache_that_cannot_go_back_says_so() -> None:
     assert not Reader(families.model("gemma3")).goes_back
+
+
+@torch.no_grad()
+def test_a_cache_of_states_cannot_go_back() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 97}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "linear_num_value_heads": 4}
+    states = {"linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 0}
+    layers = ["linear_attention", "full_attention"]
+    model = Qwen3NextForCausalLM(
+        Qwen3NextConfig(**sizes, **heads, **states, layer_types=layers, mlp_only_layers=[0, 1])
+    ).eval()
+    reader = Reader(model)
+    assert not reader.goes_back
+    for prompt in (list(range(1, 30)), list(range(1, 20))):
+        ids = torch.tensor([prompt])
+        for _ in range(3):
+            ids = torch.cat([ids, whole_logits(model, ids)[:, -1:].argmax(-1)], 1)
+        written = reader.go_on(prompt, reader.begin(prompt, [1]), lambda ids: len(ids) == 3)
+        assert written == ids[0, len(prompt) :].tolist()
+
+
+def test_keys_are_not_copied_while_an_answer_is_written(monkeypatch) -> None:
+    model, seen = families.model("llama").eval(), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(query, keys, *rest, **options):
+        seen.append(keys.data_ptr())
+        return attend(query, keys, *rest, **options)
+
+    prompt = list(range(1, 30))
+    with inference(model, "float32"):
+        reader = Reader(model)
+        first = reader.begin(prompt, [])
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+        alone = reader.go_on(prompt, first, lambda ids: len(ids) == 30)
+        assert len(set(seen)) == model.config.num_hidden_layers
+        seen.clear()
+        begun = [reader.keep(prompt, first, 30, lambda ids: len(ids) == 30) for _ in range(2)]
+        assert go_on_together(model, begun) == [alone, alone]
+        assert len(set(seen)) == model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from skipwise.model.cache_argument import CACHE
-from skipwise.model.key_value_cache import roomy_cache
+from skipwise.model.key_value_cache import has_room, roomy_cache
 
 # Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask
 # also compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less
@@ -43,7 +43,8 @@ class Reader:
     """A model with the token ids that it has read last, and their keys and values.
 
     Nothing is shared between prompts, and they are written one at a time, if a layer keeps only the last tokens (sliding
-    attention), because its cache cannot go back, or if frequencies may switch with the length (longrope).
+    attention) or a state (linear attention), because its cache cannot go back, or if frequencies may switch with the length
+    (longrope).
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -53,7 +54,7 @@ class Reader:
         rope = getattr(model.config, "rope_parameters", None) or {}
         switches = rope.get("rope_type") == "longrope" and rope.get("short_factor") != rope.get("long_factor")
         self._switch = rope.get("original_max_position_embeddings") if switches else None
-        self.goes_back = not (any(self._cache.is_sliding) or switches)
+        self.goes_back = has_room(self._cache) and not switches
 
     @property
     def bytes(self) -> int:

@@ -112,7 +112,9 @@ def _base_of(name: str) -> str | None:
             return None
     except ModelError:
         return None
-    if origin.base_fingerprint not in (None, weights_fingerprint(origin.base)):
+    # On the hub a model's fingerprint is its commit, which changes with its card too.
+    local = Path(resolve(origin.base)).is_dir()
+    if local and origin.base_fingerprint not in (None, weights_fingerprint(origin.base)):
         raise ModelError(
             f"model {name!r} was extended from {origin.base}, whose files have changed since; restore them, or give --base "
             f"{origin.base} to compare with what is there now, or --base none"

@@ -256,17 +256,22 @@ def explained_answers(
     Raises:
         EvaluationError: it says the length, and the setting.
     """
-    label, length = batch.requests[0].arm, batch.length
+    first, length = batch.requests[0], batch.length
+    label = first.arm
     try:
         yield from batch.answers(model, on_progress)
     except (torch.OutOfMemoryError, MemoryError, RuntimeError, IndexError) as error:
         memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
         if memory:
+            again = (
+                "Lower the lengths (evaluation.windows and evaluation.passkey_lengths of a recipe, --lengths of evaluate) and "
+                "run the command again"
+            )
+            if isinstance(first, ReadingRecord) and first.step is not None:
+                again = "Leave out evaluation.steps, and with it evaluation.keep=best: a step is measured beside its optimizer"
             raise EvaluationError(
                 f"out of memory measuring {label} at {length:,} tokens: it held the model, the keys and values of that "
-                "many tokens and the logits of those scored. What was measured is kept. Lower the lengths "
-                "(evaluation.windows and evaluation.passkey_lengths of a recipe, --lengths of evaluate) and run the "
-                "command again"
+                f"many tokens and the logits of those scored. What was measured is kept. {again}"
             ) from error
         most = getattr(model.config, "max_position_embeddings", None)
         beyond = isinstance(error, IndexError) or "device-side assert" in str(error)

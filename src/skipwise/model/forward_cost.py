@@ -36,7 +36,8 @@ class ForwardCost:
         )
         if experts := experts_of(config):  # their matrices are one tensor
             of_all = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3)
-            layers += of_all * config.num_experts_per_tok // experts
+            chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or experts
+            layers += of_all * chosen // experts
         return cls(2.0 * layers, 2.0 * head.weight.numel(), 4.0 * _width(config) * config.num_hidden_layers)
 
     @classmethod

@@ -12,11 +12,16 @@ _ROOM = 256  # tokens more than there are, where memory is taken anew
 def roomy_cache(config: PretrainedConfig, tokens: int = 0) -> DynamicCache:
     """Return an empty cache that at first takes memory for ``tokens`` of each text.
 
-    Layers that keep only the last tokens (sliding attention) stay as they are.
+    Layers that keep only the last tokens (sliding attention), or a state (linear attention), stay as they are.
     """
     cache = DynamicCache(config=config)
     cache.layers = [_Roomy(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def has_room(cache: DynamicCache) -> bool:
+    """Whether all layers keep the keys and values of every token, so that the last ones can be forgotten."""
+    return all(type(layer) is _Roomy for layer in cache.layers)
 
 
 class _Roomy(DynamicLayer):

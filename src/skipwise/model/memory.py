@@ -49,7 +49,10 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
     if cached:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        kept = 2 * heads * size * list(DynamicCache(config=config).is_sliding).count(False)
+        each = 2 * heads * size
+        if latent := getattr(text, "kv_lora_rank", None):  # multi-head latent attention keeps what both are made from
+            each = latent + text.qk_rope_head_dim
+        kept = each * list(DynamicCache(config=config).is_sliding).count(False)
     return itemsize * (2 * text.hidden_size + 2 * inner + kept)
 
 

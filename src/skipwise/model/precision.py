@@ -1,7 +1,7 @@
 """The precision and the mode of a forward pass: the names that users write, their dtypes, what the hardware is fast at."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, cast
 
 import torch
@@ -52,9 +52,9 @@ def dtype_of(precision: str) -> torch.dtype:
 
 
 def autocast(device: torch.device | str, precision: str) -> AbstractContextManager[object]:
-    """Return the context in which a forward pass computes in ``precision``; float32 needs none."""
+    """Return the context in which a forward pass computes in ``precision``, whatever the context around it says."""
     dtype = AUTOCAST[one_of("precision", precision, AUTOCAST)]
-    return nullcontext() if dtype is None else torch.autocast(torch.device(device).type, dtype)
+    return torch.autocast(torch.device(device).type, dtype, enabled=dtype is not None)
 
 
 def random_state_kept(device: torch.device) -> AbstractContextManager[object]:

@@ -21,6 +21,7 @@ from skipwise.results.records import Measured, Record
 
 SCHEMA = 2
 _ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for kind in get_args(Record)}
+_LOOKED_AT = 2**16  # bytes at a file's end
 _BEGINNING = f'{{"schema": {SCHEMA}, "kind": "'.encode()  # every record begins so
 
 
@@ -87,11 +88,15 @@ def drop_cut_off_record(path: Path) -> bool:
 
 
 def _looks_whole(path: Path) -> bool:
-    """Whether a file begins and ends as records do; all of it would take long to read before each record."""
+    """Whether the first and the last line begin as records do, and the last one ends.
+
+    All of the file would take long to read before each record. Of a last line longer than ``_LOOKED_AT`` this is not known.
+    """
     with suppress(OSError), open(path, "rb") as file:
-        begins = file.read(len(_BEGINNING))
-        file.seek(-1, os.SEEK_END)
-        return begins == _BEGINNING and file.read() == b"\n"
+        begins = file.read(len(_BEGINNING)) == _BEGINNING
+        file.seek(-min(_LOOKED_AT, os.path.getsize(path)), os.SEEK_END)
+        *_, last, rest = [b"", *file.read().split(b"\n")]
+        return begins and last.startswith(_BEGINNING) and not rest
     return False
 
 

@@ -264,6 +264,8 @@ def _smaller(recipe: Recipe, window: int) -> Iterator[tuple[list[str], Recipe, i
         training = training.model_copy(update={"gradient_checkpointing": True})
         yield words, recipe.model_copy(update={"training": training}), window
     recipe, whole = recipe.model_copy(update={"training": training}), window
+    if recipe.positions.scheme == "full":
+        return
     while window // 2 >= max(_SHORTEST, whole // 8):
         window //= 2
         yield [*words, f"--set train_length={format_length(window)}"], recipe, window

@@ -101,7 +101,7 @@ class PreparedRun:
             "name": self.recipe.model,
             "original_length": extension.rope.original_length,
             "target_length": extension.target_length,
-            "train_length": self.train_length,
+            "train_length": self.window,
             "factor": extension.factor,
             "interpolation": extension.interpolation,
             "margin": extension.margin,
@@ -155,7 +155,7 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     if train_length > extension.target_length:
         raise RecipeError(
             f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; set another train_length, "
-            "or null for the original length"
+            "or null for the default"
         )
     tokenizer = load_tokenizer(recipe.model)
     store = tokenise(recipe.data, tokenizer, console)

@@ -8,6 +8,7 @@ import pytest
 from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import ModelError, RecipeError
+from skipwise.evaluation import models
 from skipwise.evaluation.models import find_models
 from skipwise.model.config import load_config
 from skipwise.model.fingerprint import weights_fingerprint
@@ -96,6 +97,13 @@ def test_a_base_that_has_changed_is_compared_with_only_if_it_is_named(base, tmp_
         find_models(["mine"])
     assert find_models(["mine"], "base")[0].base == "base (base)"
     assert find_models(["mine"], "")[0].base == ""
+
+
+def test_another_commit_of_a_base_on_the_hub_is_no_change(base, tmp_path, monkeypatch) -> None:
+    Origin("owner/base", 32, Data(), base_fingerprint="an earlier commit").write(made(tmp_path / "mine"))
+    known = models.load_config
+    monkeypatch.setattr(models, "load_config", lambda name: known("base" if name == "owner/base" else name))
+    assert models._base_of("mine") == "owner/base"
 
 
 def test_a_model_that_is_not_there_is_said(base) -> None:

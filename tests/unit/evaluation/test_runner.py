@@ -17,17 +17,10 @@ from skipwise.evaluation.batches import Readings, keeping_losses
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.retrieval import tenth_of
-from skipwise.evaluation.runner import (
-    answered,
-    bucket_edges,
-    explained_answers,
-    measure,
-    missing,
-    plan_prompts,
-    plan_readings,
-)
+from skipwise.evaluation.runner import answered, bucket_edges, measure, missing, plan_prompts, plan_readings
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
+from skipwise.extend import _measure_step
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord
 from skipwise.results.results_file import append_record, read_records
@@ -239,10 +232,14 @@ def test_a_lack_of_memory_is_explained(error: Exception) -> None:
         measure(llama(), [broken(error)], QUIET, print)
 
 
-def test_a_lack_of_memory_while_a_step_is_measured_is_not_that_of_training() -> None:
-    trainer = SimpleNamespace(micro_batch=(4, 8))
-    with pytest.raises(EvaluationError, match="out of memory measuring m at 64 tokens"), memory_errors(trainer):
-        list(explained_answers(llama(), broken(torch.OutOfMemoryError("CUDA"))))
+def test_a_lack_of_memory_while_a_step_is_measured_is_not_that_of_training(tmp_path) -> None:
+    trainer, run = SimpleNamespace(micro_batch=(4, 8)), SimpleNamespace(results=tmp_path / "results.jsonl")
+    batch = broken(torch.OutOfMemoryError("CUDA"))
+    batch = replace(batch, requests=[replace(request, step=2) for request in batch.requests])
+    evaluation = SimpleNamespace(step_batches=lambda step: [batch])
+    message = r"out of memory measuring m at 64 tokens.*kept\. Leave out evaluation\.steps"
+    with pytest.raises(EvaluationError, match=message), memory_errors(trainer):
+        _measure_step(evaluation, run, llama(), 2)
 
 
 def test_prompts_that_no_memory_holds_are_refused_before_they_are_drawn(monkeypatch) -> None:

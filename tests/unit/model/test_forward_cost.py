@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Gemma3nTextConfig, MixtralConfig
+from transformers import Gemma3nTextConfig, LlamaConfig, MixtralConfig
 
 from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
 from tests import families
@@ -34,6 +34,23 @@ def test_of_experts_those_count_that_a_token_chooses() -> None:
     one = 2.0 * 3 * 16 * 24  # an expert's three matrices
     assert costs[1].linear - costs[0].linear == one
     assert costs[2].linear - costs[0].linear == 3 * one
+
+
+@pytest.mark.parametrize(("said", "chosen"), [({}, 4), ({"num_experts_per_tok": 1}, 1), ({"top_k_experts": 2}, 2)])
+def test_how_many_experts_a_token_chooses_may_have_another_name(said: dict[str, int], chosen: int) -> None:
+    """Gemma 4's config says ``top_k_experts``; where none is said, all count."""
+
+    class Mixture(torch.nn.Module):
+        config = LlamaConfig(num_experts=4, num_attention_heads=1, head_dim=2, num_hidden_layers=1, **said)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = torch.nn.Parameter(torch.zeros(4, 3, 5))
+
+        def get_output_embeddings(self) -> torch.nn.Linear:
+            return torch.nn.Linear(2, 3, bias=False)
+
+    assert ForwardCost.of(Mixture()).linear == 2.0 * chosen * 15
 
 
 def test_a_width_for_each_layer_is_timed() -> None:

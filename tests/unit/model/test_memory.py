@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import DynamicCache, Gemma3nTextConfig, MistralConfig, PretrainedConfig
+from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, MistralConfig, PretrainedConfig
 
 from skipwise.model import memory
 from skipwise.model.cache_argument import CACHE
@@ -21,6 +21,20 @@ def test_keys_and_values_are_those_of_the_stock_cache(family: str) -> None:
     held = sum(one.nbytes for layer in layers for one in (layer.keys, layer.values))
     config = model.config
     assert 12 * (token_bytes(config, 4, cached=True) - token_bytes(config, 4, cached=False)) == held
+
+
+def test_of_latent_attention_no_more_is_said_than_a_cache_may_hold() -> None:
+    """transformers 5.10 keeps whole keys and values, 5.24 what both are made from."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+    }
+    config = DeepseekV3Config(vocab_size=97, kv_lora_rank=16, q_lora_rank=16, **sizes, **heads)
+    assert token_bytes(config, 4, cached=True) - token_bytes(config, 4, cached=False) == 2 * (16 + 8) * 4
 
 
 @pytest.mark.parametrize("family", families.NAMES)

@@ -84,3 +84,8 @@ def test_the_random_state_is_kept_without_a_look_at_every_gpu(monkeypatch) -> No
         with random_state_kept(torch.device("cpu")):
             drawn = torch.rand(1)
     assert torch.rand(1) == drawn
+
+
+def test_float32_is_float32_inside_another_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16), autocast("cpu", "float32"):
+        assert torch.nn.Linear(2, 2)(torch.ones(1, 2)).dtype == torch.float32

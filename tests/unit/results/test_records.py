@@ -263,6 +263,23 @@ def test_records_before_are_not_read_again_with_each(path: Path, monkeypatch) ->
     assert len(read_records(path)) == 7
 
 
+def test_a_foreign_line_behind_records_is_not_continued(path: Path) -> None:
+    append_record(path, TRAINING)
+    with open(path, "a") as file:
+        file.write("a note of my own\n")
+    before = path.read_bytes()
+    with pytest.raises(RunError, match="nothing was changed"):
+        append_record(path, TRIAL)
+    assert path.read_bytes() == before
+
+
+def test_records_longer_than_what_is_looked_at_are_continued(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("skipwise.results.results_file._LOOKED_AT", 10)
+    for _ in range(2):
+        append_record(path, TRAINING, TRIAL)
+    assert len(read_records(path)) == 4
+
+
 def test_every_beginning_of_a_record_may_be_continued(path: Path) -> None:
     append_record(path, TRAINING)
     whole = path.read_bytes()
