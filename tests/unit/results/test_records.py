@@ -244,10 +244,11 @@ def test_a_file_of_another_kind_is_refused_and_left_unchanged(path: Path, conten
         assert path.read_bytes() == content
 
 
-def test_foreign_text_after_records_is_left_unchanged(path: Path) -> None:
+@pytest.mark.parametrize("foreign", ["a note of my own", "a note of my own\n"])
+def test_foreign_text_after_records_is_left_unchanged(path: Path, foreign: str) -> None:
     append_record(path, TRAINING)
     with open(path, "a") as file:
-        file.write("a note of my own")
+        file.write(foreign)
     before = path.read_bytes()
     with pytest.raises(RunError, match="nothing was changed"):
         append_record(path, TRIAL)
@@ -261,16 +262,6 @@ def test_records_before_are_not_read_again_with_each(path: Path, monkeypatch) ->
         append_record(path, TRIAL, READING)
     monkeypatch.undo()
     assert len(read_records(path)) == 7
-
-
-def test_a_foreign_line_behind_records_is_not_continued(path: Path) -> None:
-    append_record(path, TRAINING)
-    with open(path, "a") as file:
-        file.write("a note of my own\n")
-    before = path.read_bytes()
-    with pytest.raises(RunError, match="nothing was changed"):
-        append_record(path, TRIAL)
-    assert path.read_bytes() == before
 
 
 def test_records_longer_than_what_is_looked_at_are_continued(path: Path, monkeypatch) -> None:
