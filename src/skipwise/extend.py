@@ -86,13 +86,13 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
 
 
 def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
-    """The chance that one example trains each relative distance: without skips, and as this run draws them."""
+    """The chance that one example trains each relative distance: in windows of the original length, and as this run draws them."""
     rule = prepared.recipe.positions
     lengths = prepared.train_length, prepared.extension.reach
     if lengths[0] == lengths[1]:  # every distance is in every window
         return []
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=prepared.recipe.seed)
-    original = coverage(*lengths, scheme="short")
+    original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="short")
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
     return [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
 
