@@ -363,6 +363,13 @@ def test_a_tokenizer_without_digits_is_refused(models, monkeypatch, capsys, tmp_
     assert "the digit 7" in message
 
 
+def test_where_no_task_fits_nothing_is_begun(models, monkeypatch, capsys, tmp_path) -> None:
+    words = ["--base", "none", "--documents", "0", "--tasks", "passkey", "--lengths", "32", "--out", "x"]
+    message = refused(monkeypatch, capsys, "evaluate", models, *words)
+    assert "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks" in message
+    assert not (tmp_path / "x").exists()
+
+
 def test_a_name_cannot_write_into_the_page(models, monkeypatch, capsys, tmp_path) -> None:
     evil = tmp_path / "<script>alert(1)<"
     shutil.copytree(tmp_path / "base", evil)

@@ -103,6 +103,10 @@ def evaluate(
             tasks = {model.label: context.enter_context(benchmarks.found(model)) for model in models}
         if server:
             require_served(server, models[0], specification)
+        if not any(plan.batches.values()) and not benchmarks:
+            raise DataError(
+                "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks"
+            )
         facts = {
             "evaluation": _asked(models, specification),
             "fingerprints": plan.fingerprints,
