@@ -134,8 +134,14 @@ def reason(error: BaseException) -> str:
     """Return what another library says of an error, in a part of a sentence.
 
     Its first line is often a heading that ends in a colon, so lines are joined up to one that says something. Left out is
-    advice to run a checkpoint's code, and what refers to lines that were not shown.
+    advice to run a checkpoint's code, and what refers to lines that were not shown. Of fields that pydantic refused the first
+    is named, with its rule.
     """
+    from pydantic_core import ValidationError  # here, for the algorithm needs only numpy
+
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
     said = ""
     for line in filter(None, map(str.strip, str(error).splitlines())):
         said = f"{said} {line}".strip()

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from skipwise.data.ruler import TASKS, chains, counting, needles, questions, words
-from skipwise.data.ruler.sources import _hotpotqa, _squad, read_ruler_data, sentences
-from tests.questions import HOTPOT, SQUAD
+from skipwise.data.ruler.sources import read_ruler_data, sentences
+from tests.questions import HOTPOT, SQUAD, write_questions
 
 NOUNS = ["harbor", "apple", "x-ray", "blue", "zoo", "ice cream", *(f"noun{i}" for i in range(60))]
 ADJECTIVES = ["quick", "blue", "blue-eyed", "ad hoc", "ad", "adept", *(f"plain{i}" for i in range(20))]
@@ -189,11 +189,11 @@ def test_frequent_words(harness, seed) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["squad", "hotpotqa"])
-def test_questions(harness, monkeypatch, seed, name) -> None:
-    loaded, ours_read = {"squad": (SQUAD, _squad), "hotpotqa": (HOTPOT, _hotpotqa)}[name]
+def test_questions(harness, monkeypatch, tmp_path, seed, name) -> None:
+    loaded = {"squad": SQUAD, "hotpotqa": HOTPOT}[name]
     monkeypatch.setattr(harness.qa_utils, "download_json", lambda url: loaded)
     qas, documents = getattr(harness.qa_utils, f"read_{name}").__wrapped__()
-    library = ours_read(loaded)
+    library = getattr(read_ruler_data(write_questions(tmp_path)), name)
     assert library.documents == documents
     assert len(library.questions) == len(qas)
     for number in range(len(qas)):

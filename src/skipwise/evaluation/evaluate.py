@@ -233,8 +233,8 @@ def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: S
         )
     if _given(asked) != _given(now):
         raise RunError(
-            f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, now and then; give the "
-            "same settings to go on, or another --out"
+            f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, this command's "
+            "and the folder's; give the same settings to go on, or another --out"
         )
     return folder
 

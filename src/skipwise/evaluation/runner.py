@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.ruler import read_ruler_data
+from skipwise.data.ruler import read_ruler_data, repeats
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, TooShortError
@@ -22,7 +22,7 @@ from skipwise.evaluation.batches import Batch, Prompts, Readings, Request
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.questions import first_request
 from skipwise.evaluation.server import Server
-from skipwise.evaluation.specification import Specification, is_ruler
+from skipwise.evaluation.specification import RULER, Specification, is_ruler
 from skipwise.evaluation.texts import (
     EvaluationText,
     Segment,
@@ -106,16 +106,20 @@ def plan_prompts(
 ) -> Iterator[Prompts]:
     """Plan what ``model`` is asked: every task at every length.
 
-    The console is told which lengths are too short for a task; without it they are an error.
+    The console is told which lengths are too short for a task; without it they are an error. It is also told where the essays
+    or documents of RULER are fewer than a prompt holds.
     """
     data = read_ruler_data(specification.ruler_data) if any(map(is_ruler, specification.tasks)) else None
-    planned, short = [], dict[int, list[str]]()
+    planned, short, repeated = [], dict[int, list[str]](), dict[int, list[str]]()
     for task in specification.tasks:
         for length in specification.prompt_lengths:
             try:
                 planned.append(first_request(specification, model, tokenizer, task, length, data))
             except TooShortError as error:
                 short.setdefault(length, []).append(f"{task} (from {error.shortest:,} tokens)")
+            else:
+                if data and is_ruler(task) and repeats(tokenizer, task.removeprefix(RULER), length, data):
+                    repeated.setdefault(length, []).append(task)
     for length, tasks in sorted(short.items()):
         told = f"{length:,} tokens are too few for prompts of {', '.join(tasks)}"
         if console is None:
@@ -123,6 +127,12 @@ def plan_prompts(
                 f"{told}; leave out this length (--lengths, evaluation.passkey_lengths), or these tasks (evaluation.tasks)"
             )
         console.print(f"{told}: left out at this length for {model.label}", style="yellow", soft_wrap=True)
+    for length, tasks in sorted(repeated.items()):
+        if console:
+            told = f"prompts of {length:,} tokens repeat their essays or documents, which are fewer: {', '.join(tasks)}"
+            console.print(
+                f"{told}, for {model.label}; a longer text is read by --ruler-data", style="yellow", soft_wrap=True
+            )
     for first, ask in planned:
         yield Prompts([replace(first, trial=trial) for trial in range(specification.trials)], ask, tokenizer)
 

@@ -240,11 +240,9 @@ def _read(kind: type[Told], client: httpx2.AsyncClient, body: dict[str, Any] | N
     try:
         return kind.model_validate_json(answer.content)
     except ValidationError as error:
-        told = error.errors()[0]
-        where = ".".join(map(str, told["loc"])) or "all"
         raise EvaluationError(
             f"the server at {_base(client)} answered {answer.url.path} with something else than OpenAI's completions "
-            f"protocol has ({where}: {told['msg']}; it begins with {answer.text[:60]!r}): give the address of a server of "
+            f"protocol has ({reason(error)}; it begins with {answer.text[:60]!r}): give the address of a server of "
             f"that protocol, as vLLM's{_KEPT if body else ''}"
         ) from None
 

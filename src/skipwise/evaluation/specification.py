@@ -163,7 +163,9 @@ def _above(needed: float, prompts: int, likely: float) -> str:
     """How many prompts show that a share is above ``needed``; ``likely`` is the true share of a model that is above it."""
     hits = least_hits(needed, prompts)
     now = (
-        f"of {prompts:,} prompts {hits:,} must be right" if hits is not None else f"{prompts:,} prompts cannot show it"
+        f"of {prompts:,} prompts {hits:,} must be right"
+        if hits is not None
+        else f"{counted(prompts, 'prompt')} cannot show it"
     )
     return (
         f"{now}; {fewest_prompts(needed):,} prompts are enough if all are right, and a model with {likely:.0%} right needs "

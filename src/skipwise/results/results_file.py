@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from skipwise.errors import CutOffWarning, RunError
+from skipwise.errors import CutOffWarning, RunError, reason
 from skipwise.results.records import Measured, Record
 
 SCHEMA = 2
@@ -147,10 +147,7 @@ def _parse(path: Path, number: int, line: str) -> Record:
             raise ValueError("its content is not what was written: the check differs")
         return record
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        if isinstance(error, ValidationError):
-            told = error.errors()[0]
-            why = f"{'.'.join(map(str, told['loc']))}: {told['msg']}"
+        why = f"it has no {error}" if isinstance(error, KeyError) else reason(error)
         raise RunError(
             f"{path}, line {number}: not a result record ({why}); restore the file, or delete that line: the command "
             "that wrote it measures it again, unless it is a step of training"

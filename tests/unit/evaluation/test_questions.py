@@ -79,6 +79,17 @@ def test_a_length_that_is_too_short_is_told(tmp_path: Path) -> None:
     assert "left out at this length for m" in said.file.getvalue()
 
 
+def test_essays_that_a_prompt_repeats_are_told(tmp_path: Path) -> None:
+    (tmp_path / "PaulGrahamEssays.json").write_text('{"text": "A short one."}', encoding="utf-8")
+    said = Console(file=StringIO(), width=400)
+    asked = replace(
+        ASKED, tasks=("ruler:niah_single_2", "ruler:vt", "keys"), prompt_lengths=(1024,), ruler_data=tmp_path
+    )
+    assert len(list(plan_prompts(asked, MODEL, byte_tokenizer(), said))) == 3
+    told = "prompts of 1,024 tokens repeat their essays or documents, which are fewer: ruler:niah_single_2, for m;"
+    assert told in said.file.getvalue()
+
+
 def test_a_length_that_only_some_trials_fit_is_left_out() -> None:
     """The words of each trial differ, so near the shortest length the first trial may fit and another not."""
     tokenizer = byte_tokenizer()

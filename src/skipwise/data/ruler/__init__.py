@@ -43,6 +43,7 @@ __all__ = [
     "canonical",
     "possible_tasks",
     "read_ruler_data",
+    "repeats",
     "ruler_prompt",
     "ruler_task",
 ]
@@ -151,26 +152,42 @@ def ruler_prompt(
         DataError: the file with the questions is missing or damaged.
         TooShortError: no prompt fits; the message says the shortest length.
     """
-    found, settings = ruler_task(task)
-    base = task.partition(":")[0]
-    request = PromptRequest(tokenizer, length, _prompt_seed(seed, base, length, trial), trial, data)
+    forms, room = _forms(tokenizer, task, length, seed, trial, data)
     refused = []
-    for form in found.forms(request, **{**found.settings, **settings}):
+    for form in forms:
         try:
-            return _longest(form, request, found.answer_tokens, task)
+            units, ids = longest_prompt(room, partial(_drawn, form), form.units, each=form.tokens)
         except TooShortError as error:
             refused.append(error)
+        else:
+            drawn = form.draw(units)
+            return RulerPrompt(ids, drawn.answers, drawn.depth, form.real_data)
     raise min(refused, key=lambda error: error.shortest)
 
 
-def _longest(form: Form, request: PromptRequest, answer_tokens: int, task: str) -> RulerPrompt:
-    def drawn(units: int) -> tuple[str, str]:
-        return form.draw(units).text, ""
+def _drawn(form: Form, units: int) -> tuple[str, str]:
+    """What ``longest_prompt`` asks for; the room keeps what the answer takes."""
+    return form.draw(units).text, ""
 
-    room = Room(request.tokenizer, request.length, answer_tokens, f"a prompt of {task}")
-    units, ids = longest_prompt(room, drawn, form.units, each=form.tokens)
-    found = form.draw(units)
-    return RulerPrompt(ids, found.answers, found.depth, form.real_data)
+
+def repeats(tokenizer: "PreTrainedTokenizerBase", task: str, length: int, data: RulerData) -> bool:
+    """Whether prompts of ``length`` tokens are longer than the essays, or than all documents, and so repeat them."""
+    forms, room = _forms(tokenizer, task, length, 0, 0, data)
+    whole = forms[0].whole
+    if whole is None or whole >= length:  # a word has a token at the least
+        return False
+    _, tokens = room.measured(*_drawn(forms[0], whole + 1))
+    return tokens <= length
+
+
+def _forms(
+    tokenizer: "PreTrainedTokenizerBase", task: str, length: int, seed: int, trial: int, data: RulerData
+) -> tuple[list[Form], Room]:
+    found, settings = ruler_task(task)
+    base = task.partition(":")[0]
+    request = PromptRequest(tokenizer, length, _prompt_seed(seed, base, length, trial), trial, data)
+    room = Room(tokenizer, length, found.answer_tokens, f"a prompt of {task}")
+    return found.forms(request, **{**found.settings, **settings}), room
 
 
 def _prompt_seed(seed: int, task: str, length: int, trial: int) -> int:

@@ -57,7 +57,9 @@ def forms(kinds: Kinds, request: PromptRequest, *, keys: int, values: int, queri
     counts = {"keys": keys, "values": values, "queries": queries}
     draw = partial(draw_needles, request.seed, kinds=kinds, data=request.data, **counts)
     units = request.units(1 if essay else needles)
-    return [Form(draw, units, _UNIT_TOKENS[kinds.haystack], real_data=request.data.real_essays or not essay)]
+    if not essay:
+        return [Form(draw, units, _UNIT_TOKENS[kinds.haystack])]
+    return [Form(draw, units, _UNIT_TOKENS["essay"], request.data.real_essays, len(request.data.words))]
 
 
 def draw_needles(

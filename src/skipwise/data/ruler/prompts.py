@@ -48,3 +48,4 @@ class Form:
     units: range
     tokens: float  # that a unit has, times four: the search begins with a prompt of a quarter of the length
     real_data: bool = True  # nothing stands in for RULER's texts
+    whole: int | None = None  # units that the text has, or the documents are; None where each unit is made

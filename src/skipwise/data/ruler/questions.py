@@ -28,6 +28,7 @@ def forms(name: Literal["squad", "hotpotqa"], request: PromptRequest) -> list[Fo
             partial(draw_question, request.seed, library=library, number=number),
             request.units(len(library.questions[number].needed)),
             600.0,
+            whole=len(library.documents),
         )
         for number in range(first, len(library.questions), _ASKED)
     ]

@@ -5,21 +5,57 @@ The files have the names that RULER's repository and the package nvidia-long-con
 """
 
 import hashlib
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter
 
 from skipwise.data.shipped import shipped_text
-from skipwise.errors import DataError, reason
+from skipwise.errors import DataError, counted, reason
 
 ESSAYS = "PaulGrahamEssays"  # .json: {"text": ...}; or a folder of .txt files
+_SENTENCE = 200  # words; a text whose sentences are longer in the mean has too few places for needles
 _END = re.compile(r"(?<=[.!?]) |(?<=[.!?][\"')\]”’]) ")
 
 Found = TypeVar("Found")
+AnswerText = Annotated[str, StringConstraints(pattern=r"\S")]  # an empty one would stand in whatever a model writes
+
+
+class _Essays(BaseModel):
+    text: str
+
+
+class _Answer(BaseModel):
+    text: AnswerText
+
+
+class _SquadQuestion(BaseModel):
+    question: str
+    answers: list[_Answer]
+    is_impossible: bool
+
+
+class _Paragraph(BaseModel):
+    context: str
+    qas: list[_SquadQuestion]
+
+
+class _Article(BaseModel):
+    paragraphs: list[_Paragraph]
+
+
+class _Squad(BaseModel):
+    data: list[_Article]
+
+
+class _HotpotQuestion(BaseModel):
+    question: str
+    answer: AnswerText
+    context: Annotated[list[tuple[str, list[str]]], Field(min_length=1)]  # titles and their sentences
 
 
 @dataclass(frozen=True)
@@ -56,12 +92,13 @@ class RulerData:
     @cached_property
     def squad(self) -> Library:
         """The questions of SQuAD 2.0 that have an answer."""
-        return self._library(_squad, "squad.json", "SQuAD's dev-v2.0.json")
+        return self._library(_Squad, _squad, "squad.json", "SQuAD's dev-v2.0.json")
 
     @cached_property
     def hotpotqa(self) -> Library:
         """The questions of HotpotQA, with ten documents each."""
-        return self._library(_hotpotqa, "hotpotqa.json", "HotpotQA's hotpot_dev_distractor_v1.json")
+        origin = "HotpotQA's hotpot_dev_distractor_v1.json"
+        return self._library(list[_HotpotQuestion], _hotpotqa, "hotpotqa.json", origin)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -77,13 +114,13 @@ class RulerData:
         files = [] if self.folder is None else [self.folder / f"{name}.json" for name in ("squad", "hotpotqa")]
         return {file.stem: file for file in files if file.is_file()}
 
-    def _library(self, read: Callable[[Any], Library], file: str, origin: str) -> Library:
+    def _library(self, kind: type[Found], read: Callable[[Found], Library], file: str, origin: str) -> Library:
         if self.folder is None or not (self.folder / file).is_file():
             where = "no folder with RULER's data is given" if self.folder is None else f"{self.folder} has no {file}"
             raise DataError(
                 f"{where}, but the questions come from {file}: put {origin} there under this name, or leave this task out"
             )
-        library = _parsed(read, self.folder / file, origin)
+        library = read(_parsed(kind, self.folder / file, origin))
         if not library.questions:
             raise DataError(f"{self.folder / file} has no question with an answer; put {origin} there")
         return library
@@ -96,7 +133,7 @@ def read_ruler_data(folder: Path | None = None) -> RulerData:
     ``hotpotqa.json``, or some of them. Without essays, prose that ships with Skipwise stands in for them.
 
     Raises:
-        DataError: the folder does not exist, or the essays cannot be read or are empty.
+        DataError: the folder does not exist, or the essays cannot be read, are empty or have too few sentences.
     """
     if folder is not None and not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give the folder with RULER's data, or none")
@@ -105,6 +142,12 @@ def read_ruler_data(folder: Path | None = None) -> RulerData:
         if not (words := essays.split()):
             raise DataError(
                 f"{ESSAYS} in {folder} has no words, but needles are hidden between words; give another text"
+            )
+        ends = len(sentences(f"{' '.join(words)} ")) - 1
+        if ends * _SENTENCE < len(words):
+            raise DataError(
+                f"{ESSAYS} in {folder} has {counted(len(words), 'word')} and {counted(ends, 'end')} of sentences (a stop, ! or ? "
+                f"before a space), but needles are hidden between sentences; give a text with one in {_SENTENCE} words at the least"
             )
         return RulerData(words, True, folder)
     data = RulerData(shipped_text("prose").split(), False, folder)
@@ -128,7 +171,7 @@ def sentences(text: str) -> list[str]:
 def _essays(folder: Path) -> str | None:
     file = folder / f"{ESSAYS}.json"
     if file.is_file():
-        return _parsed(_essays_text, file, "RULER's essays")
+        return _parsed(_Essays, file, "RULER's essays").text
     files = sorted((folder / ESSAYS).glob("*.txt"))
     try:
         return "\n".join(path.read_text(encoding="utf-8") for path in files) if files else None
@@ -136,43 +179,35 @@ def _essays(folder: Path) -> str | None:
         raise DataError(f"an essay in {folder / ESSAYS} cannot be read: {reason(error)}; save it as UTF-8") from error
 
 
-def _parsed(read: Callable[[Any], Found], file: Path, origin: str) -> Found:
-    """Read a JSON file, and find in it what ``read`` looks for."""
+def _parsed(kind: type[Found], file: Path, origin: str) -> Found:
+    """Read a JSON file of this kind."""
     try:
-        return read(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"the field {error} is missing" if isinstance(error, KeyError) else reason(error)
-        raise DataError(f"{file} is not {origin}: {what}; download it again") from error
+        return TypeAdapter(kind).validate_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} is not {origin}: {reason(error)}; download it again") from error
 
 
-def _essays_text(loaded: Any) -> str:
-    if not isinstance(loaded["text"], str):
-        raise TypeError("the field 'text' is not a string")
-    return loaded["text"]
-
-
-def _squad(loaded: Any) -> Library:
-    articles = [article["paragraphs"] for article in loaded["data"]]
-    documents = sorted({paragraph["context"] for article in articles for paragraph in article})
+def _squad(loaded: _Squad) -> Library:
+    documents = sorted({paragraph.context for article in loaded.data for paragraph in article.paragraphs})
     number = {document: i for i, document in enumerate(documents)}
     questions = []
-    for article in articles:
-        numbers = [number[paragraph["context"]] for paragraph in article]
-        for paragraph, own in zip(article, numbers, strict=True):
+    for article in loaded.data:
+        numbers = [number[paragraph.context] for paragraph in article.paragraphs]
+        for paragraph, own in zip(article.paragraphs, numbers, strict=True):
             related = [other for other in numbers if other != own]
-            for asked in paragraph["qas"]:
-                if not asked["is_impossible"]:
-                    answers = tuple(dict.fromkeys(answer["text"] for answer in asked["answers"]))
-                    questions.append(Question(asked["question"], answers, [own], related))
+            for asked in paragraph.qas:
+                answers = tuple(dict.fromkeys(answer.text for answer in asked.answers))
+                if answers and not asked.is_impossible:
+                    questions.append(Question(asked.question, answers, [own], related))
     return Library(questions, documents)
 
 
-def _hotpotqa(loaded: Any) -> Library:
-    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in asked["context"]] for asked in loaded]
+def _hotpotqa(loaded: list[_HotpotQuestion]) -> Library:
+    contexts = [[f"{title}\n{''.join(lines)}" for title, lines in asked.context] for asked in loaded]
     documents = sorted({document for context in contexts for document in context})
     number = {document: i for i, document in enumerate(documents)}
     questions = [
-        Question(asked["question"], (asked["answer"],), [number[document] for document in context], [])
+        Question(asked.question, (asked.answer,), [number[document] for document in context], [])
         for asked, context in zip(loaded, contexts, strict=True)
     ]
     return Library(questions, documents)
