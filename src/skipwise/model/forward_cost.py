@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreT
 
 from skipwise.errors import ModelError, reason
 from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
-from skipwise.model.memory import experts_of, inner_width
+from skipwise.model.memory import experts_of, head_size, inner_width
 from skipwise.model.precision import autocast, dtype_of
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
@@ -38,7 +38,11 @@ class ForwardCost:
             of_all = sum(weight.numel() for weight in model.parameters() if weight.ndim == 3)
             chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or experts
             layers += of_all * chosen // experts
-        return cls(2.0 * layers, 2.0 * head.weight.numel(), 4.0 * _width(config) * config.num_hidden_layers)
+        return cls(
+            2.0 * layers,
+            2.0 * head.weight.numel(),
+            4.0 * config.num_attention_heads * head_size(config) * config.num_hidden_layers,
+        )
 
     @classmethod
     def of_config(cls, config: PretrainedConfig) -> "ForwardCost":
@@ -69,15 +73,15 @@ class Speed:
         width = inner_width(text) or 4 * text.hidden_size
         states = torch.ones(tokens, text.hidden_size, dtype=dtype, device=device)
         weight = torch.ones(width, text.hidden_size, dtype=dtype, device=device)
-        heads = text.num_attention_heads
-        query = torch.ones(1, heads, length, _width(text) // heads, dtype=dtype, device=device)
+        heads, size = text.num_attention_heads, head_size(text)
+        query = torch.ones(1, heads, length, size, dtype=dtype, device=device)
         with torch.inference_mode():
             blocked = device.type == "cpu" and precision == "bf16" and is_faster()
             fused = partial(scaled_dot_product_attention, is_causal=True)
             attention = partial(attend, mask=None, scale=1.0) if blocked else fused
             return cls(
                 2.0 * tokens * weight.numel() / _seconds(lambda: linear(states, weight), device),
-                2.0 * length**2 * _width(text) / _seconds(lambda: attention(query, query, query), device),
+                2.0 * length**2 * heads * size / _seconds(lambda: attention(query, query, query), device),
             )
 
 
@@ -113,12 +117,6 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
             f"model_type {config.model_type} cannot run one layer ({reason(error)}); correct config.json, or choose another "
             "model"
         ) from error
-
-
-def _width(config: PretrainedConfig) -> int:
-    """Numbers in all query heads together."""
-    heads = config.num_attention_heads
-    return heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

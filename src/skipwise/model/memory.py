@@ -48,8 +48,7 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
     kept = 0
     if cached:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        each = 2 * heads * size
+        each = 2 * heads * head_size(text)
         if latent := getattr(text, "kv_lora_rank", None):  # multi-head latent attention keeps what both are made from
             each = latent + text.qk_rope_head_dim
         kept = each * list(DynamicCache(config=config).is_sliding).count(False)
@@ -59,6 +58,11 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
 def experts_of(config: PretrainedConfig) -> int:
     """Return how many experts a layer of a mixture has; 0 of a dense model."""
     return max(getattr(config, name, None) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def head_size(config: PretrainedConfig) -> int:
+    """Return the dimensions of an attention head, which not every config states."""
+    return getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
 
 
 def inner_width(config: PretrainedConfig) -> int:

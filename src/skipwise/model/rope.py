@@ -23,6 +23,7 @@ from skipwise.method.interpolation import DEFAULTS, NAMES, Rope, RopeSettings, f
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LONGEST
 from skipwise.model.legacy_config import write_legacy_keys
+from skipwise.model.memory import head_size
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Recipe
 
@@ -175,7 +176,7 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
     config.rope_parameters = {**config.rope_parameters, _FULL: new} if _FULL in config.rope_parameters else new
     config.max_position_embeddings = extension.reach
     if getattr(config, "head_dim", 0) is None:  # some classes' YaRN reads it and does not compute it
-        config.head_dim = config.hidden_size // config.num_attention_heads
+        config.head_dim = head_size(config)
 
 
 def converted_first(kind: str, checkpoint: str | None) -> str:
@@ -395,5 +396,4 @@ def reach_of(config: PretrainedConfig, original: int | None = None) -> int | Non
 
 def rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:
     """Return how many dimensions of each head a model rotates by its ``rope_parameters``."""
-    head = getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
-    return int(head * current.get("partial_rotary_factor", 1.0))
+    return int(head_size(config) * current.get("partial_rotary_factor", 1.0))
