@@ -18,7 +18,7 @@ class Work:
     def __init__(self, total: float | None, done: float) -> None:
         self.total, self.done, self.told = total, done, ""
         self.on_change: Callable[[], object] = lambda: None
-        self._began = self._since = time.monotonic()
+        self._began = self._since = self._reached = time.monotonic()
         self._before = done  # at ``_since``, from when on the share is known
 
     def advance(self, done: float) -> None:
@@ -29,6 +29,8 @@ class Work:
         """Say what is done in all, the total if it is known by now, and words to show beside."""
         if self.total is None and total is not None:
             self.total, self._since, self._before = total, time.monotonic(), done
+        if done != self.done:
+            self._reached = time.monotonic()
         self.done, self.told = done, told
         self.on_change()
 
@@ -45,11 +47,15 @@ class Work:
 
     @property
     def left(self) -> timedelta | None:
-        """The time left at the mean speed; None if the total is not known, or nothing was done yet."""
+        """The time left at the mean speed; None if the total is not known, or nothing was done yet.
+
+        Between two calls it falls with the clock: a part that takes minutes would let it rise until it is done.
+        """
         done = self.done - self._before
         if self.total is None or not done:
             return None
-        return _seconds((time.monotonic() - self._since) / done * (self.total - self.done))
+        after = (self._reached - self._since) / done * (self.total - self.done)
+        return _seconds(max(0.0, after - (time.monotonic() - self._reached)))
 
 
 @contextmanager

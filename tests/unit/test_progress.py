@@ -62,8 +62,13 @@ def test_the_time_left_is_by_what_was_done_in_this_time(monkeypatch: pytest.Monk
     assert (begun.share, begun.elapsed, begun.left) == ("70%", timedelta(seconds=10), timedelta(seconds=30))
     assert unknown.left is None
     now[0] = 120.0
+    assert begun.left == timedelta(seconds=20)  # the next part is still under way
+    begun.reach(begun.done, told="words")
+    assert begun.left == timedelta(seconds=20)
     unknown.reach(0.75, total=1.0)
     assert (unknown.elapsed, unknown.left) == (timedelta(seconds=20), timedelta(seconds=10))
+    now[0] = 200.0
+    assert (begun.left, unknown.left) == (timedelta(0), timedelta(0))
 
 
 def test_in_a_log_file_what_is_done_is_said_before_it_is_done() -> None:
