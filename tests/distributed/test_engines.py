@@ -51,8 +51,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return checkpoint(folder / "base", window=64), corpus(folder / "text", documents=24, words=200)
 
 
-def extend(files: tuple[Path, Path], out: Path, *words: str, **changes: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "skipwise", "extend", str(files[0]), "--data", str(files[1])]
+def extend(
+    files: tuple[Path, Path], out: Path, *words: str, start: tuple[str, ...] = ("-m", "skipwise"), **changes: object
+) -> subprocess.CompletedProcess:
+    command = [sys.executable, *start, "extend", str(files[0]), "--data", str(files[1])]
     for key, value in {**SETTINGS, **changes}.items():
         command += ["--set", f"{key}={value}"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -137,11 +139,13 @@ def test_the_best_step_is_kept_as_by_one_process(files, tmp_path) -> None:
         torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-3)
 
 
-def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path) -> None:
-    done = extend(files, tmp_path / "run", "--launch", "fsdp", "--processes", "2")
+def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path, monkeypatch) -> None:
+    """Another launcher asks for FSDP where there are no GPUs; accelerate then trains by DDP."""
+    monkeypatch.setenv("SKIPWISE_ENGINE", "fsdp")
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "skipwise")
+    done = extend(files, tmp_path / "run", start=torchrun)
     assert done.returncode == 1
     assert "fsdp was asked for, and what trains is a DistributedDataParallel" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,7 @@ def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path) -> None:
     [
         (["--launch", "zero", "--processes", "2"], "--launch 'zero' is unknown (did you mean zero3?)"),
         (["--launch", "ddp", "--processes", "1"], "--launch ddp starts several processes, not 1"),
+        (["--launch", "fsdp", "--processes", "2"], "--launch fsdp needs GPUs, and this machine has none"),
         (["--launch", "ddp", "--processes", "3"], "training.batch_size = 4 must be a multiple of 3"),
         (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
         (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the model's 64"),

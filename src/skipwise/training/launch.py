@@ -35,6 +35,10 @@ def processes_of(engine: str, processes: int | None) -> int:
             f"--processes {processes} needs as many GPUs, and this machine has {gpus}: lower it, or leave it out to start one "
             "for each GPU"
         )
+    if engine == "fsdp" and not gpus:
+        raise RecipeError(
+            "--launch fsdp needs GPUs, and this machine has none: choose ddp, or zero3 with the deepspeed package"
+        )
     if engine.startswith("zero3"):
         if find_spec("deepspeed") is None:
             raise RecipeError(f"{engine} needs the deepspeed package: {pip_install('deepspeed')}")
