@@ -87,7 +87,7 @@ def evaluate(
     from skipwise.evaluation.benchmarks import Benchmarks
     from skipwise.evaluation.evaluate import evaluate, plan_models
     from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.specification import read_tasks, specification_for
+    from skipwise.evaluation.specification import is_ruler, read_tasks, specification_for
     from skipwise.model.precision import choose_precision
 
     asked = read_lengths(lengths)
@@ -117,9 +117,19 @@ def evaluate(
         raise RecipeError(
             "--documents 0 and --tasks none leave nothing to measure; give documents, tasks or benchmarks"
         )
+    if not benchmarks and (data_dir or include_path or limit):
+        raise RecipeError(
+            "--data-dir, --include-path and --limit are of benchmarks: name some by --benchmarks, or leave them out"
+        )
+    if ruler_data and not any(map(is_ruler, specification.tasks)):
+        raise RecipeError(
+            "--ruler-data is read by RULER's tasks, and none is asked: add ruler to --tasks, or leave it out"
+        )
     chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
     if dry_run:
         plan = plan_models(found, specification, console)
+        if not chosen:
+            plan.require_work()
         forecast = plan.forecast(specification.precision, served=serving is not None)
         console.print(f"records: {plan.requests:,}; {forecast}", soft_wrap=True)
         return

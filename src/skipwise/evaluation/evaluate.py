@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
+from skipwise.data.ruler import read_ruler_data
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
@@ -46,6 +47,7 @@ class Plan:
     models: Sequence[EvaluatedModel]
     texts: Texts
     batches: dict[str, list[Batch]]
+    ruler_data: str = ""  # the fingerprint of its texts
 
     @property
     def requests(self) -> int:
@@ -55,7 +57,15 @@ class Plan:
     @property
     def fingerprints(self) -> dict[str, str]:
         """Digests of the texts, by which the same command knows that they are the same."""
-        return {f"text {text.source} for {label}": text.digest for label, read in self.texts.items() for text in read}
+        texts = {f"text {text.source} for {label}": text.digest for label, read in self.texts.items() for text in read}
+        return texts | ({"text of RULER": self.ruler_data} if self.ruler_data else {})
+
+    def require_work(self) -> None:
+        """Require something to measure: a task may fit none of the lengths."""
+        if not any(self.batches.values()):
+            raise DataError(
+                "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks"
+            )
 
     def forecast(self, precision: str, *, served: bool = False) -> str:
         """How long measuring takes on this machine without the benchmarks, by a short timing of each model's layers.
@@ -97,16 +107,14 @@ def evaluate(
     """
     folder = _folder(out, models, specification)
     plan = plan_models(models, specification, console)
+    if not benchmarks:
+        plan.require_work()
     with ExitStack() as context:
         tasks: dict[str, FoundBenchmarks] = {}
         if benchmarks and shard[0] == 1:
             tasks = {model.label: context.enter_context(benchmarks.found(model)) for model in models}
         if server:
             require_served(server, models[0], specification)
-        if not any(plan.batches.values()) and not benchmarks:
-            raise DataError(
-                "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks"
-            )
         facts = {
             "evaluation": _asked(models, specification),
             "fingerprints": plan.fingerprints,
@@ -143,7 +151,8 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
         console.print(claim, soft_wrap=True)
     for warning in specification.warnings(models):
         console.print(warning, style="yellow")
-    return Plan(models, texts, batches)
+    ruler = read_ruler_data(specification.ruler_data).fingerprint if any(map(is_ruler, specification.tasks)) else ""
+    return Plan(models, texts, batches, ruler)
 
 
 def merge(parts: Sequence[Path], out: Path) -> RunFolder:

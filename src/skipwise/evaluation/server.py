@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import httpx2
 from pydantic import BaseModel, Field, ValidationError
@@ -60,7 +60,7 @@ class Completion(BaseModel):
     """What a server wrote after one prompt; ids and log-probabilities only where it tells them."""
 
     text: str
-    token_ids: list[int] | None = None
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     logprobs: dict[str, Any] | None = None
 
 
@@ -104,7 +104,7 @@ class Server:
         bodies = [self._asked(questions[i]) for i in order]
         for place, completion, seconds in self.completions(bodies):
             number, question = order[place], questions[order[place]]
-            if completion.token_ids is not None:
+            if completion.token_ids:
                 yield as_far_as_needed(number, question, completion.token_ids, tokenizer, seconds)
             else:
                 text = completion.text.strip()
@@ -249,7 +249,7 @@ def _read(kind: type[Told], client: httpx2.AsyncClient, body: dict[str, Any] | N
 
 def _refused(client: httpx2.AsyncClient, body: dict[str, Any] | None, answer: httpx2.Response) -> NoReturn:
     """Raise for an answer that is an error of HTTP; a server may repeat the key, which is not shown."""
-    said = reason(Exception(answer.text))
+    said = reason(Exception(answer.text or "without a word"))
     if key := _key():
         said = said.replace(key, "***")
     way_out = {

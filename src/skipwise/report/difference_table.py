@@ -5,28 +5,43 @@ from collections.abc import Sequence
 from skipwise.method.lengths import format_length
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.summary import Row
-from skipwise.report.table import Table
-from skipwise.results.ruler import paired_at
+from skipwise.report.table import Table, format_points
+from skipwise.results.ruler import paired_at, shared_tasks
 from skipwise.results.statistics import Interval, share_difference
+
+Differences = dict[tuple[str, int], Interval]  # by task and length
 
 
 def differences_table(rows: Sequence[Row]) -> Table:
     """What every further model of an evaluation scores more than the first on the same prompts, side by side."""
-    models = list({row.arm: row for row in rows if row.judged}.values())
-    first, others = models[:1], [row for row in models[1:] if _differences(row, models[0])]
-    differences = [_differences(row, first[0]) for row in others]
-    asked = dict.fromkeys(place for each in differences for place in each)
+    first, apart = differences_to_first(rows)
+    asked = dict.fromkeys(place for each in apart.values() for place in each)
     cells = [
-        [f"{task}, {format_length(length)}", *(_points(each.get((task, length))) for each in differences)]
-        for task, length in asked
+        [
+            f"{place[0]}, {format_length(place[1])}",
+            *(format_points(each[place]) if place in each else "–" for each in apart.values()),
+        ]
+        for place in asked
     ]
-    title = f"Difference to {first[0].label if first else ''} on the same prompts, in points (95% interval)"
-    return Table(title, "differences", ["prompt", *(row.label for row in others)], cells)
+    return Table(
+        f"Difference to {first} on the same prompts, in points (95% interval)", "differences", ["prompt", *apart], cells
+    )
 
 
-def _differences(own: Row, other: Row) -> dict[tuple[str, int], Interval]:
-    """By task and length: retrieval tasks each, and the average of RULER's."""
-    differences: dict[tuple[str, int], Interval] = {}
+def differences_to_first(rows: Sequence[Row]) -> tuple[str, dict[str, Differences]]:
+    """Return the first extended model's label, and by the others' what each scores more on the same prompts.
+
+    Of RULER it is the average over the tasks that the table of averages has.
+    """
+    tasks = shared_tasks([row.ruler for row in rows if row.ruler])
+    models = list({row.arm: row for row in rows if row.judged}.values())
+    apart = {row.label: _differences(row, models[0], tasks) for row in models[1:]}
+    return models[0].label if models else "", {label: each for label, each in apart.items() if each}
+
+
+def _differences(own: Row, other: Row, tasks: Sequence[str]) -> Differences:
+    """By task and length: retrieval tasks each, and the average over ``tasks`` of RULER's."""
+    differences: Differences = {}
     for task, lengths in own.trials.items():
         for length, trials in lengths.items():
             theirs = other.trials.get(task, {}).get(length, {})
@@ -35,13 +50,6 @@ def _differences(own: Row, other: Row) -> dict[tuple[str, int], Interval]:
                 differences[task, length] = difference
     if own.ruler and other.ruler:
         for length in own.ruler.lengths:
-            if difference := paired_at(own.ruler, other.ruler, length):
+            if difference := paired_at(own.ruler, other.ruler, length, tasks):
                 differences[ruler_name([own.ruler, other.ruler]), length] = difference
     return differences
-
-
-def _points(difference: Interval | None) -> str:
-    if difference is None:
-        return "–"
-    mean, low, high = (100 * value for value in (difference.mean, difference.low, difference.high))
-    return f"{mean:+.1f} [{low:+.0f}, {high:+.0f}]"

@@ -113,7 +113,7 @@ def position_plots(shown: Shown) -> Iterator[Plot]:
     gain = {j.row.label: {b.end: b.gain for b in j.buckets if b.gain} for j in shown.judged}
     excess = {j.row.label: {b.end: b.excess for b in j.buckets if b.excess} for j in shown.judged}
     read = [*(j.row for j in shown.judged), *shown.bases]
-    first = {row.label: {n: Interval(p, math.nan, math.nan) for n, p in row.truncated().items()} for row in read}
+    first = {row.label: {n: Interval(p.mean, math.nan, math.nan) for n, p in row.truncated().items()} for row in read}
     bases = listed([row.label for row in shown.bases])
     for name, title, axes, curves, zero, caption in (
         (

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from skipwise.errors import RunError, counted
 from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
+from skipwise.report.difference_table import differences_to_first
 from skipwise.report.figures import draw_figures
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.price import price_warning, prices_of
@@ -21,6 +22,7 @@ from skipwise.report.summary import Judgement, Row, arm_name, benchmarks_of
 from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
+from skipwise.results.ruler import shared_tasks
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Z, wilson_interval
 
 # A page that holds one of these is ours, and may be written anew.
@@ -212,8 +214,8 @@ def _of_ruler(ruler: Sequence[RulerRecord], asked: Collection[int]) -> str:
 
 def _asked(folders: Sequence[Folder], kind: type[TrialRecord] | type[RulerRecord]) -> Collection[int]:
     """How many prompts each model was asked of each task and length."""
-    asked = Counter((f.name, r.arm, r.task, r.length) for f in folders for r in f.records if isinstance(r, kind))
-    return asked.values()
+    prompts = {(f.name, r.arm, r.task, r.length, r.trial) for f in folders for r in f.records if isinstance(r, kind)}
+    return Counter(prompt[:-1] for prompt in prompts).values()
 
 
 def _span(values: Collection[int]) -> str:
@@ -264,15 +266,25 @@ def _numbers(shown: Shown) -> Iterator[list[object]]:
     yield ["model", "text", "measure", "length", "value", "low_95", "high_95"]
     for row in shown.rows:
         for measure, length, value in _of_row(row):
-            yield [row.label, row.data, measure, length, value.mean, value.low, value.high]
+            yield [row.label, row.data, measure, length, *_ends(value)]
     for one in shown.judged:
         yield [one.row.label, one.row.data, "effective length", "", one.effective.tokens, "", ""]
         if one.ruler:
             yield [one.row.label, one.row.data, "length by RULER's rule", "", one.ruler.tokens, "", ""]
         for measure, length, value in _of_judgement(one):
-            yield [one.row.label, one.row.data, measure, length, value.mean, value.low, value.high]
+            yield [one.row.label, one.row.data, measure, length, *_ends(value)]
         for n, perplexity in one.row.truncated().items():
-            yield [one.row.label, one.row.data, "perplexity of the first tokens", n, perplexity, "", ""]
+            yield [one.row.label, one.row.data, "perplexity of the first tokens", n, *_ends(perplexity)]
+    tasks = shared_tasks([row.ruler for row in shown.rows if row.ruler])
+    for row in shown.rows:
+        for length in row.ruler.lengths if row.ruler else ():
+            if row.ruler and (average := row.ruler.average(length, tasks)):
+                measure = f"{ruler_name([row.ruler])}, average of {counted(len(tasks), 'task')}, %"
+                yield [row.label, row.data, measure, length, *_ends(average.times(100))]
+    first, apart = differences_to_first(shown.rows) if shown.evaluated else ("", {})
+    for label, differences in apart.items():
+        for (task, length), value in differences.items():
+            yield [label, "", f"{task}, % more than {first}", length, *_ends(value.times(100))]
     for r in benchmarks_of(shown.folders):
         half = None if r.standard_error is None else Z * r.standard_error
         span = ["", ""] if half is None else [r.value - half, r.value + half]
@@ -286,9 +298,20 @@ def _numbers(shown: Shown) -> Iterator[list[object]]:
     for far in shown.longppl:
         for row, found in far.models:
             label = f"{far.folder} · {row.label}" if far.folder else row.label
-            yield [label, row.data, "LongPPL", max(row.sliding), found.key.mean, found.key.low, found.key.high]
+            yield [label, row.data, "LongPPL", max(row.sliding), *_ends(found.key)]
+            yield [
+                label,
+                row.data,
+                "perplexity of all tokens as far into the text",
+                max(row.sliding),
+                *_ends(found.every),
+            ]
     for folder in shown.folders:
         yield from _of_prices(folder, _prefix(folder, shown.folders, " · "))
+
+
+def _ends(value: Interval) -> tuple[float, float, float]:
+    return value.mean, value.low, value.high
 
 
 def _of_prices(folder: Folder, named: str) -> Iterator[list[object]]:
@@ -324,6 +347,9 @@ def _of_judgement(one: Judgement) -> Iterator[tuple[str, int | str, Interval]]:
     if one.cost:
         yield "cost, nats inside the original window", "", one.cost.loss
         yield "cost, next-token accuracy", "", one.cost.accuracy
+    if one.ruler_difference:
+        length, apart = one.ruler_difference
+        yield f"RULER, average less that of {one.base}, %", length, apart.times(100)
     for b in one.buckets:
         named = {"loss by position": b.loss, "gain by far text": b.gain, "loss over the base": b.excess}
         yield from ((f"{measure}, nats", b.end, value) for measure, value in named.items() if value)

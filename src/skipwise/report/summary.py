@@ -11,10 +11,11 @@ from functools import cached_property
 from itertools import pairwise
 
 from skipwise.report.folder import Folder
+from skipwise.report.table import format_points
 from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.ruler import RulerLength, RulerScores, paired, ruler_length, scores_of
-from skipwise.results.statistics import Interval, difference, found, loss, perplexity, perplexity_of
+from skipwise.results.statistics import Interval, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
 BASELINES = ("original", "pi-only")
@@ -76,9 +77,9 @@ class Row:
         shared = set.intersection(*(set(r.edges) for r in whole)) if whole else set()
         return sorted(edge for edge in shared if edge <= whole[0].window)
 
-    def truncated(self) -> dict[int, float]:
+    def truncated(self) -> dict[int, Interval]:
         """Perplexity of the first tokens, by how many."""
-        return {edge: perplexity_of(loss(self.whole, 0, edge).mean) for edge in self.edges()[1:]}
+        return {edge: perplexity(self.whole, edge) for edge in self.edges()[1:]}
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Judgement:
         if self.ruler_difference is None:
             return ""
         length, change = self.ruler_difference
-        return f"On the same prompts of {length:,} tokens it scores {change.times(100)} points against {self.base}."
+        return f"On the same prompts of {length:,} tokens it scores {format_points(change)} points against {self.base}."
 
     @property
     def cost_sentence(self) -> str:
@@ -304,9 +305,13 @@ def _cost(ours: Sequence[ReadingRecord], theirs: Sequence[ReadingRecord]) -> Cos
 
 
 def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:
-    """The benchmark records of all folders; one that was measured again counts last."""
-    records = [r for folder in folders for r in folder.records if isinstance(r, BenchmarkRecord)]
-    return list({(r.arm, r.task, r.fewshot, r.metric): r for r in records}.values())
+    """The benchmark records of all folders; of one task that with most questions, and of those the last."""
+    kept: dict[tuple[str, str, int, str], BenchmarkRecord] = {}
+    for record in (r for folder in folders for r in folder.records if isinstance(r, BenchmarkRecord)):
+        same = record.arm, record.task, record.fewshot, record.metric
+        if same not in kept or record.samples >= kept[same].samples:
+            kept[same] = record
+    return list(kept.values())
 
 
 def arm_name(arm: str) -> str:

@@ -26,6 +26,12 @@ def format_interval(value: Interval | None, brief: bool) -> str:
     return f"{format_number(value.mean)} [{format_number(value.low)}, {format_number(value.high)}]"
 
 
+def format_points(share: Interval) -> str:
+    """Write a difference of shares in points, with its interval."""
+    mean, low, high = (100 * value for value in (share.mean, share.low, share.high))
+    return f"{mean:+.1f} [{low:+.0f}, {high:+.0f}]"
+
+
 def format_number(value: float) -> str:
     """Write a perplexity in two to three digits: 4.84, 15.7, 134, 1.2e4, ∞."""
     if math.isnan(value):

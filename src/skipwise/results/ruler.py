@@ -4,12 +4,13 @@ Scores are shares from 0 to 1. The average of a length is over tasks, as RULER's
 every length, so that averages of several lengths compare.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from skipwise.errors import counted
 from skipwise.results.records import RulerRecord
-from skipwise.results.statistics import Interval, mean_interval, wilson_interval
+from skipwise.results.statistics import Interval, share_difference, wilson_interval
 
 _ALL_TASKS = 13
 THRESHOLD = 0.856  # what Llama-2-7B scores at its own 4,096 tokens: RULER's limit (Hsieh et al., 2024, section 4)
@@ -32,7 +33,7 @@ class RulerScores:
     def means(self) -> tuple[tuple[str, int, float], ...]:
         """The mean score of every task and length."""
         return tuple(
-            (task, length, sum(scores.values()) / len(scores))
+            (task, length, math.fsum(scores.values()) / len(scores))
             for task, lengths in self.prompts.items()
             for length, scores in sorted(lengths.items())
         )
@@ -56,7 +57,7 @@ class RulerScores:
         means = [interval.mean for task in tasks if (interval := self.score(task, length))]
         if not means:
             return None
-        mean = sum(means) / len(means)
+        mean = math.fsum(means) / len(means)
         asked = sum(len(self.prompts[task][length]) for task in tasks)
         return Interval(mean, *wilson_interval(mean * asked, asked))
 
@@ -76,7 +77,8 @@ def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
     for record in records:
         of_task = prompts.setdefault(record.arm, {}).setdefault(record.task, {})
         of_task.setdefault(record.length, {})[record.trial] = record.score
-        real.setdefault(record.arm, {})[record.task] = record.real_data
+        of_arm = real.setdefault(record.arm, {})
+        of_arm[record.task] = of_arm.get(record.task, True) and record.real_data
     return [RulerScores(arm, tasks, real[arm]) for arm, tasks in prompts.items()]
 
 
@@ -124,27 +126,23 @@ def ruler_length(own: RulerScores, base: RulerScores | None, original: int | Non
 
 
 def paired(own: RulerScores, base: RulerScores) -> tuple[int, Interval] | None:
-    """The longest length that both were asked, and there the mean of own score less base's on the same prompts.
-
-    The interval is Student's t over prompts. None where they share no prompt.
-    """
+    """The longest length that both were asked, and there the average of own less base's, as ``paired_at`` gives it."""
+    tasks = shared_tasks([own, base])
     for length in sorted(set(own.lengths) & set(base.lengths), reverse=True):
-        if difference := paired_at(own, base, length):
+        if difference := paired_at(own, base, length, tasks):
             return length, difference
     return None
 
 
-def paired_at(own: RulerScores, other: RulerScores, length: int) -> Interval | None:
-    """The mean of own score less another model's on the same prompts of one length; None where they share none."""
-    differences = {
-        f"{task} {trial}": score - theirs
-        for task, lengths in own.prompts.items()
-        for trial, score in lengths.get(length, {}).items()
-        if (theirs := other.prompts.get(task, {}).get(length, {}).get(trial)) is not None
-    }
-    return mean_interval(list(differences.values()), [1] * len(differences), list(differences)) if differences else None
+def paired_at(own: RulerScores, other: RulerScores, length: int, tasks: Sequence[str]) -> Interval | None:
+    """The average over tasks of own less another model's on the same prompts of one length; None where they share none."""
+    ours, theirs = (
+        {(task, trial): score for task in tasks for trial, score in one.prompts[task].get(length, {}).items()}
+        for one in (own, other)
+    )
+    return share_difference(ours, theirs)
 
 
 def _wilson(scores: Sequence[float]) -> Interval:
-    total = sum(scores)
+    total = math.fsum(scores)  # the same whatever the order
     return Interval(total / len(scores), *wilson_interval(total, len(scores)))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 from scipy.special import stdtrit
@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 from skipwise.results.records import ReadingRecord, TrialRecord
 
 Sums = Literal["nll", "hits"]
+Prompt = TypeVar("Prompt", int, tuple[str, int])  # its number, or its task and number
 
 Z = 1.959964  # of the normal distribution, 97.5%
 FEWEST_SEGMENTS = 8  # of one document, of which an interval is given: one of fewer misses the mean too often
@@ -84,20 +85,19 @@ def difference(
     return mean_interval(differences, tokens, clusters) if sum(tokens) else None
 
 
-def share_difference(ours: Mapping[int, bool], theirs: Mapping[int, bool]) -> Interval | None:
-    """Our share of right answers less theirs on the same prompts, by their numbers; None where they share none.
+def share_difference(ours: Mapping[Prompt, float], theirs: Mapping[Prompt, float]) -> Interval | None:
+    """Our share of right answers less theirs on the same prompts, by their names; None where they share none.
 
     The interval is Newcombe's for paired shares ("Improved confidence intervals for the difference between binomial
-    proportions based on paired data", 1998, method 10). It stays honest where both answer every prompt alike.
+    proportions based on paired data", 1998, method 10). It stays honest where both answer every prompt alike. A score between
+    0 and 1 counts as that part of a right answer; such scores vary less, so the interval is then wider than it has to be.
     """
     shared = sorted(ours.keys() & theirs.keys())
     if not shared:
         return None
-    both = sum(ours[n] and theirs[n] for n in shared)
-    hits, others, n = sum(ours[i] for i in shared), sum(theirs[i] for i in shared), len(shared)
-    neither = n - hits - others + both
+    hits, others, n = math.fsum(ours[i] for i in shared), math.fsum(theirs[i] for i in shared), len(shared)
     scale = math.sqrt(hits * (n - hits) * others * (n - others))
-    agree = both * neither - (hits - both) * (others - both)
+    agree = n * math.fsum(ours[i] * theirs[i] for i in shared) - hits * others
     # With a continuity correction, of a positive correlation only.
     phi = (agree if agree < 0 else max(0.0, agree - n / 2)) / scale if scale else 0.0
     (low, high), (low2, high2) = wilson_interval(hits, n), wilson_interval(others, n)

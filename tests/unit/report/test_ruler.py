@@ -1,4 +1,5 @@
 import csv
+import json
 import re
 
 import pytest
@@ -63,7 +64,51 @@ def test_how_far_it_reads_is_said_by_rulers_rule(tmp_path, at_home: float, said:
     assert said in judged.ruler_sentence
     assert "By RULER's rule, on some of its tasks" in judged.ruler_sentence or not at_home
     apart = 100 * (0.875 - at_home)
-    assert f"it scores {apart:+.3f} [{apart:+.3f}, {apart:+.3f}] points against base" in judged.ruler_sentence
+    assert f"it scores {apart:+.1f} [" in judged.ruler_sentence
+    _, change = judged.ruler_difference
+    assert change.low < change.mean < change.high  # also where all differences are alike
+
+
+def test_the_order_of_records_changes_no_length(tmp_path) -> None:
+    """Three scores of one mean, whose sums differ by the order of adding."""
+    scores = {"m": (0.2, 0.3, 0.1), "base": (0.1, 0.2, 0.3)}
+    records = [*readings("m", 256, 15.0), *readings("m", 2048, 15.0), *readings("base", 256, 15.0)]
+    for arm, each in scores.items():
+        records += [
+            RulerRecord(arm, "vt", 256, 0, trial, True, "float32", "d", score=s) for trial, s in enumerate(each)
+        ]
+    [judged] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
+    assert "it reads 256 tokens" in judged.ruler_sentence
+
+
+def test_a_task_of_two_texts_is_marked_whatever_the_order(tmp_path) -> None:
+    for real in (True, False):
+        records = [
+            RulerRecord("m", "niah_single_2", 256, 0, trial, real == (trial < 2), "float32", "d") for trial in range(4)
+        ]
+        records += [*readings("m", 256, 15.0), *readings("m", 2048, 15.0), *readings("base", 256, 15.0)]
+        folder = read_folder(evaluation_folder(tmp_path / str(real), records))
+        assert any("RULER-style" in table.title for table in tables_of(Shown([folder])))
+
+
+def test_models_differ_in_the_average_that_is_shown(tmp_path) -> None:
+    """A task that was not asked at every length counts in neither; numbers.csv has both."""
+    records = []
+    for arm, far in (("m", 1.0), ("n", 0.5)):
+        records += [*readings(arm, 256, 15.0), *readings(arm, 2048, 15.0)]
+        for length in (256, 2048):
+            records += answered(arm, "vt", length, 0.5)
+        records += answered(arm, "cwe", 2048, far)
+    path = evaluation_folder(tmp_path / "e", records)
+    facts = json.loads((path / "run.json").read_text())
+    facts["evaluation"]["models"][1] |= {"label": "n", "control": False}
+    (path / "run.json").write_text(json.dumps(facts))
+    [table] = [one for one in tables_of(Shown([read_folder(path)])) if one.group == "differences"]
+    assert [row for row in table.rows if row[0] == "RULER, 2k"] == [["RULER, 2k", "+0.0 [-28, +28]"]]
+    write_page([path])
+    numbers = {(r[0], r[2], r[3]): r[4:] for r in csv.reader((path / "numbers.csv").open())}
+    assert numbers["n", "RULER, % more than m", "2048"][0] == "0.0"
+    assert numbers["n", "RULER, average of 1 task, %", "2048"][0] == "50.0"
 
 
 def test_scores_on_a_text_that_stands_in_are_not_called_rulers(tmp_path) -> None:

@@ -46,7 +46,7 @@ def test_every_number_is_its_own_formula(tmp_path) -> None:
     assert row.perplexity[2048].mean == pytest.approx(math.exp(total(whole) / (6 * 2047)))
     assert row.perplexity[256].mean == pytest.approx(math.exp(total(short) / (6 * 2047)))
     assert row.perplexity[2048].low < row.perplexity[2048].mean < row.perplexity[2048].high
-    assert row.truncated() == pytest.approx(
+    assert {edge: first.mean for edge, first in row.truncated().items()} == pytest.approx(
         {edge: math.exp(total(whole, slice(0, i + 1)) / (6 * (edge - 1))) for i, edge in enumerate(EDGES[1:])}
     )
     assert [(b.begin, b.end) for b in one.buckets] == [
@@ -277,6 +277,14 @@ def test_how_much_of_an_evaluation_is_measured_is_told(tmp_path) -> None:
 def test_a_benchmark_that_was_run_again_counts_last() -> None:
     record = BenchmarkRecord("m", "boolq", "acc", 0, 256, None, "float32", "0.4", "d", 4, 0.5)
     assert benchmarks_of([Folder("a", [record, replace(record, value=0.75)])]) == [replace(record, value=0.75)]
+
+
+def test_of_a_benchmark_that_answer_counts_which_has_most_questions() -> None:
+    """A short look with --limit does not take the place of the whole."""
+    whole = BenchmarkRecord("a", "boolq", "acc", 0, 2048, None, "float32", "0.4", samples=100, value=0.5)
+    some = replace(whole, limit=10, samples=10, value=0.9)
+    assert benchmarks_of([Folder("a", [whole, some])]) == [whole]
+    assert benchmarks_of([Folder("a", [some, whole])]) == [whole]
 
 
 @pytest.mark.parametrize("info", [{}, {"model": {}}, {"evaluation": {"windows": []}}, {"own": [3]}])
