@@ -329,6 +329,8 @@ def test_what_cannot_be_asked_is_said(evaluated, monkeypatch, capsys, tmp_path) 
     message = said(*ASKED, "--seed", "4", "--out", "x")
     assert "x was begun with other settings: seed (4, 0)" in message
     assert "holds a run, and no evaluation" in said(*ASKED, "--out", str(evaluated.parent))
+    assert "--limit are of benchmarks: name some by --benchmarks" in said("--limit", "3")
+    assert "--ruler-data is read by RULER's tasks, and none is asked" in said("--ruler-data", "text", "--tasks", "keys")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.md").write_text("mine")
     assert "exists and is no evaluation" in said(*ASKED, "--out", "notes")
@@ -368,6 +370,22 @@ def test_where_no_task_fits_nothing_is_begun(models, monkeypatch, capsys, tmp_pa
     message = refused(monkeypatch, capsys, "evaluate", models, *words)
     assert "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks" in message
     assert not (tmp_path / "x").exists()
+    assert "nothing is left to measure" in refused(monkeypatch, capsys, "evaluate", models, *words, "--dry-run")
+
+
+def test_rulers_texts_stay_the_same_within_an_evaluation(models, monkeypatch, capsys, tmp_path) -> None:
+    """Neither a resume nor a merge mixes answers on two texts."""
+    essays = tmp_path / "essays" / "PaulGrahamEssays.json"
+    essays.parent.mkdir()
+    words = ["evaluate", models, "--base", "none", "--documents", "0", "--tasks", "ruler:niah_single_2"]
+    words += ["--lengths", "512", "--trials", "2", "--ruler-data", "essays"]
+    for part, text in (("1/2", "One day. "), ("2/2", "Another day. ")):
+        essays.write_text(json.dumps({"text": text * 100}))
+        run(monkeypatch, *words, "--shard", part, "--out", part[0])
+    message = refused(monkeypatch, capsys, *words, "--shard", "1/2", "--out", "1")
+    assert "the text of RULER has changed since 1 was begun" in " ".join(message.split())
+    message = refused(monkeypatch, capsys, "merge", "1", "2", "--out", "whole")
+    assert "2 and 1 differ in text of RULER" in " ".join(message.split())
 
 
 def test_a_name_cannot_write_into_the_page(models, monkeypatch, capsys, tmp_path) -> None:

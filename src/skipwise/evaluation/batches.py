@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from skipwise.data.ruler import ruler_task
 from skipwise.errors import EvaluationError
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
 from skipwise.evaluation.questions import AskedPrompt
@@ -97,6 +98,11 @@ class Prompts:
     def length(self) -> int:
         """Tokens of each prompt and its answer."""
         return self.requests[0].length
+
+    @property
+    def written(self) -> int:
+        """How many ids the model writes at the most; an answer of one number is read with its prompt."""
+        return sum(ruler_task(one.task)[0].answer_tokens for one in self.requests if isinstance(one, RulerRecord))
 
     def only(self, keys: Collection[str]) -> "Prompts":
         """The requests that have one of these keys."""

@@ -19,7 +19,7 @@ from skipwise.data.ruler import read_ruler_data
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
-from skipwise.evaluation.forecast import measuring_seconds, told_measuring
+from skipwise.evaluation.forecast import measured_here, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import other_text
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
@@ -28,7 +28,6 @@ from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.model.config import load_config
-from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
 from skipwise.model.precision import default_device
@@ -79,9 +78,7 @@ class Plan:
                 asked += [batch for batch in here if isinstance(batch, Prompts)]
                 here = [batch for batch in here if not isinstance(batch, Prompts)]
             if here:
-                config = load_config(model.name)
-                speed = Speed.measured(config, precision, default_device())
-                seconds.update(measuring_seconds(here, ForwardCost.of_config(config), speed))
+                seconds.update(measured_here(here, load_config(model.name), precision, default_device()))
         told = told_measuring(dict(seconds)) if seconds else "nothing is measured but the benchmarks"
         if not asked:
             return told

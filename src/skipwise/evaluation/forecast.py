@@ -1,6 +1,6 @@
 """What a run takes before it begins: how long training and measuring are, and what of measuring no memory holds."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
 import numpy as np
@@ -10,14 +10,14 @@ from transformers import PretrainedConfig
 
 from skipwise.data.shipped import KINDS
 from skipwise.evaluation.arms import RunEvaluation, measured_steps
-from skipwise.evaluation.batches import Batch, Readings
+from skipwise.evaluation.batches import Batch, Prompts, Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other import longest_segment, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.runner import require_memory
 from skipwise.evaluation.specification import specification_of
 from skipwise.model.config import load_config
-from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
+from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
 from skipwise.model.memory import parameters_of, token_bytes
 from skipwise.model.precision import dtype_of
 from skipwise.model.rope import extension_of
@@ -25,7 +25,11 @@ from skipwise.recipes.schema import Recipe
 
 _TIMED_WINDOW = 2048  # tokens, at the most
 _BF16 = 2  # bytes of a number
+_NOTHING = Writing(0.0, 0.0)
 _STEP = 3  # times the operations of a forward pass: backward takes twice as many
+
+
+Forecast = dict[str, float]  # seconds, by what is measured
 
 
 def training_seconds(config: PretrainedConfig, tokens: int, window: int, precision: str, device: torch.device) -> float:
@@ -40,14 +44,25 @@ def training_seconds(config: PretrainedConfig, tokens: int, window: int, precisi
     return tokens * (layers + more)
 
 
-def measuring_seconds(batches: Iterable[Batch], cost: ForwardCost, speed: Speed) -> dict[str, float]:
-    """The seconds that batches take, by what is measured; prompts that share a beginning take less."""
-    seconds: dict[str, float] = {}
+def measured_here(batches: Sequence[Batch], config: PretrainedConfig, precision: str, device: torch.device) -> Forecast:
+    """The seconds that batches take on this machine, by a short timing of the model's layers."""
+    writes = any(isinstance(batch, Prompts) and batch.written for batch in batches)
+    writing = Writing.measured(config, precision, device) if writes else _NOTHING
+    return measuring_seconds(batches, ForwardCost.of_config(config), Speed.measured(config, precision, device), writing)
+
+
+def measuring_seconds(
+    batches: Iterable[Batch], cost: ForwardCost, speed: Speed, writing: Writing = _NOTHING
+) -> Forecast:
+    """The seconds that batches take, by what is measured; prompts that share a beginning take less, and so do answers that
+    end early or are written together."""
+    seconds: Forecast = {}
     for batch in batches:
         what = "windows of" if isinstance(batch, Readings) else f"{batch.requests[0].task} at"
         part = f"{what} {batch.length:,} tokens"
         each = _seconds(cost.of_token(batch.length, scored=isinstance(batch, Readings)), speed)
-        seconds[part] = seconds.get(part, 0.0) + batch.tokens * each
+        written = batch.written * writing.seconds(batch.length) if isinstance(batch, Prompts) else 0.0
+        seconds[part] = seconds.get(part, 0.0) + batch.tokens * each + written
     return seconds
 
 
@@ -63,9 +78,8 @@ def print_forecast(evaluation: RunEvaluation, tokens: int, window: int, device: 
     """Print how long a run that trains on ``tokens`` tokens in windows takes on this machine, by a short timing of its
     layers."""
     config, precision = load_config(evaluation.recipe.model), evaluation.specification.precision
-    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, device)
     training = training_seconds(config, tokens, window, precision, device)
-    console.print(told(training, measuring_seconds(batches_of(evaluation), cost, speed)))
+    console.print(told(training, measured_here(batches_of(evaluation), config, precision, device)))
 
 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
@@ -88,7 +102,7 @@ def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console:
         console.print(told_of, style="yellow", soft_wrap=True)
 
 
-def planned_seconds(recipe: Recipe, original: int, target: int, cost: ForwardCost, speed: Speed) -> dict[str, float]:
+def planned_seconds(recipe: Recipe, original: int, target: int, cost: ForwardCost, speed: Speed) -> Forecast:
     """The seconds that each measurement of a recipe takes, by what is measured, before any text is known.
 
     The most that it can be: every text has as many documents as are asked for, and no prompts share a beginning.
@@ -138,13 +152,13 @@ def beyond_memory(recipe: Recipe, original: int, target: int, config: Pretrained
             )
 
 
-def told(training: float, measuring: dict[str, float]) -> str:
+def told(training: float, measuring: Forecast) -> str:
     """Say how long training and measuring take, and what of measuring takes longest."""
     said = f"on this machine: training about {_time(training)}"
     return f"{said}, {told_measuring(measuring)}" if measuring else said
 
 
-def told_measuring(seconds: dict[str, float]) -> str:
+def told_measuring(seconds: Forecast) -> str:
     """Say how long measuring takes, and what of it takes longest."""
     longest = max(seconds, key=lambda part: seconds[part])
     return f"measuring about {_time(sum(seconds.values()))}, of which {longest} take longest, {_time(seconds[longest])}"

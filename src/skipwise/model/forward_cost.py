@@ -2,7 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,10 +13,13 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreT
 
 from skipwise.errors import ModelError, reason
 from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
+from skipwise.model.cache_argument import CACHE
+from skipwise.model.key_value_cache import roomy_cache
 from skipwise.model.memory import experts_of, head_size, inner_width
 from skipwise.model.precision import autocast, dtype_of
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
+_TIMED_BEFORE = 64, 1024  # an id that is written
 _TIMED_SECONDS = 0.3  # of each
 
 
@@ -85,12 +89,63 @@ class Speed:
             )
 
 
+@dataclass(frozen=True)
+class Writing:
+    """The seconds of an id that is written behind others, one at a time."""
+
+    alone: float  # whatever stands before it
+    before: float  # more for each token before it
+
+    @classmethod
+    def measured(cls, config: PretrainedConfig, precision: str, device: torch.device) -> "Writing":
+        """Time one id in a layer of the stock model behind few tokens and behind more, for less than a second.
+
+        Raises:
+            ModelError: the architecture cannot be run with this config.
+        """
+        few, many = _TIMED_BEFORE
+        with _one_layer(config, device) as model, torch.inference_mode():
+            near, far = (_id_seconds(model, precision, device, before) for before in (few, many))
+        cost, layers = ForwardCost.of_config(config), config.get_text_config().num_hidden_layers
+        each = layers * max(0.0, far - near) / (many - few)
+        # The output layer reads its weights as the others read theirs.
+        return cls(layers * near * (1 + cost.output / cost.linear), each)
+
+    def seconds(self, length: int) -> float:
+        """The seconds of an id behind so many tokens."""
+        return self.alone + self.before * length
+
+
 def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.device, window: int) -> float:
     """Return the least seconds that one layer of the stock model takes for a window, forward and backward.
 
     Raises:
         ModelError: the architecture cannot be run with this config.
     """
+    with _one_layer(config, device) as model:
+        states = _states(model, window, device)
+
+        def step() -> None:
+            with autocast(device, precision), blocked_attention(model):
+                model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
+
+        return _seconds(step, device)
+
+
+def _id_seconds(model: PreTrainedModel, precision: str, device: torch.device, before: int) -> float:
+    cache, one = roomy_cache(model.config), _states(model, 1, device)
+    with autocast(device, precision):
+        model(inputs_embeds=_states(model, before, device), use_cache=True, **{CACHE: cache})
+        return _seconds(lambda: model(inputs_embeds=one, use_cache=True, **{CACHE: cache}), device)
+
+
+def _states(model: PreTrainedModel, tokens: int, device: torch.device) -> torch.Tensor:
+    return torch.full((1, tokens, model.config.hidden_size), 0.01, device=device)
+
+
+@contextmanager
+def _one_layer(config: PretrainedConfig, device: torch.device) -> Iterator[PreTrainedModel]:
+    """The stock model of a config with a single layer and hardly a vocabulary; what fails in this context is the config's."""
     text = copy.deepcopy(config.get_text_config())
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 1, 8, None
     text._attn_implementation = None  # the stock choice: flex attention would be compiled first
@@ -103,13 +158,7 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
         model.to_empty(device=device).train()
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.detach().fill_(0.01)
-        states = torch.full((1, window, text.hidden_size), 0.01, device=device)
-
-        def step() -> None:
-            with autocast(device, precision), blocked_attention(model):
-                model(inputs_embeds=states, use_cache=False).last_hidden_state.float().sum().backward()
-
-        return _seconds(step, device)
+        yield model
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # of the architecture's own code

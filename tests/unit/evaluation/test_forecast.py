@@ -8,9 +8,9 @@ from transformers import LlamaConfig
 from skipwise.evaluation import forecast
 from skipwise.evaluation.batches import Prompts, Readings
 from skipwise.evaluation.forecast import beyond_memory, measuring_seconds, planned_seconds, told, training_seconds
-from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.model.forward_cost import ForwardCost, Speed, Writing
 from skipwise.recipes.loading import load_recipe
-from skipwise.results.records import TrialRecord
+from skipwise.results.records import RulerRecord, TrialRecord
 from tests.measured import readings
 from tests.tiny import byte_tokenizer
 
@@ -26,6 +26,14 @@ def test_each_part_takes_its_tokens_times_their_operations() -> None:
         "passkey at 64 tokens": pytest.approx(2 * 3 * 64 * (100 / 10 + 2 * 32 / 20)),
         "windows of 256 tokens": pytest.approx(256 * (150 / 10 + 2 * 128 / 20)),
     }
+
+
+def test_answers_take_as_many_ids_as_a_task_may_write() -> None:
+    asked = [RulerRecord("m", "vt:hops=2", 512, 0, trial, True, "float32", "0") for trial in range(3)]
+    batches = [Prompts(asked, print, byte_tokenizer())]
+    read = measuring_seconds(batches, COST, SPEED)["vt:hops=2 at 512 tokens"]
+    written = measuring_seconds(batches, COST, SPEED, Writing(alone=2.0, before=0.5))["vt:hops=2 at 512 tokens"]
+    assert written - read == pytest.approx(3 * 30 * (2 + 0.5 * 512))
 
 
 def test_training_takes_its_layers_and_the_products_outside_of_them(monkeypatch) -> None:

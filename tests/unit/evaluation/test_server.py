@@ -234,14 +234,20 @@ def test_an_engine_without_a_version_is_named_by_its_owner(served) -> None:
     [
         ((400, b'{"error":{"message":"too long"}}'), "refused a prompt of [0-9]+ tokens with HTTP 400: .*too long"),
         ((500, b"Internal Server Error"), "HTTP 500: Internal Server Error; see what it logged"),
+        ((500, b""), "HTTP 500: without a word; see what it logged"),
         ((503, b"loading"), "HTTP 503: loading"),
         ((429, b"too many"), "HTTP 429: too many; ask fewer at once \\(--server-requests\\)"),
         ((200, b"{"), "something else than OpenAI's completions protocol has"),
         ((200, b'{"choices": []}'), "something else than OpenAI's.*choices: "),
         ((200, b'{"choices": [{"text": 3}]}'), "something else than OpenAI's.*choices.0.text: "),
+        (
+            (200, b'{"choices": [{"text": "1", "token_ids": [1000000000000]}]}'),
+            "choices.0.token_ids.0: Input should be less",
+        ),
+        ((200, b'{"choices": [{"text": "1", "token_ids": [-5]}]}'), "choices.0.token_ids.0: Input should be greater"),
         ((200, b"\xff\xfe"), "something else than OpenAI's"),
     ],
-    ids=["400", "500", "503", "429", "cut", "empty", "number", "bytes"],
+    ids=["400", "500", "silent", "503", "429", "cut", "empty", "number", "id", "below", "bytes"],
 )
 def test_an_answer_that_is_none_is_said_and_what_was_answered_is_kept(model, served, tmp_path, answer, words) -> None:
     how = through(served, PASSKEYS, trusted=True, at_once=1)
@@ -255,6 +261,15 @@ def test_an_answer_that_is_none_is_said_and_what_was_answered_is_kept(model, ser
     served.disturb = lambda number: None
     measure_retrieval(model, how["specification"], path, QUIET, how["server"])
     assert len({record.key for record in read_records(path)}) == len(read_records(path)) == 6
+
+
+def test_an_empty_list_of_ids_is_none(model, served) -> None:
+    """The text is then scored."""
+    how = through(served, PASSKEYS, trusted=True)
+    said = json.dumps({"choices": [{"text": " 12345", "token_ids": []}]}).encode()
+    served.disturb = lambda number: (200, said)
+    records = measure_retrieval(model, how["specification"], None, QUIET, how["server"])
+    assert {record.answer for record in records} == {"12345"}
 
 
 def test_a_busy_server_is_asked_again(model, served) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Gemma3nTextConfig, LlamaConfig, MixtralConfig
 
-from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds
+from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
 from tests import families
 
 
@@ -93,4 +93,6 @@ def test_a_layer_of_every_family_can_be_timed(family: str, precision: str) -> No
     config = families.config(family)
     before = config.to_dict()
     assert 0 < layer_step_seconds(config, precision, torch.device("cpu"), 16) < 60
+    writing = Writing.measured(config, precision, torch.device("cpu"))
+    assert 0 < writing.alone < writing.seconds(10**6) + 1e-9 < 1e6
     assert config.to_dict() == before

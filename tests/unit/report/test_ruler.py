@@ -1,6 +1,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -130,6 +131,12 @@ def test_the_page_shows_all_of_it(folder, tmp_path) -> None:
     for name in ("ruler", "ruler-tasks-1", "ruler-tasks-2"):
         assert (tmp_path / "e" / "figures" / f"{name}.svg").exists()
     assert re.search(r"RULER, average by prompt length", text)
+
+
+def test_a_prompt_that_was_asked_again_counts_once(tmp_path) -> None:
+    again = [replace(record, digest="e") for record in answered("m", "vt", 256, 0.5)]
+    path = evaluation_folder(tmp_path / "e", [*evaluated(), *again])
+    assert "RULER: 20 prompts of each task and length" in write_page([path]).read_text()
 
 
 def test_figures_have_the_limit_and_every_cell(folder) -> None:
