@@ -1,9 +1,10 @@
 """RULER answered by Skipwise and by lm-evaluation-harness's generation: the same prompts, side by side in one process.
 
-    python benchmarks/ruler_speed.py MODEL [--length 2k] [--trials 20] [--data FOLDER]
+    python benchmarks/ruler_speed.py MODEL [--length 2k] [--trials 20] [--data FOLDER] [--precision bf16]
 
 For each task all prompts are answered by one side, then by the other. The scores must be equal, and each answer of ours must
-be the beginning of the harness's: Skipwise stops where the score is full. The harness gets one prompt at a time, as with
+be the beginning of the harness's: Skipwise stops where the score is full. In bf16 the harness's model has its weights in bf16, and
+ours multiplies in bf16 as `skipwise evaluate` does; rounding then differs, and so may answers near a tie. The harness gets one prompt at a time, as with
 batch_size=1, since prompts of one length differ by some tokens and it pads on the left. Prompts are made before the clock starts.
 """
 
@@ -21,6 +22,7 @@ from skipwise.evaluation.runner import plan_prompts
 from skipwise.evaluation.specification import RULER, Specification, read_tasks
 from skipwise.method.lengths import parse_length
 from skipwise.model.loading import load_tokenizer
+from skipwise.model.precision import dtype_of
 
 
 def generated(harness: HFLM, question: Question) -> str:
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--length", default="2k")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32")
     asked = parser.parse_args()
     [found] = find_models([asked.model], base="", length=parse_length(asked.length))
     specification = Specification(
@@ -52,9 +55,11 @@ def main() -> None:
         prompt_lengths=(parse_length(asked.length),),
         trials=asked.trials,
         ruler_data=asked.data,
+        precision=asked.precision,
     )
-    model, tokenizer = found.load("float32").eval(), load_tokenizer(found.name)
-    harness = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=1)
+    model, tokenizer = found.load(asked.precision).eval(), load_tokenizer(found.name)
+    stock = found.load(asked.precision).eval().to(dtype_of(asked.precision))
+    harness = HFLM(pretrained=stock, tokenizer=tokenizer, batch_size=1)
     ours_all = theirs_all = 0.0
     differing = answered = 0
     print(
@@ -63,7 +68,7 @@ def main() -> None:
     for prompts in plan_prompts(specification, found, tokenizer, Console()):
         questions = [prompts.ask(request).question for request in prompts.requests]
         began = time.perf_counter()
-        ours = {answer.number: answer for answer in answers(model, tokenizer, questions)}
+        ours = {answer.number: answer for answer in answers(model, tokenizer, questions, precision=asked.precision)}
         fast = time.perf_counter() - began
         began = time.perf_counter()
         theirs = [generated(harness, question) for question in questions]
