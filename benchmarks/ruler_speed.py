@@ -4,8 +4,9 @@
 
 For each task all prompts are answered by one side, then by the other. The scores must be equal, and each answer of ours must
 be the beginning of the harness's: Skipwise stops where the score is full. In bf16 the harness's model has its weights in bf16, and
-ours multiplies in bf16 as `skipwise evaluate` does; rounding then differs, and so may answers near a tie. The harness gets one prompt at a time, as with
-batch_size=1, since prompts of one length differ by some tokens and it pads on the left. Prompts are made before the clock starts.
+ours multiplies in bf16 as `skipwise evaluate` does; rounding then differs, and so may answers near a tie. The harness gets one
+prompt at a time, as with batch_size=1, since prompts of one length differ by some tokens and it pads on the left. Prompts are
+made before the clock starts.
 """
 
 import argparse
