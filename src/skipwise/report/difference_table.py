@@ -34,9 +34,10 @@ def differences_to_first(rows: Sequence[Row]) -> tuple[str, dict[str, Difference
     Of RULER it is the average over the tasks that the table of averages has.
     """
     tasks = shared_tasks([row.ruler for row in rows if row.ruler])
-    models = list({row.arm: row for row in rows if row.judged}.values())
-    apart = {row.label: _differences(row, models[0], tasks) for row in models[1:]}
-    return models[0].label if models else "", {label: each for label, each in apart.items() if each}
+    asked = [row for row in rows if row.judged and (row.trials or row.ruler)]
+    models = list({row.arm: row for row in asked}.values())
+    apart = {row.model: _differences(row, models[0], tasks) for row in models[1:]}
+    return models[0].model if models else "", {label: each for label, each in apart.items() if each}
 
 
 def _differences(own: Row, other: Row, tasks: Sequence[str]) -> Differences:

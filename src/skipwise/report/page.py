@@ -266,21 +266,21 @@ def _numbers(shown: Shown) -> Iterator[list[object]]:
     yield ["model", "text", "measure", "length", "value", "low_95", "high_95"]
     for row in shown.rows:
         for measure, length, value in _of_row(row):
-            yield [row.label, row.data, measure, length, *_ends(value)]
+            yield [row.model, row.data, measure, length, *_ends(value)]
     for one in shown.judged:
-        yield [one.row.label, one.row.data, "effective length", "", one.effective.tokens, "", ""]
+        yield [one.row.model, one.row.data, "effective length", "", one.effective.tokens, "", ""]
         if one.ruler:
-            yield [one.row.label, one.row.data, "length by RULER's rule", "", one.ruler.tokens, "", ""]
+            yield [one.row.model, one.row.data, "length by RULER's rule", "", one.ruler.tokens, "", ""]
         for measure, length, value in _of_judgement(one):
-            yield [one.row.label, one.row.data, measure, length, *_ends(value)]
+            yield [one.row.model, one.row.data, measure, length, *_ends(value)]
         for n, perplexity in one.row.truncated().items():
-            yield [one.row.label, one.row.data, "perplexity of the first tokens", n, *_ends(perplexity)]
+            yield [one.row.model, one.row.data, "perplexity of the first tokens", n, *_ends(perplexity)]
     tasks = shared_tasks([row.ruler for row in shown.rows if row.ruler])
     for row in shown.rows:
         for length in row.ruler.lengths if row.ruler else ():
             if row.ruler and (average := row.ruler.average(length, tasks)):
                 measure = f"{ruler_name([row.ruler])}, average of {counted(len(tasks), 'task')}, %"
-                yield [row.label, row.data, measure, length, *_ends(average.times(100))]
+                yield [row.model, row.data, measure, length, *_ends(average.times(100))]
     first, apart = differences_to_first(shown.rows) if shown.evaluated else ("", {})
     for label, differences in apart.items():
         for (task, length), value in differences.items():

@@ -32,7 +32,7 @@ def found_plots(shown: Shown) -> Iterator[Plot]:
 def _found_plot(task: str, rows: list[Row], shown: Shown) -> Plot:
     lengths = sorted({n for row in rows for n in row.found[task]})
     data: list[list[Any]] = [
-        [row.label, n, asked, hits, hits / asked, *wilson_interval(hits, asked)]
+        [row.model, n, asked, hits, hits / asked, *wilson_interval(hits, asked)]
         for row in rows
         for n, (hits, asked) in row.found[task].items()
     ]
@@ -40,9 +40,9 @@ def _found_plot(task: str, rows: list[Row], shown: Shown) -> Plot:
 
     def draw(axes: "Axes", ink: str) -> None:
         for row in rows:
-            bars = [values[1:] for values in data if values[0] == row.label]
+            bars = [values[1:] for values in data if values[0] == row.model]
             places = _places(row, rows, task, lengths)
-            _draw_bars(axes, places, bars, 0.74 / len(rows), shown.looks[row.label], row.label, ink)
+            _draw_bars(axes, places, bars, 0.74 / len(rows), shown.looks[row.label], row.model, ink)
             for x, (_, _, _, share, _, high) in zip(places, bars, strict=True):
                 if len(lengths) * len(rows) <= 10:  # else the numbers would touch
                     axes.text(x, 100 * high + 2, format_share(share)[:-1], ha="center", fontsize=9)
@@ -56,7 +56,7 @@ def _found_plot(task: str, rows: list[Row], shown: Shown) -> Plot:
 
     few = [row for row in shown.few if task in row.found and row not in bases]
     farthest = [
-        f"{row.label} {format_share(hits / asked)}"
+        f"{row.model} {format_share(hits / asked)}"
         for row in few
         for n, (hits, asked) in row.found[task].items()
         if n == lengths[-1]
@@ -65,7 +65,7 @@ def _found_plot(task: str, rows: list[Row], shown: Shown) -> Plot:
         "Five digits are hidden in the prompt, and all must be right. "
         + (f"At {lengths[-1]:,} tokens: {listed(farthest)}. " if farthest else "")
         + "Thin lines are 95% intervals."
-        + "".join(f" The dashed line is {row.label} at {max(row.found[task]):,} tokens." for row in bases)
+        + "".join(f" The dashed line is {row.model} at {max(row.found[task]):,} tokens." for row in bases)
     )
     columns = ["model", "length", "trials", "hits", "share", "low_95", "high_95"]
     return Plot(
@@ -105,10 +105,10 @@ def depth_plots(shown: Shown) -> Iterator[Plot]:
         for task, lengths in row.trials.items():
             few = max(len(trials) for trials in lengths.values()) < _FEW_TRIALS
             cells = {n: hits_by_depth(t.values(), 5 if few else 10) for n, t in lengths.items()}
-            of = f", {shorten(row.label, 48, placeholder='…')}" if len(rows) > 1 else ""
+            of = f", {shorten(row.model, 48, placeholder='…')}" if len(rows) > 1 else ""
             name = f"{_file_name(task)}-depth" + (f"-{number}" if len(rows) > 1 else "")
             title = f"{task_title(task).capitalize()} found{of}, by depth"
-            yield _heat_map(name, title, row.label, shown.looks[row.label].colour, cells)
+            yield _heat_map(name, title, row.model, shown.looks[row.label].colour, cells)
 
 
 def hits_by_depth(trials: Iterable[TrialRecord], bins: int) -> list[list[bool]]:

@@ -1,7 +1,7 @@
 """RULER's records -> figures: the average by prompt length, and a heat map of task and length for each model."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from skipwise.report.retrieval_figures import draw_scale, shade
 from skipwise.report.ruler_tables import beside_told, ruler_name, shown_beside, task_name
 from skipwise.report.shown import Shown
 from skipwise.report.summary import Row
-from skipwise.results.ruler import THRESHOLD, RulerScores, shared_tasks
+from skipwise.results.ruler import THRESHOLD, shared_tasks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,17 +23,19 @@ _NAME = 24  # letters, of a line of a task's name; longer ones would leave the h
 
 def ruler_plots(shown: Shown) -> Iterator[Plot]:
     """The averages of at most four models, and what each scored in every task."""
-    asked = {row.label: row.ruler for row in shown.rows if row.ruler}
+    asked = [row.ruler for row in shown.rows if row.ruler]
     if not asked:
         return
     rows = shown_beside(shown.rows)
-    if tasks := shared_tasks(list(asked.values())):
-        yield _averages(shown, {row.label: asked[row.label] for row in rows}, tasks)
+    if tasks := shared_tasks(asked):
+        yield _averages(shown, rows, tasks)
     for number, row in enumerate(rows, 1):
         yield _by_task(row, shown, f"ruler-tasks-{number}" if len(rows) > 1 else "ruler-tasks")
 
 
-def _averages(shown: Shown, scores: dict[str, RulerScores], tasks: list[str]) -> Plot:
+def _averages(shown: Shown, rows: Sequence[Row], tasks: list[str]) -> Plot:
+    scores = {row.model: row.ruler for row in rows if row.ruler}
+    looks = {row.model: shown.looks[row.label] for row in rows}
     data: list[list[Any]] = [
         [label, length, len(tasks), average.mean, average.low, average.high]
         for label, one in scores.items()
@@ -46,7 +48,7 @@ def _averages(shown: Shown, scores: dict[str, RulerScores], tasks: list[str]) ->
         for label in scores:
             points = [values for values in data if values[0] == label]
             x, mean, low, high = ([100 * p[k] if k > 1 else p[k] for p in points] for k in (1, 3, 4, 5))
-            look = shown.looks[label]
+            look = looks[label]
             axes.plot(x, mean, label=named(label), **look.line)
             axes.vlines(x, low, high, color=look.colour, lw=0.8, alpha=0.6)
         base_line(axes, 100 * THRESHOLD, ink)
@@ -71,7 +73,7 @@ def _by_task(row: Row, shown: Shown, name: str) -> Plot:
     tasks, lengths, colour = list(scores.prompts), scores.lengths, shown.looks[row.label].colour
     names = [fill(re.sub("[:,]", r"\g<0> ", task_name(task, scores)), _NAME) for task in tasks]
     data: list[list[Any]] = [
-        [row.label, task, length, len(scores.prompts[task][length]), found.mean]
+        [row.model, task, length, len(scores.prompts[task][length]), found.mean]
         for task in tasks
         for length in lengths
         if (found := scores.score(task, length))
@@ -91,7 +93,7 @@ def _by_task(row: Row, shown: Shown, name: str) -> Plot:
         axes.grid(visible=False)
         draw_scale(axes, colour, "score (%)")
 
-    of = f": {shorten(row.label, 40, placeholder='…')}" if len([r for r in shown.rows if r.ruler]) > 1 else ""
+    of = f": {shorten(row.model, 40, placeholder='…')}" if len([r for r in shown.rows if r.ruler]) > 1 else ""
     caption = (
         "The mean score of each task in per cent: the stronger the colour, the more. An empty cell was not asked, because the "
         "task has no prompt that is so short, or because a base is asked inside its own window only."

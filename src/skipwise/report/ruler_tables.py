@@ -15,7 +15,7 @@ _SIDE_BY_SIDE = 4  # models; more would not fit beside each other
 
 def ruler_tables(rows: Sequence[Row], brief: bool) -> list[Table]:
     """The average of each model by length, and below it the tasks: of one model by length, of several side by side."""
-    scores = {row.label: row.ruler for row in rows if row.ruler}
+    scores = {row.model: row.ruler for row in rows if row.ruler}
     tasks = shared_tasks(list(scores.values()))
     lengths = sorted({length for one in scores.values() for length in one.lengths})
 
@@ -27,7 +27,7 @@ def ruler_tables(rows: Sequence[Row], brief: bool) -> list[Table]:
     head = ["prompt", *map(format_length, lengths)]
     tables = [Table(title, "ruler", head, averages, standing_out(rows))] if tasks else []
     if sum(row.judged for row in rows) > 1:
-        shown = {row.label: row.ruler for row in shown_beside(rows) if row.ruler}
+        shown = {row.model: row.ruler for row in shown_beside(rows) if row.ruler}
         return [*tables, *(_tasks_beside(shown, length, beside_told(rows), brief) for length in lengths)]
     for label, one in scores.items():
         each = [[task_name(task, one), *cells(partial(one.score, task))] for task in one.prompts]

@@ -38,7 +38,8 @@ class Row:
     run: str  # name of the folder; empty where only one is shown
     arm: str  # label of the model in the records
     data: str  # name of the text
-    label: str  # as tables show it
+    model: str  # name of the model, as tables show it
+    text: str  # name of the text, as tables show it; empty where the model read one only
     base: str  # arm that it is compared with; empty for none
     judged: bool  # whether it was extended, and its effective length is asked for
     original: int | None
@@ -47,6 +48,11 @@ class Row:
     trials: dict[str, dict[int, dict[int, TrialRecord]]] = field(default_factory=dict)  # by task, length and number
     ruler: RulerScores | None = None
     runs: set[str] = field(default_factory=set)  # names of all folders with the same baseline, for which it stands
+
+    @property
+    def label(self) -> str:
+        """What tables call the row: the model, and the text where it read several. Prompts are on no text."""
+        return f"{self.model} ({self.text})" if self.text else self.model
 
     def readings(self, window: int) -> list[ReadingRecord]:
         """Readings at a window by document name, so that the order of measuring changes no figure."""
@@ -168,6 +174,7 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
     A number that was measured again replaces the older one. A baseline that scored the same in several runs is one row.
     """
     rows: dict[tuple[str, str, str], Row] = {}
+    short = _short_names({r.data for folder in folders for r in folder.records if isinstance(r, ReadingRecord)})
     for folder in folders:
         run = folder.name if len(folders) > 1 else ""
         readings = [
@@ -176,15 +183,15 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
         texts = {r.data for r in readings}
         for r in readings:
             key = (folder.name, r.arm, r.data)
-            row = rows.setdefault(key, _row(folder, run, r.arm, r.data, len(texts) > 1))
+            row = rows.setdefault(key, _row(folder, run, r.arm, r.data, short[r.data] if len(texts) > 1 else ""))
             row.sliding.setdefault(r.window, {})[r.document] = r
         for t in (r for r in folder.records if isinstance(r, TrialRecord)):
             first = next((row for key, row in rows.items() if key[:2] == (folder.name, t.arm)), None)
-            row = first or rows.setdefault((folder.name, t.arm, ""), _row(folder, run, t.arm, "", False))
+            row = first or rows.setdefault((folder.name, t.arm, ""), _row(folder, run, t.arm))
             row.trials.setdefault(t.task, {}).setdefault(t.length, {})[t.trial] = t
         for scores in scores_of(r for r in folder.records if isinstance(r, RulerRecord)):
             first = next((row for key, row in rows.items() if key[:2] == (folder.name, scores.arm)), None)
-            row = first or rows.setdefault((folder.name, scores.arm, ""), _row(folder, run, scores.arm, "", False))
+            row = first or rows.setdefault((folder.name, scores.arm, ""), _row(folder, run, scores.arm))
             row.ruler = scores
     for row in rows.values():
         row.trials = {task: dict(sorted(row.trials[task].items())) for task in row.trials}
@@ -197,14 +204,18 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
     return _merged_baselines(sorted(rows.values(), key=place))
 
 
-def _row(folder: Folder, run: str, arm: str, data: str, named: bool) -> Row:
+def _row(folder: Folder, run: str, arm: str, data: str = "", text: str = "") -> Row:
     about = folder.model(arm)
     judged = not about.get("control", False) if about else arm not in BASELINES
-    label = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
-    label = f"{label} ({data})" if named else label
-    return Row(
-        run, arm, data, label, folder.base_of(arm), judged, folder.length("original", arm), folder.length("target", arm)
-    )
+    model = f"{run} · {arm_name(arm)}" if run else arm_name(arm)
+    lengths = folder.length("original", arm), folder.length("target", arm)
+    return Row(run, arm, data, model, text, folder.base_of(arm), judged, *lengths)
+
+
+def _short_names(texts: set[str]) -> dict[str, str]:
+    """The last part of each text's path, or all of it where two end alike."""
+    last = {text: text.rstrip("/").rpartition("/")[2] or text for text in texts}
+    return {text: name if list(last.values()).count(name) == 1 else text for text, name in last.items()}
 
 
 def standing_out(rows: Sequence[Row]) -> frozenset[int]:
@@ -223,7 +234,7 @@ def _merged_baselines(rows: list[Row]) -> list[Row]:
     for group in merged.values():
         group[0].runs = {row.run for row in group}
         if len(group) > 1:
-            group[0].label = group[0].label.removeprefix(f"{group[0].run} · ")
+            group[0].model = group[0].model.removeprefix(f"{group[0].run} · ")
     return [group[0] for group in merged.values()]
 
 

@@ -57,7 +57,7 @@ def _perplexity_table(rows: Sequence[Row], brief: bool) -> Table:
 def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -> Table:
     lengths = sorted({length for row in rows for length in row.found[task]})
     brief &= len(lengths) > 4 or not evaluated
-    cells = [[row.label, *(_share(row.found[task].get(n), brief) for n in lengths)] for row in rows]
+    cells = [[row.model, *(_share(row.found[task].get(n), brief) for n in lengths)] for row in rows]
     title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
     return Table(title, task, ["prompt", *map(format_length, lengths)], cells, standing_out(rows))
 

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from skipwise.errors import RunError
+from skipwise.report.difference_table import differences_to_first
 from skipwise.report.folder import Folder, read_folder
+from skipwise.report.retrieval_figures import found_plots
+from skipwise.report.shown import Shown
 from skipwise.report.summary import COST_LIMIT, benchmarks_of, judgements, rows_of
+from skipwise.report.tables import tables_of
 from skipwise.results.files import file_digest, write_json
 from skipwise.results.records import BenchmarkRecord, ReadingRecord
 from skipwise.results.results_file import append_record
@@ -70,6 +74,30 @@ def test_the_order_of_measuring_changes_nothing() -> None:
     assert judgements(one)[0].cost == judgements(other)[0].cost
     assert [row.perplexity for row in one] == [row.perplexity for row in other]
     assert judgements(one)[0].effective == judgements(other)[0].effective
+
+
+def test_a_row_names_its_text_by_the_last_part_of_its_path_and_prompts_are_on_no_text() -> None:
+    def rows(*texts: str):
+        read = [r for text in texts for r in readings("pose", 256, 15.0, text)]
+        return rows_of([Folder("run", [*read, *trials("pose", 256, 9, 10)], INFO)])
+
+    assert [row.label for row in rows("/data/books/")] == ["PoSE"]
+    assert [row.label for row in rows("/data/books/", "owner/reports")] == ["PoSE (books)", "PoSE (reports)"]
+    assert [row.label for row in rows("/a/books", "/b/books")] == ["PoSE (/a/books)", "PoSE (/b/books)"]
+    shown = Shown([Folder("run", [*readings("pose", 256, 15.0, "a"), *readings("pose", 256, 15.0, "b")], INFO)])
+    shown.folders[0].records.extend(trials("pose", 256, 9, 10))
+    perplexity, passkey = tables_of(shown)
+    assert [row[0] for row in perplexity.rows] == ["PoSE (a)", "PoSE (b)"]
+    assert [row[0] for row in passkey.rows] == ["PoSE"]
+    assert {row[0] for plot in found_plots(shown) for row in plot.data} == {"PoSE"}
+
+
+def test_models_that_read_two_texts_are_compared_by_the_prompts_they_share() -> None:
+    records = [r for name in ("m", "n") for text in ("a", "b") for r in readings(name, 256, 15.0, text)]
+    records += [*trials("m", 256, 40, 50), *trials("n", 256, 50, 50)]
+    first, apart = differences_to_first(rows_of([Folder("run", records, INFO)]))
+    assert first == "m"
+    assert apart["n"]["passkey", 256].mean == pytest.approx(0.2)
 
 
 def test_a_run_and_an_evaluation_of_the_same_records_say_the_same(tmp_path) -> None:
