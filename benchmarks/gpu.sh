@@ -9,7 +9,8 @@
 #
 # It needs the checkout, a Python with skipwise's packages (PYTHON=python3) and a GPU. TEXT is what is trained on: a file or
 # folder, by default the standard library of that Python. EVAL are texts to measure on, separated by spaces; by default
-# the documents of TEXT that are held out. TINY=1 runs every part in small on a CPU, to test the script.
+# the documents of TEXT that are held out. BASE_STEPS=1200, STEPS=120 and WINDOWS=64 are the base's steps, the arms', and the
+# windows of 2k tokens in a step; DOCUMENTS=4 how many of each text are read. TINY=1 runs every part in small on a CPU.
 set -euo pipefail
 
 part=${1:?rate, plan, base, arms or table}
@@ -18,18 +19,20 @@ python=${PYTHON:-python3}
 text=${TEXT:-stdlib}
 limit=${LIMIT:-570} # seconds of a part; what runs longer is stopped, and goes on at the next call
 cd "$(dirname "$0")/.."
-export PYTHONPATH=src HF_HUB_OFFLINE=1
+export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1
 mkdir -p "$folder"
 
-size=() steps=120 batch=64 micro=8 rate=2e-4 measured=(--set evaluation.documents=8)
+size=(--steps "${BASE_STEPS:-1200}") steps=${STEPS:-120} batch=${WINDOWS:-64} micro=8 rate=2e-4
+measured=(--set evaluation.documents="${DOCUMENTS:-4}" --set evaluation.tokens_per_document=20k
+    --set evaluation.passkey_trials=10 --set evaluation.passkey_lengths="[8k, 16k]")
 if [ "${TINY:-}" ]; then
     size=(--window 256 --width 64 --layers 2 --steps 4 --tokens 1024) steps=2 batch=8 micro=8
-    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.passkey_trials=1)
+    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.passkey_trials=0)
 fi
 
 bounded() { # run a command for what is left of the part's time; a stop at its end is no failure: the next call goes on
     local left=$((limit - SECONDS)) status=0
-    [ "$left" -le 0 ] || timeout --signal=INT --kill-after=30 "$left" "$@" || status=$?
+    [ "$left" -le 0 ] || timeout --kill-after=30 "$left" "$@" || status=$?
     [[ $status =~ ^(0|124|137)$ ]] # 137: it did not end in 30 s, and was killed
 }
 
@@ -56,36 +59,35 @@ PYTHON
 
 plan() {
     [ -e "$folder/rate.txt" ] || rate
-    bounded "$python" -m benchmarks.plan_accuracy --tflops "$(cut -d' ' -f1 "$folder/rate.txt")" --out "$folder/plan.jsonl"
+    bounded "$python" -m benchmarks.plan_accuracy --tflops "$(cut -d' ' -f1 "$folder/rate.txt")" --out "$folder/plan.jsonl" >/dev/null
 }
 
 base() {
     bounded "$python" -m benchmarks.hundred_million base "$folder/base" --text "$text" "${size[@]}"
 }
 
-compare() { # OUT BATCH ARM...: arms of the paper's comparison under YaRN x8, one seed after the other, from the base
+compare() { # OUT WINDOWS ARM...: three seeds of arms under YaRN x8 from the base, WINDOWS of 2k tokens a step
     local out=$1 windows=$2 arms=() texts=()
     shift 2
     for arm in "$@"; do arms+=(--arm "$arm"); done
     for one in ${EVAL:-}; do texts+=(--text "$one"); done
-    for seeds in 1 2 3; do
-        bounded "$python" -m reproduction passkey --setting "yarn, 8x" "${arms[@]}" --seeds "$seeds" --out "$out" "${texts[@]}" \
-            --set model="$folder/base/model" --set data.source="$text" --set training.max_steps="$steps" \
-            --set training.batch_size="$windows" --set training.per_device_train_batch_size="$micro" \
-            --set training.learning_rate="$rate" --set training.optim=adamw_torch_fused "${measured[@]}" >"$out.log" 2>&1 ||
-            { tail -5 "$out.log"; return 1; }
-    done
+    mkdir -p "$out"
+    bounded "$python" -m reproduction passkey --setting "yarn, 8x" "${arms[@]}" --seeds 3 --out "$out" "${texts[@]}" \
+        --set model="$folder/base/model" --set data.source="$text" --set training.max_steps="$steps" \
+        --set training.batch_size="$windows" --set training.per_device_train_batch_size="$micro" \
+        --set training.learning_rate="$rate" --set training.optim=adamw_torch_fused "${measured[@]}" >"$out/log" 2>&1 ||
+        { tail -5 "$out/log"; return 1; }
 }
 
 arms() {
     [ -e "$folder/base/model/config.json" ] || { echo "no base yet: run benchmarks/gpu.sh base $folder"; exit 1; }
-    compare "$folder/equal-tokens" "$batch" full pose short cream
+    compare "$folder/equal-tokens" "$batch" full pose short cream original pi-only
     compare "$folder/equal-windows" $((8 * batch)) full
 }
 
 table() {
     [ ! -e "$folder/rate.txt" ] || cat "$folder/rate.txt"
-    [ ! -e "$folder/plan.jsonl" ] || [ "$part" = plan ] || "$python" -m benchmarks.plan_accuracy --table --tflops "$(cut -d' ' -f1 "$folder/rate.txt")" --out "$folder/plan.jsonl"
+    [ ! -e "$folder/plan.jsonl" ] || "$python" -m benchmarks.plan_accuracy --table --tflops "$(cut -d' ' -f1 "$folder/rate.txt")" --out "$folder/plan.jsonl"
     local found=("$folder"/equal-*/)
     [ ! -e "${found[0]}" ] || "$python" -m benchmarks.hundred_million table "${found[@]}"
 }

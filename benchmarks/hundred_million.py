@@ -56,9 +56,10 @@ def far_losses(out: Path) -> dict[tuple[str, int, str], dict[int, float]]:
             r for r in read_records(results) if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None
         ]
         arm = recipe.positions.scheme if recipe.evaluation.arms == ["trained"] else recipe.evaluation.arms[0]
-        model = RunFolder(results.parent).read()["model"]
-        window = model["target_length"] if arm == "full" else model["train_length"]
-        tokens = recipe.training.batch_size * window if arm in TRAINED else 0
+        tokens = 0
+        if arm in TRAINED:
+            model = RunFolder(results.parent).read()["model"]
+            tokens = recipe.training.batch_size * model["target_length" if arm == "full" else "train_length"]
         for text in sorted({reading.data for reading in readings}):
             of_text = [reading for reading in readings if reading.data == text]
             longest = max(reading.window for reading in of_text)

@@ -34,7 +34,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from reproduction.costs import most_held
 from skipwise.data.window import collate
-from skipwise.errors import SkipwiseError
 from skipwise.model.config import load_config
 from skipwise.model.lora import adapt
 from skipwise.model.precision import choose_precision
@@ -71,23 +70,31 @@ NANO = [
 ]
 
 
+_AT_ONCE = "PoSE, 2k, 8 at once"
 _WINDOWS: list[tuple[str, int, Changes, bool]] = [
     ("PoSE, 2k", 2048, {}, True),
+    (_AT_ONCE, 2048, {}, True),  # the same step in an eighth of the kernels
     ("full-length 4k", 4096, {}, True),
     ("8k", 8192, {}, True),
     ("16k", 16384, {}, True),
 ]
 _KERNELS: list[tuple[str, int, Changes, bool]] = [
     ("PoSE, 2k, Liger", 2048, _LIGER, True),
+    ("PoSE, 2k, without flash attention", 2048, {}, False),
     ("PoSE, 2k, compiled", 2048, _COMPILED, True),
     ("PoSE, 2k, Liger, compiled", 2048, _LIGER | _COMPILED, True),
-    ("PoSE, 2k, without flash attention", 2048, {}, False),
 ]
 SEVEN = [
-    Case(f"7B, {what}, {arm}", window, 16384 // window, 1, _CHECKPOINTED | rules | changes, flash)
-    for arms in (_WINDOWS, _KERNELS)
+    Case(
+        f"7B, {what}, {arm}",
+        window,
+        16384 // window,
+        8 if arm == _AT_ONCE else 1,
+        _CHECKPOINTED | rules | changes,
+        flash,
+    )
+    for arm, window, changes, flash in (*_WINDOWS, *_KERNELS)
     for what, rules in (("LoRA", _LORA), ("all weights", Changes()))
-    for arm, window, changes, flash in arms
 ]
 
 
@@ -152,8 +159,19 @@ def measured(config: PretrainedConfig, window: int, recipe: Recipe, flash: bool)
     return peak, ends[-1] - ends[-2]
 
 
-def measured_row(config: PretrainedConfig, case: Case) -> dict[str, object]:
-    """Plan the case, train it in a process of its own, and return what both say; the reason where it cannot be trained."""
+def imported() -> None:
+    """Does nothing: the process that runs it has imported this module."""
+
+
+def started() -> ProcessPoolExecutor:
+    """Return a process of its own, which imports torch while the case before is measured."""
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    pool.submit(imported)
+    return pool
+
+
+def measured_row(config: PretrainedConfig, case: Case, process: ProcessPoolExecutor) -> dict[str, object]:
+    """Plan the case, train it in ``process``, and return what both say; the reason where it cannot be trained."""
     recipe = recipe_of(case)
     plan = estimate_cost(config, recipe, case.window, case.batch, Hardware())
     row: dict[str, object] = {
@@ -162,11 +180,11 @@ def measured_row(config: PretrainedConfig, case: Case) -> dict[str, object]:
         "operations": plan.operations,
         "tokens": case.batch * case.window,
     }
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with process:
         try:
-            found = pool.submit(measured, config, case.window, recipe, case.flash).result()
-        except (SkipwiseError, ImportError, RuntimeError) as error:  # too little memory, or a package is missing
-            return row | {"failed": str(error).strip().splitlines()[0][:80]}
+            found = process.submit(measured, config, case.window, recipe, case.flash).result()
+        except Exception as error:  # too little memory, a package is missing, a kernel fails: the other cases go on
+            return row | {"failed": str(error).strip().partition("\n")[0][:80] or type(error).__name__}
     return row | dict(zip(("measured", "seconds"), found, strict=True))
 
 
@@ -206,10 +224,12 @@ def main() -> None:
         cases = [(shape, case) for case in SEVEN] + cases
     kept = options.out.read_text(encoding="utf-8").splitlines() if options.out and options.out.exists() else []
     rows = [json.loads(line) for line in kept]
-    for config, case in [] if options.table else cases:
-        if any(row["case"] == case.name for row in rows):
-            continue
-        rows.append(measured_row(config, case))
+    missing = [] if options.table else [each for each in cases if all(row["case"] != each[1].name for row in rows)]
+    following = started() if missing else None
+    for number, (config, case) in enumerate(missing, 1):
+        process, following = following, started() if number < len(missing) else None
+        assert process is not None
+        rows.append(measured_row(config, case, process))
         if options.out:
             with options.out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
