@@ -4,26 +4,31 @@
 #     benchmarks/smollm2.sh TRAIN EVAL [FOLDER]    folders of text to train on, and to measure on: EVAL/books, EVAL/reports
 #     RUNS="pose-yarn-0 short-yarn-0" benchmarks/smollm2.sh ...    these runs only
 #     STEPS=60 DOCUMENTS=1 TRIALS=10 LENGTHS=32k benchmarks/smollm2.sh ...    less than the recipe's 200 steps, 2 documents
-#                                                                  of each text, and 20 passkeys of 8k, 16k and 32k
+#                                                                  of each text, and 20 prompts of 8k, 16k and 32k
+#     MICRO=8 benchmarks/smollm2.sh ...    windows at a time, for a GPU; the recipe's 2 suit a CPU
 #
 # A run is SCHEME-INTERPOLATION-SEED; the scheme `skipwise` stands for Skipwise's own method. The first also measures the
-# original and PI-only; `skipwise report FOLDER/*` compares all. docs/smollm2.md says how long each takes.
+# original and PI-only; `skipwise report FOLDER/*` compares all. docs/smollm2.md has what they show.
 set -euo pipefail
 train=$(realpath "${1:?a folder of text to train on}") eval=$(realpath "${2:?a folder with books/ and reports/}")
 folder=${3:-runs/smollm2}
 skipwise=${SKIPWISE:-skipwise}
 mkdir -p "$folder"
 
-runs='pose-yarn-0 skipwise-yarn-0 short-yarn-0 pose-yarn-1 short-yarn-1 cream-yarn-0 pose-linear-0 short-linear-0'
+runs='pose-yarn-0 skipwise-yarn-0 short-yarn-0 pose-yarn-1 skipwise-yarn-1 short-yarn-1 cream-yarn-0 full-yarn-0 pose-linear-0
+short-linear-0'
 for run in ${RUNS:-$runs}; do
     IFS=- read -r scheme interpolation seed <<<"$run"
-    arms='[trained]' resume=() method=null
+    arms='[trained]' resume=() method=null steps=${STEPS:-200} batch=8 micro=${MICRO:-2} warmup=10 checkpointing=false
     [ "$scheme" != skipwise ] || scheme=pose method=skipwise
+    [ "$scheme" != full ] || steps=$((steps / 4)) batch=1 micro=1 warmup=3 checkpointing=true # windows of 32k, as many tokens
     [ "$run" != pose-yarn-0 ] || arms='[trained, pi-only, original]'
     [ "$run" != pose-linear-0 ] || arms='[trained, pi-only]'
     [ ! -e "$folder/$run/run.json" ] || resume=(--resume)
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
-        --set method=$method --set training.max_steps="${STEPS:-200}" --set positions.scheme="$scheme" --set evaluation.arms="$arms" \
+        --set method=$method --set positions.scheme="$scheme" --set evaluation.arms="$arms" --set training.max_steps="$steps" \
+        --set training.batch_size="$batch" --set training.per_device_train_batch_size="$micro" \
+        --set training.warmup_steps=$warmup --set training.gradient_checkpointing=$checkpointing --set evaluation.tasks='[passkey, keys]' \
         --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents="${DOCUMENTS:-2}" \
         --set evaluation.passkey_trials="${TRIALS:-20}" --set evaluation.passkey_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
         --set evaluation.tokens_per_document=32k --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
