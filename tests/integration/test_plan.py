@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from transformers import LlamaConfig, MixtralConfig
@@ -121,6 +122,31 @@ def test_a_plan_that_does_not_fit_names_the_smallest_change_that_does(
     assert f"PoSE does not fit; the smallest change that does: {change} (" in told
     cells, _ = planned(monkeypatch, capsys, *asked, *change.split())
     assert cells[f"fits in {float(memory.removesuffix('GB')):.1f} GB"][0] == "yes"
+
+
+def test_a_plan_names_the_most_windows_in_a_pass_that_fit_too(model, monkeypatch, capsys) -> None:
+    """Up to 16,384 tokens, with 1.5 GB left free; taken, the plan takes what was said and proposes no more."""
+
+    def proposed(*words: str) -> tuple[int, str] | None:
+        _, printed = planned(monkeypatch, capsys, model, "--target", "4k", *words)
+        told = re.search(
+            r"(\d+) windows in a pass fit too \(([\d.]+ GB) at the peak\).*per_device_train_batch_size=(\d+)",
+            " ".join(printed.split()),
+        )
+        assert told is None or told[1] == told[3]
+        return told and (int(told[1]), told[2])
+
+    examples, peak = proposed("--gpu-memory", "80GB")
+    assert examples == 8
+    cells, _ = planned(
+        monkeypatch, capsys, model, "--target", "4k", "--set", f"training.per_device_train_batch_size={examples}"
+    )
+    assert cells["at the peak, each GPU"][0] == peak
+    assert proposed("--gpu-memory", "80GB", "--set", "training.per_device_train_batch_size=8") is None
+    assert proposed("--gpu-memory", "80GB", "--set", "training.batch_size=6") == (6, ANY)
+    assert proposed("--gpu-memory", "80GB", "--gpus", "8", "--set", "training.batch_size=32") == (4, ANY)
+    less = float(peak.split()[0]) + 1.4
+    assert proposed("--gpu-memory", f"{less:.1f}GB") == (4, ANY)
 
 
 def test_a_plan_that_nothing_makes_fit_says_so(model, monkeypatch, capsys) -> None:
