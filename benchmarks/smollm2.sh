@@ -28,8 +28,10 @@ for run in ${RUNS:-$runs}; do
     $skipwise extend --recipe smollm2-32k --data "$train" --interpolation "$interpolation" --seed "$seed" \
         --set method=$method --set positions.scheme="$scheme" --set evaluation.arms="$arms" --set training.max_steps="$steps" \
         --set training.batch_size="$batch" --set training.per_device_train_batch_size="$micro" \
-        --set training.warmup_steps=$warmup --set training.gradient_checkpointing=$checkpointing --set evaluation.tasks='[passkey, keys]' \
+        --set training.warmup_steps=$warmup --set training.gradient_checkpointing=$checkpointing \
+        --set evaluation.tasks='[passkey, keys]' \
         --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents="${DOCUMENTS:-2}" \
         --set evaluation.passkey_trials="${TRIALS:-20}" --set evaluation.passkey_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
-        --set evaluation.tokens_per_document=32k --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
+        --set evaluation.tokens_per_document=32k --set evaluation.segment_lengths='[8k, 32k]' \
+        --set evaluation.segments=2 --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done

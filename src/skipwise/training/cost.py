@@ -28,7 +28,7 @@ from skipwise.training.prepare import PreparedRun, window_of
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 _SHORTEST = 2048  # tokens of a window that is proposed
 _ROOM = 1.5e9  # bytes of a GPU for the CUDA context and fragmentation, where more windows are proposed
-_FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 15 to 26% of an H200's rate, as if it waited for kernels
+_FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
 _MOST_GPUS = 64
 
 
