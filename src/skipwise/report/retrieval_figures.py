@@ -1,6 +1,7 @@
 """Retrieval records -> figures: what is found by prompt length, and where in the prompt."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _FEW_TRIALS = 100  # prompts of a length, below which depths are shown in five parts instead of ten
 _FOUND = "found (% of prompts)"
+_ESCAPED = re.compile(r"\\(x\w{2}|u\w{4})")  # what records hold in place of an unprintable letter
 
 
 def found_plots(shown: Shown) -> Iterator[Plot]:
@@ -64,6 +66,7 @@ def _found_plot(task: str, rows: list[Row], shown: Shown) -> Plot:
     caption = (
         "Five digits are hidden in the prompt, and all must be right. "
         + (f"At {lengths[-1]:,} tokens: {listed(farthest)}. " if farthest else "")
+        + _without_number(task, few, lengths[-1])
         + "Thin lines are 95% intervals."
         + "".join(f" The dashed line is {row.model} at {max(row.found[task]):,} tokens." for row in bases)
     )
@@ -71,6 +74,17 @@ def _found_plot(task: str, rows: list[Row], shown: Shown) -> Plot:
     return Plot(
         _file_name(task), f"{task_title(task).capitalize()} found, by prompt length", columns, data, draw, caption
     )
+
+
+def _without_number(task: str, rows: Sequence[Row], length: int) -> str:
+    """How many of the misses at a length hold no digit: there a model did not answer, whether or not it read so far."""
+    misses = {row.model: [t for t in row.trials[task].get(length, {}).values() if not t.hit] for row in rows}
+    told = [
+        f"{model} {sum(not re.search('[0-9]', _ESCAPED.sub('', t.answer)) for t in missed)} of {len(missed)}"
+        for model, missed in misses.items()
+        if missed
+    ]
+    return f"Misses there whose answer has no number: {listed(told)}. " if told else ""
 
 
 def _places(row: Row, rows: Sequence[Row], task: str, lengths: Sequence[int]) -> list[float]:

@@ -17,7 +17,7 @@ from skipwise.report import figures
 from skipwise.report.canvas import Plot
 from skipwise.report.figures import coverage_figure, curve_plot, draw_figures
 from skipwise.report.folder import Folder, read_folder
-from skipwise.report.retrieval_figures import hits_by_depth
+from skipwise.report.retrieval_figures import found_plots, hits_by_depth
 from skipwise.report.shown import ARM_LOOKS, Shown, looks_of
 from skipwise.results.records import CoverageRecord, TrainingRecord
 from skipwise.results.statistics import Interval
@@ -66,6 +66,16 @@ def test_every_figure_is_written_as_svg_png_and_csv(drawn):
     for name in names:
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         ElementTree.parse(folder / f"{name}.svg")
+
+
+def test_the_caption_counts_the_misses_that_hold_no_number():
+    answers = ["12345", "12345", "the pass key", "54321", "No. 7", r"the key.\x0aThe"]
+    asked = [replace(trial, answer=answer) for trial, answer in zip(trials("pose", 512, 2, 6), answers, strict=True)]
+    other = [*trials("original", 512, 6, 6), *trials("short", 256, 0, 3)]
+    [plot] = found_plots(Shown([Folder("run", [*asked, *other], INFO)]))
+    assert "Misses there whose answer has no number: PoSE 2 of 4." in plot.caption
+    [plot] = found_plots(Shown([Folder("run", trials("pose", 512, 6, 6), INFO)]))
+    assert "Misses" not in plot.caption
 
 
 def test_every_figure_has_a_title_and_a_caption_of_its_own(drawn):
