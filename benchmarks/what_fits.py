@@ -16,7 +16,7 @@ from skipwise.errors import counted
 from skipwise.method.lengths import format_length, parse_length
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Lora, Recipe
-from skipwise.training.cost import CostEstimate, Hardware, estimate_cost
+from skipwise.training.cost import ROOM, CostEstimate, Hardware, estimate_cost
 
 
 def llama(hidden: int, inner: int, layers: int, heads: int, groups: int, tied: bool = False) -> LlamaConfig:
@@ -61,7 +61,6 @@ CARDS = {
     "H100, 80 GB": Hardware(1, 80e9, 989e12),
     "8 x H100": Hardware(8, 80e9, 989e12),
 }
-ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
 
 
 def ways(recipe: Recipe, hardware: Hardware) -> dict[str, Recipe]:

@@ -27,7 +27,7 @@ from skipwise.training.prepare import PreparedRun, window_of
 
 _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 _SHORTEST = 2048  # tokens of a window that is proposed
-_ROOM = 1.5e9  # bytes of a GPU for the CUDA context and fragmentation, where more windows are proposed
+ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
 _FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
 _MOST_GPUS = 64
 
@@ -213,12 +213,15 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
 def fuller_pass(
     config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
 ) -> tuple[int, CostEstimate] | None:
-    """Return how many windows a pass of at most 16,384 tokens could read, and what that takes; None if no more fit."""
+    """Return how many windows a pass of at most 16,384 tokens could read, and what that takes; None if no more fit.
+
+    ``ROOM`` stays free on each GPU, and the windows divide a step without rest.
+    """
     batch, gpus, micro = recipe.training.batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
     for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
         if batch % (gpus * examples) == 0:
             estimate = estimate_cost(config, recipe, window, batch, hardware, examples)
-            if estimate.memory + _ROOM <= hardware.memory:
+            if estimate.memory + ROOM <= hardware.memory:
                 return examples, estimate
     return None
 

@@ -84,8 +84,8 @@ def test_a_row_names_its_text_by_the_last_part_of_its_path_and_prompts_are_on_no
     assert [row.label for row in rows("/data/books/")] == ["PoSE"]
     assert [row.label for row in rows("/data/books/", "owner/reports")] == ["PoSE (books)", "PoSE (reports)"]
     assert [row.label for row in rows("/a/books", "/b/books")] == ["PoSE (/a/books)", "PoSE (/b/books)"]
-    shown = Shown([Folder("run", [*readings("pose", 256, 15.0, "a"), *readings("pose", 256, 15.0, "b")], INFO)])
-    shown.folders[0].records.extend(trials("pose", 256, 9, 10))
+    read = [*readings("pose", 256, 15.0, "a"), *readings("pose", 256, 15.0, "b")]
+    shown = Shown([Folder("run", [*read, *trials("pose", 256, 9, 10)], INFO)])
     perplexity, passkey = tables_of(shown)
     assert [row[0] for row in perplexity.rows] == ["PoSE (a)", "PoSE (b)"]
     assert [row[0] for row in passkey.rows] == ["PoSE"]
