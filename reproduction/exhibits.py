@@ -348,7 +348,7 @@ EXHIBITS = {
                     "yarn",
                     8,
                     name="trained on the library",
-                    only=(*_RIVALS, "short, windows 4 times as long"),
+                    only=(*_RIVALS, "short, windows 4 times as long", "skipwise, without skips"),
                     miniature=True,
                     changes=_LIBRARY | {"evaluation.tasks": _TASKS},
                 ),
@@ -382,6 +382,7 @@ EXHIBITS = {
                 **{arm: {} for arm in (*_RIVALS, "cream", "full")},
                 "skipwise": _wider(4, method="skipwise"),  # as the recipe nano has it
                 "short, windows 4 times as long": _wider(4, **{"positions.scheme": "short"}),
+                "skipwise, without skips": _wider(4, method="skipwise", **{"positions.scheme": "short"}),
             },
             claims=(
                 Lower("skipwise", "short"),
