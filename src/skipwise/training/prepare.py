@@ -305,7 +305,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         _special_tokens(run.tokenizer),
         f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
         f"{run.precision} on {run.device.type}",
-        f"margin: positions are trained to {ext.reach:,}, {ext.margin:.3g} of the target beyond it"
+        f"margin: interpolated for {ext.reach:,} positions, {ext.margin:.3g} of the target beyond it"
         if ext.margin
         else None,
         sliding_layers(config),
