@@ -18,7 +18,7 @@ Segments = tuple[Literal["original", "target"], ...]
 
 BASELINES = ("original", "pi-only")
 TRAINED = ("full", "randpos", "pose", "short", "cream")
-SCHEME_OF = {"skipwise": "pose"}  # of an arm that is a method, not a scheme
+SCHEME_OF = {"skipwise": "pose", "skipwise-short": "short"}  # of arms that are a method, not a scheme
 
 
 @dataclass(frozen=True)
@@ -392,6 +392,8 @@ EXHIBITS = {
                 Keeps("skipwise", "original"),
                 Finds("skipwise", least=0.98),
                 FindsMore("skipwise", "short"),
+                Lower("skipwise", "skipwise, without skips"),
+                FindsMore("skipwise", "skipwise, without skips"),
             ),
             segments=("original", "target"),
             passkey=(1, 2, 4, 8),

@@ -321,9 +321,11 @@ class Recipe(Section):
 
     @property
     def arm(self) -> str:
-        """The name of the trained model beside its controls: the scheme's, or of ``pose`` in our own method the method's."""
+        """The name of the trained model beside its controls: the scheme's, or our own method's, with a scheme not its own."""
         scheme = self.positions.scheme
-        return "skipwise" if scheme == "pose" and self.method == "skipwise" else scheme
+        if self.method != "skipwise":
+            return scheme
+        return "skipwise" if scheme == "pose" else f"skipwise-{scheme}"
 
     @model_validator(mode="before")
     @classmethod

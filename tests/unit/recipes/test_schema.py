@@ -452,7 +452,7 @@ def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Pa
 
 def test_the_arm_is_named_after_the_method_or_the_scheme() -> None:
     assert [load_recipe(None, {"method": method}).arm for method in ("skipwise", "paper")] == ["skipwise", "pose"]
-    assert load_recipe(None, {"method": "skipwise", "positions.scheme": "short"}).arm == "short"
+    assert load_recipe(None, {"method": "skipwise", "positions.scheme": "short"}).arm == "skipwise-short"
     assert (load_recipe().method, load_recipe().arm) == ("skipwise", "skipwise")
     assert load_recipe(None, {"method": None}).arm == "pose"
 
