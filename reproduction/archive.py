@@ -30,10 +30,9 @@ _BASE = re.compile(r"[^\s\"]*/bases/([^/\s]+)/model\b")  # a small base in the c
 
 @dataclass(frozen=True)
 class Published:
-    """How the archived arms were planned: recipe changes, seeds, and the folders of the small bases by name."""
+    """How the archived arms were planned: recipe changes, and the folders of the small bases by name."""
 
     changes: Mapping[str, Any]
-    seeds: list[int]
     bases: Mapping[str, str]
 
 
@@ -74,7 +73,7 @@ def unpack(archive: Path, out: Path) -> Published:
         RunError: there is no archive, or it is damaged.
     """
     changes, bases = dict[str, Any](), dict[str, str]()
-    seeds, files = set[int](), dict[Path, list[str]]()
+    files = dict[Path, list[str]]()
     try:
         for line in zstandard.decompress(archive.read_bytes()).decode().splitlines():
             entry = json.loads(line)
@@ -84,7 +83,6 @@ def unpack(archive: Path, out: Path) -> Published:
                 folder, recipe = out / "arms" / Path(entry["arm"]).name, entry["recipe"]
                 files[folder / "recipe.yaml"] = [yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)]
                 files[folder / "run.json"] = [f"{json.dumps(entry['run'], indent=2)}\n"]
-                seeds.add(recipe["seed"])
                 bases |= {name: recipe["model"] for name in BASES if _is_base(recipe["model"], name)}
             else:
                 path = (
@@ -96,7 +94,7 @@ def unpack(archive: Path, out: Path) -> Published:
     for path, lines in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")
-    return Published(changes, sorted(seeds), bases)
+    return Published(changes, bases)
 
 
 def _is_base(model: str, name: str) -> bool:

@@ -69,7 +69,7 @@ def base_folder(name: str, data: Data) -> Path:
         DataError: the text is missing or cannot be read.
     """
     base = BASES[name]
-    text = _fingerprint(data.source, **data.reading)
+    text = _fingerprint(data.source, max_tokens=data.max_tokens, **data.reading)
     settings = _settings(base).model_dump(exclude={"save_dtype"})  # newer than the published bases, which are float32
     decides = [asdict(base), settings, text, data.held_out]
     if data.max_tokens is not None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,16 @@ _SAME = f"PoSE's {{}} is the same at every target, to {_TOLERANCE:.0%}"
 
 
 def measure_costs(recipe: Recipe, original: int, out: Path, console: Console) -> list[CostRecord]:
-    """Measure full-length and PoSE steps at every target; skip those that ``out/costs.jsonl`` has."""
+    """Measure full-length and PoSE steps at every target, unless ``out/costs.jsonl`` has all of them.
+
+    A part of them may be of another machine, so then all are measured.
+    """
     path, key = out / "costs.jsonl", _key(recipe, original)
     targets = [factor * original for factor in FACTORS]
-    for arm in ("pose", "full"):
-        if {r.target for r in known_costs(recipe, original, out) if r.arm == arm} >= set(targets):
-            continue
+    known = known_costs(recipe, original, out)
+    if {(r.arm, r.target) for r in known} >= set(product(_ROUNDS, targets)):
+        return known
+    for arm in _ROUNDS:
         console.print(f"efficiency: timing {arm_name(arm)} at {', '.join(map(format_length, targets))}")
         seconds = in_own_process(step_seconds, recipe, arm, targets, original, _ROUNDS[arm])
         for target, times in zip(targets, seconds, strict=True):

@@ -12,6 +12,7 @@ from reproduction.runs import ArmRun
 from skipwise.errors import ModelError, RunError
 from skipwise.evaluation.arms import RunEvaluation, measure_arms, measured_steps
 from skipwise.evaluation.specification import Specification, specification_of
+from skipwise.evaluation.texts import EvaluationText
 from skipwise.extend import extend, plan_run_evaluation
 from skipwise.results.records import ReadingRecord, Record, TrialRecord
 from skipwise.results.results_file import read_records
@@ -108,13 +109,19 @@ def size_of(records: Iterable[Record]) -> tuple[int, int]:
 def is_complete(evaluation: RunEvaluation, found: Mapping[Place, list[Record]]) -> bool:
     """Whether ``found`` has all that ``evaluation`` measures. It needs no model: those of published arms are gone."""
     asked, first = evaluation.specification, evaluation.texts[0]
-    needed: dict[Place, int] = {(PROMPTS, task, n): asked.trials for task in asked.tasks for n in asked.prompt_lengths}
+    needed = {(PROMPTS, task, n): (asked.trials, 0) for task in asked.tasks for n in asked.prompt_lengths}
     for text in evaluation.texts:
-        needed |= {(SLIDING, text.source, window): len(text.documents) for window in text.windows}
-        needed |= {(SEGMENTS, text.source, n): len(some) for n, some in text.segments.items() if some}
+        needed |= {(SLIDING, text.source, window): _scored(text) for window in text.windows}
+        needed |= {(SEGMENTS, text.source, n): (len(some), 0) for n, some in text.segments.items() if some}
     if evaluation.recipe.evaluation.arms == ["trained"]:
-        needed |= {(STEPS, first.source, step): len(first.documents) for step in evaluation.steps}
-    return all(size_of(found.get(place, []))[0] >= most for place, most in needed.items())
+        needed |= {(STEPS, first.source, step): _scored(first) for step in evaluation.steps}
+    sizes = {place: size_of(found.get(place, [])) for place in needed}
+    return all(sizes[place][0] >= many and sizes[place][1] >= tokens for place, (many, tokens) in needed.items())
+
+
+def _scored(text: EvaluationText) -> tuple[int, int]:
+    """How many documents are read in windows, and how many of their tokens are scored: all but the first of each."""
+    return len(text.documents), sum(len(document.tokens) - 1 for document in text.documents)
 
 
 def make(run: ArmRun, out: Path, console: Console) -> RunFolder:

@@ -19,7 +19,7 @@ from reproduction.exhibits import EXHIBITS
 from reproduction.full_size import print_full_size
 from reproduction.measured import SLIDING, asked_records, make
 from reproduction.page import Pages, read_notes, write_pages
-from reproduction.runs import ArmRun, plan_runs
+from reproduction.runs import ArmRun, plan_runs, seeds_in
 from reproduction.scales import SCALES, Scale
 from reproduction.selection import (
     chosen_exhibits,
@@ -118,7 +118,8 @@ def run(asked: Asked, out: Path, notes: Path | None, console: Console, *, page_o
         for name, runs in plans.items():
             if "costs" in EXHIBITS[name].show and runs:
                 measure_costs(runs[0].recipe, runs[0].original, out, console)
-    shown = {name: asked.plan(name) for name in _shown(names, asked.changes, out)}
+    together = replace(asked, seeds=sorted({*asked.seeds, *seeds_in(out)}))  # those of earlier commands too
+    shown = {name: together.plan(name) for name in _shown(names, asked.changes, out)}
     index = write_pages(shown, out, Pages(out, out / "reproduction.md"), remarks)
     for name in names:
         console.print(_without_figures((out / f"{name}.md").read_text(encoding="utf-8")))
@@ -131,7 +132,7 @@ def publish_pages(names: Sequence[str], console: Console, docs: Path = DOCS) -> 
     with tempfile.TemporaryDirectory() as out:
         published = unpack(ARCHIVE, Path(out))
         scale = replace(SCALES["nano"], bases=published.bases)
-        asked = Asked(chosen, scale, published.seeds, published.changes)
+        asked = Asked(chosen, scale, seeds_in(Path(out)), published.changes)
         plans = {name: asked.plan(name) for name in _shown(chosen, {}, folder)}
         index = write_pages(plans, Path(out), Pages(folder, docs / "reproduction.md"), read_notes(NOTES))
     console.print(f"page: {index}", soft_wrap=True)

@@ -13,6 +13,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from reproduction.bases import BASES, base_folder
 from reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_changes
 from reproduction.scales import MODELS, Scale
@@ -126,6 +128,12 @@ def plan_runs(exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: 
         for variant in setting.only or exhibit.variants
         if variant not in BASELINES or seed == seeds[0]
     ]
+
+
+def seeds_in(out: Path) -> list[int]:
+    """The seeds of the run folders under ``out``."""
+    recipes = (path.read_text(encoding="utf-8") for path in (out / "arms").glob("*/recipe.yaml"))
+    return sorted({yaml.safe_load(recipe)["seed"] for recipe in recipes})
 
 
 def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]) -> ArmRun:

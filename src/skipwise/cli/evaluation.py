@@ -125,17 +125,16 @@ def evaluate(
         raise RecipeError(
             "--ruler-data is read by RULER's tasks, and none is asked: add ruler to --tasks, or leave it out"
         )
-    chosen = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None
+    chosen, part = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None, read_shard(shard)
     if dry_run:
         plan = plan_models(found, specification, console)
         if not chosen:
             plan.require_work()
+        plan = plan.only(part)
         forecast = plan.forecast(specification.precision, served=serving is not None)
         console.print(f"records: {plan.requests:,}; {forecast}", soft_wrap=True)
         return
-    folder = evaluate(
-        found, specification, shard=read_shard(shard), benchmarks=chosen, server=serving, out=out, console=console
-    )
+    folder = evaluate(found, specification, shard=part, benchmarks=chosen, server=serving, out=out, console=console)
     _show(folder.path, console)
 
 

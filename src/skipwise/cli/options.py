@@ -62,7 +62,8 @@ Target = Annotated[str | None, typer.Option(help="target length, as 32k; default
 Stride = Annotated[
     str | None,
     typer.Option(
-        help="tokens by which windows advance; default: half the original length, or target / 16 if that is more"
+        help="tokens by which windows advance; default: half the original length, or target / 16 if that is more, at most half "
+        "a window"
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the prompts: keys and depths")]

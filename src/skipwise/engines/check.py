@@ -68,8 +68,9 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
     ours = engine_here("transformers")
     if set(engines) <= {ours}:
         raise EngineError(
-            f"no engine is installed to compare with: {pip_install('gguf')} for llama.cpp, or give --python PATH of an "
-            "environment with vLLM or another transformers (docs/engines.md)"
+            "nothing to compare with: this environment's transformers is the reference, and no other engine was named or found. "
+            f"{pip_install('gguf')} for llama.cpp, or give --python PATH of an environment with vLLM or another transformers "
+            "(docs/engines.md)"
         )
     request = _request(model, length)
     reading = f"reading {request.max_length:,} tokens with"

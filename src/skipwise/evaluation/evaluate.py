@@ -21,8 +21,8 @@ from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
 from skipwise.evaluation.forecast import measured_here, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.other import other_text
-from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
+from skipwise.evaluation.other import longest_segment, other_text
+from skipwise.evaluation.runner import answered, missing, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.same_model import require_served
 from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import Specification, is_ruler
@@ -58,6 +58,10 @@ class Plan:
         """Digests of the texts, by which the same command knows that they are the same."""
         texts = {f"text {text.source} for {label}": text.digest for label, read in self.texts.items() for text in read}
         return texts | ({"text of RULER": self.ruler_data} if self.ruler_data else {})
+
+    def only(self, shard: tuple[int, int]) -> "Plan":
+        """Return part i of n of the requests of each model."""
+        return replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
 
     def require_work(self) -> None:
         """Require something to measure: a task may fit none of the lengths."""
@@ -284,6 +288,7 @@ def _other_batches(
     told = console if model is models[0] else Console(quiet=True)
     windows = {other.original for other in models if other.base == model.label}
     windows |= set() if model.control else {model.original}
+    windows = {longest_segment(window) for window in windows}  # two long ones are read as one
     tokenizer = load_tokenizer(model.name)
     texts = [other_text(tokenizer, window, origins, told) for window in sorted(windows)]
     return list(plan_readings(specification, model, texts))

@@ -87,8 +87,8 @@ class HarnessModel(HFLM):
         if tokens > self.max_length:
             raise EvaluationError(
                 f"task {self.task}: a request of {tokens:,} tokens with its answer exceeds {self.max_length:,}, and "
-                "the harness would cut it; give a larger --target if the model reads so far, fewer examples (TASK:N), "
-                "or leave the task out"
+                "the harness would cut it; ask for fewer examples (TASK:N), leave the task out, or give skipwise benchmark a "
+                "larger --target if the model reads so far"
             )
 
     def _require_finite(self, _module: Any, _inputs: Any, logits: torch.Tensor) -> None:
@@ -228,7 +228,7 @@ def run_task(
     except torch.OutOfMemoryError as error:
         raise EvaluationError(
             f"out of memory in task {task}, of requests of up to {model.max_length:,} tokens; what was measured is "
-            "kept. Give --batch-size 1, or a smaller --target"
+            "kept. Give skipwise benchmark --batch-size 1, or a smaller --target"
         ) from error
     except _TASK_FAILURES as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):

@@ -5,12 +5,12 @@ A causal model's loss on a prefix does not depend on what follows, so the same p
 prefix.
 """
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import fsum
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.precision import autocast, choose_precision, in_mode
+from skipwise.results.statistics import perplexity_of
 
 # Tokens fed together: few on a CPU, so that the activations of a layer stay in its caches.
 _PER_BATCH = {"cpu": 2048}
@@ -61,8 +62,7 @@ class Score:
     @property
     def perplexity(self) -> float:
         """exp(nll / tokens); infinite where a float cannot hold it."""
-        mean = self.nll / self.tokens
-        return math.exp(mean) if mean < 700 else math.inf
+        return perplexity_of(self.nll / self.tokens)
 
 
 def sliding_perplexity(
@@ -90,7 +90,7 @@ def sliding_perplexity(
     chosen = choose_precision(precision, model.device)
     started = time.perf_counter()
     scores = sliding_scores(model, scored, window=parse_length(window), stride=parse_length(stride), precision=chosen)
-    nll = math.fsum(float(score.nll.sum()) for score in scores)
+    nll = fsum(float(score.nll.sum()) for score in scores)
     tokens = sum(len(document) - 1 for document in scored)
     return Score(len(scored), tokens, nll, time.perf_counter() - started)
 

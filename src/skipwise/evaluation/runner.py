@@ -204,7 +204,7 @@ def require_memory(
             raise EvaluationError(
                 f"{what} of {max(lengths):,} tokens do not fit: reading one takes {needed / 1e9:,.0f} GB at the least, and this "
                 f"{'machine' if device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB; {shorter}. Leave the longer ones "
-                f"out (--set evaluation.{setting}={instead} of a recipe, --lengths of other commands)"
+                f"out (--set evaluation.{setting}={instead} of a recipe, --lengths or --windows of other commands)"
             )
 
 

@@ -37,7 +37,8 @@ class Specification:
         windows: of sliding perplexity, rising.
         original: the original length, from which the default stride follows.
         target: the target length, from which it follows too.
-        stride: of the windows; None: half the original length, or a 16th of the target if that is more.
+        stride: of the windows; None: half the original length, or a 16th of the target if that is more, and at
+            most half a window.
         documents: read of each text at the most, the longest first; 0: none is read.
         tokens_per_document: read of each document; None: as ``windows_per_document`` says.
         windows_per_document: times the longest window that is read of each document; None: all of it.

@@ -5,6 +5,7 @@ into ``FIGURES``.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -198,17 +199,25 @@ def _weighted(settings: Mapping[str, Any]) -> bool:
 
 def coverage_plots(shown: Shown) -> Iterator[Plot]:
     """The probability that one example trains each relative distance (the paper's ``fig:prob``)."""
-    found = (r for folder in shown.folders for r in folder.records if isinstance(r, CoverageRecord))
-    curves = list({(r.label, r.train_length, r.target_length): r for r in found}.values())
-    if not curves:
+    found: dict[object, tuple[str, CoverageRecord]] = {}
+    for folder in shown.folders:
+        for r in folder.records:
+            if isinstance(r, CoverageRecord):  # equal curves of several runs are one
+                found.setdefault((r.label, tuple(r.probability)), (folder.name, r))
+    if not found:
         return
+    curves = [r for _, r in found.values()]
+    several = Counter(r.label for r in curves)
+    labels = [r.label if several[r.label] == 1 else f"{run} · {r.label}" for run, r in found.values()]
     longest, trained = max(r.target_length for r in curves), curves[0].train_length
 
     def draw(axes: "Axes", ink: str) -> None:
-        for r in curves:
+        for i, (label, r) in enumerate(zip(labels, curves, strict=True)):
             colour, dash = _COVERAGE_LOOKS.get(r.label, (OTHER_LOOK.colour, OTHER_LOOK.dash))
+            if several[r.label] > 1:
+                dash = DASHES[i % len(DASHES)]
             p, error = np.array(r.probability), 1.96 * np.array(r.standard_error)
-            axes.plot(r.distances, p, lw=1.8, color=colour, linestyle=dash, label=named(r.label))
+            axes.plot(r.distances, p, lw=1.8, color=colour, linestyle=dash, label=named(label))
             if error.any():
                 axes.fill_between(r.distances, p - error, p + error, color=colour, alpha=0.2, lw=0)
         ticks = [n for n in powers_of_two(1, longest) if longest / 8 <= n <= longest]  # shorter ones would touch
@@ -224,8 +233,8 @@ def coverage_plots(shown: Shown) -> Iterator[Plot]:
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     data = [
-        [r.label, r.train_length, r.target_length, *point]
-        for r in curves
+        [label, r.train_length, r.target_length, *point]
+        for label, r in zip(labels, curves, strict=True)
         for point in zip(r.distances, r.probability, r.standard_error, strict=True)
     ]
     yield Plot("coverage", "Chance that one example trains a distance", columns, data, draw, caption)

@@ -140,12 +140,14 @@ def _writing(page: Path) -> Iterator[None]:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """The folders' names; with the parent's where two would be the same."""
+    """The folders' names, each behind as many of its parents' as tell it from the others."""
     names = [folder.name for folder in folders]
-    return [
-        name if names.count(name) == 1 else f"{folder.parent.name}/{name}"
-        for folder, name in zip(folders, names, strict=True)
-    ]
+    for parts in range(2, max(len(folder.parts) for folder in folders) + 1):
+        names = [
+            name if names.count(name) == 1 else "/".join(folder.parts[-parts:])
+            for folder, name in zip(folders, names, strict=True)
+        ]
+    return names
 
 
 def _conditions(shown: Shown) -> list[str]:

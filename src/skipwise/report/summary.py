@@ -5,6 +5,7 @@ rows: one model on one text.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -224,16 +225,17 @@ def standing_out(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def _merged_baselines(rows: list[Row]) -> list[Row]:
-    merged: dict[object, list[Row]] = {}
+    merged: dict[tuple[str, str, object], list[Row]] = {}
     for row in rows:
         scores = tuple((w, round(p.mean, 9)) for w, p in row.perplexity.items())
         hits = tuple((task, *lengths.items()) for task, lengths in row.found.items())
         ruler = row.ruler.means if row.ruler else ()
         same = (scores, hits, ruler) if row.arm in BASELINES else row.run
         merged.setdefault((row.arm, row.data, same), []).append(row)
-    for group in merged.values():
+    different = Counter(key[:2] for key in merged)
+    for key, group in merged.items():
         group[0].runs = {row.run for row in group}
-        if len(group) > 1:
+        if len(group) > 1 and different[key[:2]] == 1:  # else two rows would have one name
             group[0].model = group[0].model.removeprefix(f"{group[0].run} · ")
     return [group[0] for group in merged.values()]
 

@@ -266,29 +266,26 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises:
         RunError: it exists, or another process is writing it.
     """
-    require_free(path)
     partial = path.with_name(f".{path.name}.partial")
-    lock = FileLock(partial / ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))  # not inside, where it would have to go before the rename
     try:
-        if partial.is_dir() and not partial.is_symlink():  # of a process that was killed, or is at work
-            lock.acquire(timeout=0)
-            lock.release()
-        fresh_folder(partial)
         lock.acquire(timeout=0)
     except Timeout:
         raise RunError(f"another process is writing {path}; wait for it, or give another folder") from None
     try:
+        require_free(path)
+        fresh_folder(partial)
         yield partial
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
         try:
             partial.rename(path)
         except OSError:
-            require_free(path)  # another process may have written it meanwhile
+            require_free(path)  # a program without the lock may have written it meanwhile
             raise
     finally:
-        lock.release()
         shutil.rmtree(partial, ignore_errors=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def private_folder(path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from skipwise.errors import RunError
-from skipwise.evaluation.evaluate import evaluate, merge
-from skipwise.evaluation.models import find_models
+from skipwise.evaluation.evaluate import _other_batches, evaluate, merge
+from skipwise.evaluation.models import EvaluatedModel, find_models
 from skipwise.evaluation.specification import Specification
 from skipwise.results.results_file import read_records
 from skipwise.results.run_folder import RunFolder
@@ -25,6 +25,15 @@ def test_a_record_that_a_kill_cut_off_is_said_and_measured_again(tmp_path) -> No
     evaluate(models, asked, out=tmp_path / "e", console=console)
     assert f"{results}: the last record was cut off by a kill; it is measured again" in console.file.getvalue()
     assert {record.key for record in read_records(results)} == whole
+
+
+def test_a_base_of_models_with_long_windows_reads_the_text_of_other_kinds_once(tmp_path) -> None:
+    base, console = str(checkpoint(tmp_path / "base", window=64)), Console(file=io.StringIO())
+    ours = [EvaluatedModel(str(n), base, original=n, target=2 * n, base="b") for n in (2048, 4096)]
+    control = EvaluatedModel("b", base, original=64, target=64, control=True)
+    batches = _other_batches(control, [*ours, control], Specification(windows=(64,), stride=32), console)
+    keys = [request.key for batch in batches for request in batch.requests]
+    assert len(keys) == len(set(keys)) == 24
 
 
 def test_merge_names_the_models_that_differ(tmp_path) -> None:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure as Canvas
 
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.coverage import coverage
+from skipwise.method.positions import ChunkRules
 from skipwise.report import figures
 from skipwise.report.canvas import Plot
 from skipwise.report.figures import coverage_figure, curve_plot, draw_figures
@@ -255,6 +256,13 @@ def test_drawing_leaves_matplotlibs_settings_and_numpys_generator_alone(tmp_path
     draw_figures(Shown([run(CURVE)]), tmp_path)
     assert dict(matplotlib.rcParams) == before
     assert (np.random.get_state()[1] == state).all()
+
+
+def test_coverage_of_several_runs_is_drawn_once_where_it_is_equal_and_told_apart_where_not():
+    other = CoverageRecord.of(coverage(256, 1024, ChunkRules(skips="end_anchored")), "2 chunks")
+    assert plots_of(run(CURVE, name="a"), run(CURVE, name="b"))["coverage"].data == plots_of(run(CURVE))["coverage"].data
+    labels = [row[0] for row in plots_of(run(CURVE, name="a"), run(CURVE, other, name="b"))["coverage"].data]
+    assert list(dict.fromkeys(labels)) == ["a · 2 chunks", "b · 2 chunks"]
 
 
 def test_coverage_figure_is_written_by_its_ending(tmp_path):

@@ -199,6 +199,14 @@ def test_several_runs_are_compared_on_a_page_of_their_own(tmp_path, undrawn):
     assert not (first / "report.html").exists()
 
 
+def test_runs_whose_folders_end_alike_have_rows_of_their_own(tmp_path, undrawn):
+    folders = [run_folder(tmp_path / name / "runs" / "nano", [*ORIGINAL, *POSE]) for name in ("x", "y")]
+    page = write_page([*folders, run_folder(tmp_path / "z" / "nano", POSE)], tmp_path / "all")
+    numbers = (page.parent / "numbers.csv").read_text()
+    for name in ("x/runs/nano", "y/runs/nano", "z/nano"):
+        assert f"{name} · PoSE" in numbers
+
+
 def test_an_evaluation_has_a_page_of_the_same_make(tmp_path, undrawn):
     own = [r for w in WINDOWS for r in (*readings("m", w, 15.0), *trials("m", w, 100))]
     benchmark = BenchmarkRecord("m", "boolq", "acc", 0, 2048, None, "float32", "0.4", "d", 4, 0.5, 0.1)

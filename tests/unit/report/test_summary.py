@@ -240,6 +240,10 @@ def test_baselines_come_first_and_equal_ones_are_one_row() -> None:
     ]  # fmt: skip
 
 
+    two = [(name, [*ORIGINAL, *POSE]) for name in "ab"] + [(name, [*other, *POSE]) for name in "cd"]
+    assert labels(*two)[:2] == ["a · original", "c · original"]
+
+
 def test_equal_baselines_keep_the_names_of_their_texts() -> None:
     two = [*readings("original", 256, 9, "x"), *readings("original", 256, 8, "y")]
     assert labels(("a", two), ("b", two)) == ["original (x)", "original (y)"]

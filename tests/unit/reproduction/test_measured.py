@@ -23,7 +23,8 @@ def arm(tmp_path):
     runs = plan_runs(EXHIBITS["passkey"], SCALES["nano"], seeds=[0], changes=ASKED)
     run = next(run for run in runs if (run.setting, run.variant) == ("yarn, 8x", "pose"))
     run.folder(tmp_path).mkdir(parents=True)
-    text = SimpleNamespace(source="x", documents=["a", "b"], windows=[256, 512], segments={2048: ["a", "b"], 4096: []})
+    documents = [SimpleNamespace(tokens=range(901))] * 2
+    text = SimpleNamespace(source="x", documents=documents, windows=[256, 512], segments={2048: ["a", "b"], 4096: []})
     asked = specification_of(run.recipe, 256, 2048, "float32")
     return run, SimpleNamespace(specification=asked, texts=[text], recipe=run.recipe, steps=[])
 
@@ -44,6 +45,13 @@ def test_an_arm_is_complete_when_every_document_segment_and_prompt_is_there(tmp_
     append_record(path, read[0])
     assert is_complete(evaluation, asked_records(run, tmp_path))
     evaluation.steps = [10]
+    assert not is_complete(evaluation, asked_records(run, tmp_path))
+
+
+def test_an_arm_that_read_less_of_each_document_is_not_complete(tmp_path, arm) -> None:
+    run, evaluation = arm
+    short = [sliding(9.0, window=w, document=d, tokens=899) for w in (256, 512) for d in "ab"]
+    append_record(run.folder(tmp_path) / "results.jsonl", *short, *REST)
     assert not is_complete(evaluation, asked_records(run, tmp_path))
 
 

@@ -10,6 +10,7 @@ from reproduction.claims import Falls, Finds, Recovers
 from reproduction.exhibits import EXHIBITS
 from reproduction.page import Pages, _facts, _section, read_notes, write_pages
 from reproduction.reproduce import NOTES, Asked
+from reproduction.runs import seeds_in
 from reproduction.scales import SCALES
 from skipwise.errors import RecipeError, RunError
 
@@ -19,7 +20,7 @@ def published(tmp_path_factory):
     """The published records as a folder, and what plans their arms."""
     out = tmp_path_factory.mktemp("published")
     known = unpack(ARCHIVE, out)
-    return out, Asked(["all"], replace(SCALES["nano"], bases=known.bases), known.seeds, known.changes)
+    return out, Asked(["all"], replace(SCALES["nano"], bases=known.bases), seeds_in(out), known.changes)
 
 
 @pytest.mark.parametrize("name", [name for name in EXHIBITS if name != "coverage"])
@@ -68,7 +69,7 @@ def test_an_archive_gives_back_what_was_packed_and_the_same_bytes(tmp_path) -> N
     again = tmp_path / "again"
     known = unpack(archive, again)
     assert known.changes == {"data.source": "train"}
-    assert (known.seeds, known.bases) == ([2], {"GPT-J": "GPT-J-12ab"})
+    assert (seeds_in(again), known.bases) == ([2], {"GPT-J": "GPT-J-12ab"})
     assert json.loads((again / "arms" / "pose-1" / "run.json").read_text()) == {"seed": 2}
     assert (again / "arms" / "pose-1" / "results.jsonl").read_text() == f"{json.dumps(records[0])}\n"
     assert (again / "costs.jsonl").read_text() == '{"kind": "cost"}\n'

@@ -245,6 +245,21 @@ class TestNewFolder:
                 pytest.fail("it was written")
         assert (tmp_path / "out" / "a").read_text() == "1"
 
+    def test_it_is_kept_from_other_processes_until_it_has_its_name(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rename = Path.rename
+
+        def raced(self: Path, target: Path) -> Path:
+            with pytest.raises(RunError, match="another process is writing"), files.new_folder(target):
+                pytest.fail("it was written")
+            return rename(self, target)
+
+        monkeypatch.setattr(Path, "rename", raced)
+        with files.new_folder(tmp_path / "out") as partial:
+            (partial / "a").write_text("1")
+        assert (tmp_path / "out" / "a").read_text() == "1"
+
     def test_one_that_was_written_meanwhile_stays(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="exists and is not overwritten"), files.new_folder(tmp_path / "out"):
             write_text(tmp_path / "out", "theirs")
