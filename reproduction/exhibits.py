@@ -361,7 +361,7 @@ EXHIBITS = {
                         factor,
                         name=f"trained on the library, {factor}x",
                         windows=(1, factor),
-                        only=("original", "pose", "skipwise"),
+                        only=("original", "pose", "skipwise", "Skipwise without skips"),
                         segments=("original",),
                         miniature=True,
                         changes=_LIBRARY | {"evaluation.documents": 2},
