@@ -61,7 +61,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     invite(prepared, run, training=probed is not None)
     if probed is not None:
         model, probe = probed
-        run.record(probe=probe.as_dict())
+        run.record(probe=vars(probe))
         _train(prepared, evaluation, model, run, resume, console)
         del model, probed  # memory for the models that are measured
     drawn = {record.label for record in read_records(run.results) if isinstance(record, CoverageRecord)}
@@ -86,7 +86,8 @@ def plan_run_evaluation(prepared: PreparedRun, console: Console) -> RunEvaluatio
 
 
 def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
-    """The chance that one example trains each relative distance: in windows of the original length, and as this run draws them."""
+    """The chance that one example of text trains each relative distance: in windows of the original length, and as this run
+    cuts them. Retrieval prompts and texts of the base are left out."""
     rule = prepared.recipe.positions
     lengths = prepared.train_length, prepared.extension.reach
     if lengths[0] == lengths[1]:  # every distance is in every window

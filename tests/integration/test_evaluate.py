@@ -209,7 +209,9 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
     assert "merged 1 folder: half" in printed
     run(monkeypatch, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "1/2", "--dry-run")
     assert f"records: {len(ones)};" in capsys.readouterr().out
-    message = refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "3/2", "--dry-run")
+    message = refused(
+        monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "3/2", "--dry-run"
+    )
     assert "shard '3/2' must be PART/PARTS" in message
     assert f"Unfinished: {len(ones)} of {len(ones | twos)} records" in printed
     assert "if shards are missing, measure them, and merge all of them into a new folder" in printed

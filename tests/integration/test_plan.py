@@ -152,6 +152,8 @@ def test_a_plan_names_the_most_windows_in_a_pass_that_fit_too(model, monkeypatch
 def test_a_plan_that_nothing_makes_fit_says_so(model, monkeypatch, capsys) -> None:
     _, printed = planned(monkeypatch, capsys, model, "--gpu-memory", "0.3GB")
     assert "PoSE does not fit, nor does anything that was tried, up to 64 GPUs" in " ".join(printed.split())
+    _, printed = planned(monkeypatch, capsys, model, "--gpu-memory", "0.3GB", "--lora", "--set", "lora.base=4bit")
+    assert "PoSE does not fit, nor does anything that was tried; plan larger ones" in " ".join(printed.split())
 
 
 def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:

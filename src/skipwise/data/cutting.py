@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from skipwise.data.answers import aim
-from skipwise.errors import DataError
+from skipwise.errors import DataError, RecipeError
 from skipwise.method.positions import SCHEMES, Plans
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Positions
@@ -89,3 +89,16 @@ class ExampleRules:
         if not self.train_jumps:
             left_out[:, 1:] |= begins[:, 1:]
         return np.where(left_out, IGNORED, labels)
+
+
+def refuse_margin(positions: Positions | None) -> None:
+    """Refuse ``positions.margin``, which only a recipe's own data applies.
+
+    Raises:
+        RecipeError: it is above 0.
+    """
+    if positions and positions.margin:
+        raise RecipeError(
+            f"positions.margin = {positions.margin:g} is for plan_extension(..., margin={positions.margin:g}); give its reach as "
+            "the target_length here, and leave the margin out"
+        )

@@ -50,6 +50,8 @@ def is_held_out(name: str, share: float) -> bool:
 def open_corpus(source: str | Path | Data) -> Corpus:
     """Return the documents of a source, or of the one that a recipe's data section describes; nothing is read yet."""
     data = Data.of(source)
+    if data.source in ("stdlib", "pydoc"):
+        _refuse_parts(data, "split", "subset", "stream")
     if data.source == "stdlib":
         return FileCorpus("stdlib", data.text_field, _stdlib_files(), skip_undecodable=True)
     if data.source == "pydoc":
@@ -61,13 +63,25 @@ def open_corpus(source: str | Path | Data) -> Corpus:
         return open_hub(data)
     if path.is_dir():
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            _refuse_parts(data, "subset", "stream")
             return open_saved(path, data)
+        _refuse_parts(data, "split", "subset", "stream")
         files, unread = _folder_files(path)
         return FileCorpus(printable(data.source), data.text_field, files, unread=unread)
+    _refuse_parts(data, "split", "subset", "stream")
     _require_file(path)
     if reader_of(path) is None:
         raise DataError(f"{printable(path)}: cannot read files ending in {path.suffix!r}; {_READABLE}")
     return FileCorpus(printable(data.source), data.text_field, [(document_name(path.name), path)])
+
+
+def _refuse_parts(data: Data, *names: str) -> None:
+    """Refuse settings of a data set on the hub that this source would ignore."""
+    for name in names:
+        if (value := getattr(data, name)) != Data.model_fields[name].default:
+            raise DataError(
+                f"data.{name} = {value!r} is of a Hugging Face data set, and {printable(data.source)} is read whole; leave it out"
+            )
 
 
 def _path(source: str) -> Path | None:

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.answers import NOWHERE, Answers
-from skipwise.data.cutting import IGNORED, ExampleRules
+from skipwise.data.cutting import IGNORED, ExampleRules, refuse_margin
 from skipwise.data.packing import Packed, pack
 from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
@@ -128,7 +128,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         if not len(self.documents):
             raise DataError(
                 f"of {counted(len(documents), 'document')} none has a token that is trained behind {self.rules.context:,} of its "
-                "own; give conversations with longer answers, or set data.min_context=0"
+                "own; give longer answers, labels that are not all -100, or a smaller data.min_context"
             )
         self.written, self.written_share = written, written_share
         self.teacher_weight = teacher_weight
@@ -176,6 +176,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             raise DataError(f"held_out = {held_out:g} must be at least 0 and below 1, a share of the documents")
         store = build_token_store(source, tokenizer)
         train, _ = split_by_name(store, held_out)
+        refuse_margin(options.get("positions"))
         whole = (options.get("positions") or Positions()).scheme == "full"
         window = parse_length(target_length if whole else train_length)
         shortest = 2 if store.holds_conversations and not whole else window

@@ -120,6 +120,10 @@ def open_saved(folder: Path, data: Data) -> Corpus:
                 f"{', '.join(dataset)}: data.split of a recipe, --split of evaluate"
             )
         dataset = dataset[data.split]
+    elif data.split != Data.model_fields["split"].default:
+        raise DataError(
+            f"{printable(folder)}: a saved data set without splits is read whole; leave data.split = {data.split!r} out"
+        )
     files = [Path(entry["filename"]) for entry in dataset.cache_files]
 
     def identity() -> str:

@@ -65,7 +65,7 @@ def one_text(
 
 
 def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
-    """Stack examples of one length into a batch of int64 tensors [examples, tokens].
+    """Stack examples of one length into a batch of tensors [examples, tokens]: int64, weights float32.
 
     If an example is of several texts, ``attention_mask`` is that of ``packing.apart``, bool [examples, 1, tokens, tokens].
     """

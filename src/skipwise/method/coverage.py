@@ -32,7 +32,7 @@ class Coverage:
     distances: np.ndarray  # int64, 1..target_length - 1, in tokens
     probability: np.ndarray  # float64
     standard_error: np.ndarray  # float64
-    train_length: int  # L_c in tokens
+    train_length: int  # L_c in tokens; under ``full`` L_t
     samples: int = 0  # the number of examples drawn; 0 for a closed form
 
     @property

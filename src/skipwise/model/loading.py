@@ -15,6 +15,8 @@ from skipwise.model.rope import Extension, check_frequencies, plan_extension, se
 from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
 
+_SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "top_k", "top_h", "epsilon_cutoff", "eta_cutoff")
+
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model, and try it.
@@ -141,4 +143,14 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
             f"model {name!r} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, ...), which would be drawn "
             "at random; the checkpoint is incomplete, or is not a causal language model"
         )
+    _drop_unused_sampling(model)
     return model
+
+
+def _drop_unused_sampling(model: PreTrainedModel) -> None:
+    """Drop settings of sampling beside greedy decoding, which ignores them: transformers reads them, and refuses to write them."""
+    generation = model.generation_config
+    if generation is not None and not generation.do_sample:
+        for name in _SAMPLING:
+            if getattr(generation, name, None) is not None:
+                setattr(generation, name, None)

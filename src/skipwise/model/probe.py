@@ -1,11 +1,11 @@
-"""Prove, on the model, precision and attention kernel of a run, that chunks attend to each other.
+"""Prove, on the model, precision and attention of a run, that chunks attend to each other.
 
 Some code paths cut chunks from each other without an error: they read a jump of the positions as the start of another
 packed document. The loss stays plausible, and the model learns nothing about distance. So before training, the probe
 changes the text of one chunk, and requires that the logits of every later chunk change and those of earlier ones do not.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -27,10 +27,6 @@ class Probe:
     precision: str
     forward: float  # smallest change of a later chunk's logits; above 0
     backward: float  # largest change of an earlier chunk's logits; 0 for a causal model
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the fields for ``run.json``."""
-        return asdict(self)
 
 
 def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, precision: str = "float32") -> Probe:

@@ -18,7 +18,7 @@ import transformers
 from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, reason
 from skipwise.method.interpolation import DEFAULTS, NAMES, Rope, RopeSettings, frequencies, rope_parameters
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LONGEST
@@ -160,9 +160,8 @@ def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
             read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
             AutoModelForCausalLM.from_config(read)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(
-            f"{type(config).__name__} cannot hold {extension.interpolation} x{extension.factor:g} ({reason}); choose another "
+            f"{type(config).__name__} cannot hold {extension.interpolation} x{extension.factor:g} ({reason(error)}); choose another "
             f"--interpolation of {', '.join(name for name in NAMES if name != 'none')}, or another model"
         ) from error
 
@@ -286,7 +285,7 @@ def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | No
 
 def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
     """Refuse a config whose RoPE cannot be computed."""
-    _require_number("max_position_embeddings", config.max_position_embeddings, "at least 1")
+    _require_number("max_position_embeddings", getattr(config, "max_position_embeddings", None), "at least 1")
     _require_number("rope_theta", current["rope_theta"], "above 1")
     if current.get("factor") is not None:  # longrope has a list instead
         _require_number("rope factor", current["factor"], "at least 1")
@@ -297,8 +296,18 @@ def _check_numbers(config: PretrainedConfig, current: dict[str, Any]) -> None:
         raise ModelError(
             f"config has partial_rotary_factor {share!r}, which must be above 0 and at most 1; correct config.json"
         )
-    if rotated_dims(config, current) < 2:
-        raise ModelError("config has no dims to rotate; correct head_dim, hidden_size or num_attention_heads in it")
+    try:
+        dims = rotated_dims(config, current)
+    except (AttributeError, RuntimeError):  # the second where transformers refuses to name one for all layers
+        raise ModelError(
+            f"config of type {config.model_type} has no head_dim, hidden_size or num_attention_heads that holds for all layers, "
+            "so its frequencies cannot be set; choose another model"
+        ) from None
+    if dims < 2 or dims % 2:
+        raise ModelError(
+            f"config has {dims} dims to rotate in each head, which must be an even number of at least 2; correct head_dim, "
+            "hidden_size, num_attention_heads or partial_rotary_factor in it"
+        )
 
 
 def _require_number(name: str, value: Any, rule: str) -> None:

@@ -339,6 +339,7 @@ class Recipe(Section):
         """Take what is not given from the method."""
         if not isinstance(values, dict):
             return values
+        values = {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in values.items()}
         method = values.get("method", DEFAULT)
         return merged(SETTINGS[str(method)], values) if method in get_args(Method) else values
 

@@ -229,7 +229,8 @@ def coverage_plots(shown: Shown) -> Iterator[Plot]:
 
     caption = (
         f"Training windows of {trained:,} tokens alone never show the model two tokens farther apart than "
-        f"{trained - 1:,}; with skipped positions every distance up to the target gets its share of examples."
+        f"{trained - 1:,}; with skipped positions every distance up to the target gets its share of examples. "
+        "Examples that are retrieval prompts or text of the base are not counted."
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     data = [

@@ -14,6 +14,7 @@ from typing import Any, cast, get_type_hints
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
@@ -24,6 +25,12 @@ from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
 
+_OF_EVALUATION = (
+    *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "do_eval", "do_predict"),
+    *("eval_use_gather_object", "eval_do_concat_batches", "per_device_eval_batch_size", "prediction_loss_only"),
+    *("bf16_full_eval", "fp16_full_eval", "batch_eval_metrics", "include_for_metrics"),
+    *("metric_for_best_model", "greater_is_better"),
+)
 # Fields of TrainingArguments that another setting decides, and what to set instead.
 _DECIDED = {
     "output_dir": "checkpoints are in the run folder: choose it with --out",
@@ -43,7 +50,8 @@ _DECIDED = {
     "ignore_data_skip": "resume is exact",
     "include_num_input_tokens_seen": "tokens are always counted",
     "auto_find_batch_size": "set training.per_device_train_batch_size",
-    "eval_strategy": "the evaluation section measures after training",
+    **dict.fromkeys(_OF_EVALUATION, "the evaluation section measures after training"),
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "choose --launch, or accelerate launch with its own config"),
     "load_best_model_at_end": "set evaluation.keep=best and evaluation.steps",
     "push_to_hub": "nothing is published during training; afterwards, skipwise publish RUN OWNER/NAME",
 }
@@ -155,7 +163,7 @@ def settings_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+    except (ValueError, TypeError, KeyError, ImportError, RuntimeError) as error:
         raise RecipeError(f"training: {reason(error)}; correct the setting, or leave it out") from error
 
 
@@ -163,14 +171,15 @@ def _check_arguments(args: TrainingArguments) -> None:
     """Build what Trainer would build only after the run folder is made."""
     if args.max_grad_norm is None or args.max_grad_norm < 0:
         raise RecipeError(f"training.max_grad_norm = {args.max_grad_norm} must be above 0, or 0 for no clipping")
-    if args.fsdp and args.parallel_mode.value != "distributed":
-        raise RecipeError(
-            "training.fsdp shards over processes, and this is one; start several with torchrun, or leave it out"
-        )
     if args.use_liger_kernel and not is_liger_kernel_available():
         raise RecipeError(
             "training.use_liger_kernel = True needs the liger-kernel package: pip install liger-kernel, or leave it out"
         )
+    args.get_process_log_level()
+    how = cast(dict[str, Any], args.gradient_checkpointing_kwargs or {})
+    checkpoint(torch.ones_like, torch.zeros(1), **{"use_reentrant": False, **how})
+    if args.torch_compile:
+        torch.compile(torch.ones_like, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
     for callback in get_reporting_integration_callbacks(args.report_to):
         callback()
     DataLoader(
@@ -178,6 +187,7 @@ def _check_arguments(args: TrainingArguments) -> None:
         num_workers=args.dataloader_num_workers,
         prefetch_factor=args.dataloader_prefetch_factor,
         persistent_workers=args.dataloader_persistent_workers,
+        multiprocessing_context=getattr(args, "dataloader_multiprocessing_context", None),  # newer than v5.10
     )
     if not args.deepspeed:  # its own file may set optimizer and schedule
         _check_optimizer(args)

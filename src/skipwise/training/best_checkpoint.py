@@ -50,8 +50,8 @@ def require(checkpoints: Path, step: int) -> None:
     folder = _folder(checkpoints, step)
     way_out = "restore it, or begin a run with another --out"
     if not (folder / MARKER).is_file():
-        others = sorted(path.name for path in checkpoints.glob("best-*"))
-        lost = f", or results.jsonl has lost the records by which {others[-1]} was the best" if others else ""
+        others = [path.name for path in checkpoints.glob("best-*") if path != folder]
+        lost = f", or results.jsonl has lost the records by which {others[0]} was the best" if others else ""
         raise RunError(f"{folder}, the best checkpoint by the records, is missing or incomplete{lost}; {way_out}")
     require_sealed(folder, way_out)
 

@@ -48,7 +48,7 @@ class NonFiniteGuard(TrainerCallback):
         way_out = f"try training.precision={other} or" if other else "try"
         raise NonFiniteLossError(
             f"step {step}: {what} is not finite; weights untouched; {way_out} "
-            f"a lower training.learning_rate (now {args.learning_rate:g}); {intact(self._folder)}"
+            f"a lower training.learning_rate (now {args.learning_rate:g}) in a new run (another --out); {intact(self._folder)}"
         )
 
     def on_pre_optimizer_step(
@@ -69,13 +69,18 @@ def memory_errors(trainer: Any) -> Iterator[None]:
             raise
         examples, tokens = trainer.micro_batch
         args = trainer.args
-        smaller = [f"training.per_device_train_batch_size={examples // 2}"] if examples > 1 else []
+        divisor = max((n for n in range(1, examples) if examples % n == 0), default=0)
+        smaller = [f"training.per_device_train_batch_size={divisor}"] if divisor else []
         if not (getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False)):
             smaller.append("training.gradient_checkpointing=true")
-        ways = f"set {' or '.join(smaller)}" if smaller else "choose --lora, lora.base=4bit or a shorter train_length"
+        lighter = [] if hasattr(trainer.model, "peft_config") else ["--lora"]
+        lighter += [] if getattr(trainer.model, "is_loaded_in_4bit", False) else ["lora.base=4bit"]
+        others = " or ".join([*filter(None, [", ".join(lighter)]), "a shorter train_length"])
+        ways = f"set {' or '.join(smaller)}" if smaller else f"choose {others}"
         when = (
             f"with {examples} x {tokens:,} tokens in one forward pass" if examples else "before the first forward pass"
         )
         raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory {when}; {ways}; {intact(Path(str(args.output_dir)))}"
+            f"step {trainer.state.global_step + 1}: out of memory {when}; {ways} in a new run (another --out); "
+            f"{intact(Path(str(args.output_dir)))}"
         ) from error

@@ -84,7 +84,7 @@ class PreparedRun:
         if base:
             documents = np.union1d(documents, base.documents)
         lengths = self.extension.rope.original_length, self.extension.target_length
-        fingerprint = weights_fingerprint(self.recipe.model)
+        fingerprint = self.decides[DECIDES[1]]
         return Origin(self.recipe.model, lengths[0], self.recipe.data, documents, fingerprint, lengths[1])
 
     @cached_property

@@ -78,7 +78,7 @@ def _leading_changes(begun: Recipe, now: Recipe) -> Iterator[str]:
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that decide the saved model, by dotted key.
+    """Return the settings that a resume may not change, by dotted key: all that decides the saved model, and its logs.
 
     The evaluation decides it only if the best step is kept; the cache never does, nor the method, whose settings are here.
     """

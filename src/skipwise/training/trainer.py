@@ -255,7 +255,8 @@ class _Trainer(Trainer):
 
 
 class _Meter(TrainerCallback):
-    """Calls ``on_step`` after each step and ``on_log`` with a record of each logged step, always of the last one."""
+    """Calls ``on_step`` after each step and ``on_log`` with a record of each logged step: also of each
+    that is saved, and of the last one."""
 
     def __init__(self, on_log: Callable[[dict[str, Any]], None] | None, on_step: Callable[[int], None] | None) -> None:
         self._on_log, self._on_step = on_log, on_step
@@ -266,7 +267,9 @@ class _Meter(TrainerCallback):
         self._time = time.perf_counter()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        control.should_log |= state.global_step >= state.max_steps
+        # Trainer keeps no running loss in a checkpoint, so what is logged after a resume must begin there.
+        saves = state.global_step % state.save_steps == 0
+        control.should_log |= saves or state.global_step >= state.max_steps
         if self._on_step:
             self._on_step(state.global_step)
 

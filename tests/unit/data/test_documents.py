@@ -175,6 +175,15 @@ class TestHuggingFace:
         assert pairs(saved / "one") == [("one" + suffix, text) for suffix, text in DOCUMENTS]
         assert pairs(saved / "many", split="validation") == [("many:1", ROWS[1]["text"])]
 
+    @pytest.mark.parametrize("setting", [{"split": "test"}, {"subset": "en"}, {"stream": True, "max_tokens": 9}])
+    def test_settings_of_the_hub_that_nothing_would_read(self, saved, setting):
+        (saved / "texts").mkdir()
+        (saved / "texts" / "a.txt").write_text("a")
+        name = next(iter(setting))
+        for source in (saved / "texts", saved / "texts" / "a.txt", saved / "one", "stdlib", "pydoc"):
+            assert f"data.{name} = " in (said := error_of(source, **setting))
+            assert said.endswith(("leave it out", "leave data.split = 'test' out"))
+
     def test_unknown_split(self, saved):
         message = error_of(saved / "many", split="trian")
         assert (

@@ -7,6 +7,8 @@ import pytest
 import torch
 import yaml
 from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
     BertConfig,
     BloomConfig,
@@ -237,7 +239,8 @@ def test_frequencies_are_held_to_a_millionth(tmp_path) -> None:
         ({"max_position_embeddings": None}, "cannot be loaded|max_position_embeddings None"),
         ({"max_position_embeddings": "256"}, "cannot be loaded|max_position_embeddings '256'"),
         ({"num_attention_heads": 3, "head_dim": None}, "cannot be loaded"),
-        ({"num_attention_heads": 0, "head_dim": None}, "cannot be loaded|no dims to rotate"),
+        ({"num_attention_heads": 0, "head_dim": None}, "cannot be loaded|0 dims to rotate"),
+        ({"head_dim": 21}, "cannot be loaded|21 dims to rotate in each head, which must be an even number"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "cannot be loaded|rope_theta None"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}, "rope_theta 0.0, which must be"),
         (
@@ -252,6 +255,24 @@ def test_a_config_that_makes_no_sense_is_explained(tmp_path, changes, words) -> 
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ModelError, match=words):
         plan_extension(load_config(str(folder)), existing_rope="replace")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("recurrent_gemma", "max_position_embeddings None"),
+        ("blt", "no head_dim, hidden_size or num_attention_heads that holds for all layers"),
+        (
+            "gemma4_text",
+            "no head_dim, hidden_size or num_attention_heads that holds for all layers|already proportional",
+        ),
+    ],
+)
+def test_a_config_without_the_numbers_of_a_llama_is_explained(kind, words) -> None:
+    if kind not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {kind}")
+    with pytest.raises(ModelError, match=words):
+        plan_extension(AutoConfig.for_model(kind), target_length="1024k", interpolation="yarn")
 
 
 def test_what_a_class_cannot_hold_is_refused_before_training() -> None:

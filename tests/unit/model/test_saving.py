@@ -1,5 +1,7 @@
 """What is saved loads again to the same logits, or is refused."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,6 +46,19 @@ def test_the_stock_generate_reads_a_prompt_of_the_target(extended, tmp_path) -> 
     save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
     stock = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert stock.generate(torch.full((1, 500), 7), do_sample=False).shape[1] > 500
+
+
+def test_settings_of_sampling_that_greedy_decoding_ignores_do_not_stop_saving(tmp_path) -> None:
+    """transformers reads such a file, and refuses to write it."""
+    base = checkpoint(tmp_path / "base", window=64)
+    settings = {"temperature": 0.9, "top_p": 0.6, "max_length": 64, "eos_token_id": 1}
+    (base / "generation_config.json").write_text(json.dumps(settings))
+    extension = plan_extension(load_config(base), target_length=512, interpolation="linear")
+    model = load_model(base, extension)
+    model.save_pretrained(tmp_path / "step-1")  # as a checkpoint of training
+    save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
+    saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert {key: saved[key] for key in settings if key in saved} == {"max_length": 512, "eos_token_id": 1}
 
 
 def test_rounded_weights_are_saved_in_their_type_and_the_frequencies_stay_float32(extended, tmp_path) -> None:

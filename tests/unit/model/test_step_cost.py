@@ -90,6 +90,17 @@ def test_what_is_set_is_in_the_figures() -> None:
     assert plain.block == 4 * layer
 
 
+@pytest.mark.parametrize(
+    "setting", [{"final_logit_softcapping": 30.0}, {"logit_scale": 0.0625}, {"logits_scaling": 8.0}]
+)
+def test_logits_that_are_capped_or_scaled_are_planned_whole_as_they_are_trained(setting) -> None:
+    plain, changed = config(), config(**setting)
+    plain.vocab_size = changed.vocab_size = 2**20
+    logits = 4 * TOKENS * 2**20
+    sliced, whole = (step_cost(each, StepSettings(TOKENS)).activations for each in (plain, changed))
+    assert whole > 2 * logits > sliced
+
+
 @pytest.mark.parametrize("family", families.NAMES)
 def test_every_family_is_planned(family: str) -> None:
     before = families.config(family)

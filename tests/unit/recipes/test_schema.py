@@ -457,6 +457,11 @@ def test_the_arm_is_named_after_the_method_or_the_scheme() -> None:
     assert load_recipe(None, {"method": None}).arm == "pose"
 
 
+def test_a_section_that_is_given_as_an_object_keeps_what_the_method_says_of_the_rest() -> None:
+    assert Recipe(positions=Positions(chunks=3)) == Recipe(positions={"chunks": 3})
+    assert Recipe(positions=Positions(chunks=3)).positions.contiguous == 0.5
+
+
 @pytest.mark.parametrize(("old", "new"), [("paper", "skipwise"), ("skipwise", "paper")])
 @pytest.mark.parametrize("by", ["--set", "like"])
 def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new: str, by: str, tmp_path: Path) -> None:

@@ -260,7 +260,9 @@ def test_drawing_leaves_matplotlibs_settings_and_numpys_generator_alone(tmp_path
 
 def test_coverage_of_several_runs_is_drawn_once_where_it_is_equal_and_told_apart_where_not():
     other = CoverageRecord.of(coverage(256, 1024, ChunkRules(skips="end_anchored")), "2 chunks")
-    assert plots_of(run(CURVE, name="a"), run(CURVE, name="b"))["coverage"].data == plots_of(run(CURVE))["coverage"].data
+    assert (
+        plots_of(run(CURVE, name="a"), run(CURVE, name="b"))["coverage"].data == plots_of(run(CURVE))["coverage"].data
+    )
     labels = [row[0] for row in plots_of(run(CURVE, name="a"), run(CURVE, other, name="b"))["coverage"].data]
     assert list(dict.fromkeys(labels)) == ["a · 2 chunks", "b · 2 chunks"]
 

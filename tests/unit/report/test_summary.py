@@ -239,7 +239,6 @@ def test_baselines_come_first_and_equal_ones_are_one_row() -> None:
         "a · original", "b · original", "a · PoSE", "b · PoSE"
     ]  # fmt: skip
 
-
     two = [(name, [*ORIGINAL, *POSE]) for name in "ab"] + [(name, [*other, *POSE]) for name in "cd"]
     assert labels(*two)[:2] == ["a · original", "c · original"]
 

@@ -108,7 +108,10 @@ def test_other_tasks_have_a_table_of_their_own() -> None:
     assert "| one key of four found | 256 |" in text
     assert "| Skipwise | 60% |" in text
     assert "10% of the examples of PoSE, short, short, windows 4 times as long end in a passkey prompt" in text
-    assert "15% of the examples of Skipwise, Skipwise without skips are retrieval prompts, none worded as those measured." in text
+    assert (
+        "15% of the examples of Skipwise, Skipwise without skips are retrieval prompts, none worded as those measured."
+        in text
+    )
 
 
 def test_a_row_is_compared_with_the_others_seed_by_seed() -> None:

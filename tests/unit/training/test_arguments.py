@@ -85,7 +85,17 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("max_grad_norm", math.inf, r"training.max_grad_norm = inf: Input should be a finite number"),
         ("max_grad_norm", True, r"training.max_grad_norm = True: must be a number, not true or false"),
         ("dataloader_num_workers", -1, r"training: num_workers option should be non-negative"),
-        ("fsdp", "full_shard", r"training.fsdp shards over processes, and this is one; start several"),
+        ("fsdp", "full_shard", r"training.fsdp cannot be set: choose --launch, or accelerate launch"),
+        ("deepspeed", "zero3.json", r"training.deepspeed cannot be set: choose --launch, or accelerate launch"),
+        (
+            "eval_on_start",
+            True,
+            r"training.eval_on_start cannot be set: the evaluation section measures after training",
+        ),
+        ("eval_steps", 5, r"training.eval_steps cannot be set: the evaluation section"),
+        ("log_level", "foo", r"training: 'foo'"),
+        ("gradient_checkpointing_kwargs", {"foo": 1}, r"training: .*foo"),
+        ("dataloader_multiprocessing_context", "foo", r"multiprocessing_context"),
         ("lr_scheduler_type", "cosine_with_min_lr", r"training: .*min_lr"),
         ("lr_scheduler_kwargs", {"speed": 1}, r"training: .*speed"),
         ("max_grad_norm", None, r"training.max_grad_norm = None must be above 0"),
@@ -120,6 +130,11 @@ def test_a_package_that_is_not_there_is_named(tmp_path, package, field, value, m
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
 def test_what_can_be_built_is_taken(tmp_path, optim, schedule):
     training_arguments(settings(optim=optim, lr_scheduler_type=schedule), tmp_path, 0)
+
+
+def test_a_mode_of_compiling_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(RecipeError, match=r"training: .*foo"):
+        training_arguments(settings(torch_compile=True, torch_compile_mode="foo"), tmp_path, 0)
 
 
 def test_gradient_checkpointing_by_either_name(tmp_path):

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from transformers import Trainer, TrainingArguments
 
 from skipwise.data.cutting import IGNORED
+from skipwise.data.examples import PoseDataset
 from skipwise.errors import DataError, RecipeError, SkipwiseError
-from skipwise.recipes.schema import Positions
+from skipwise.recipes.schema import Data, Positions
 from skipwise.training.collator import PoseCollator
-from tests.tiny import llama
+from tests.tiny import byte_tokenizer, llama
 
 TRAIN, TARGET = 32, 256
 
@@ -23,6 +24,19 @@ def collator(epoch: int = 0, **options: Any) -> PoseCollator:
     made = PoseCollator(TRAIN, TARGET, **options)
     made.set_epoch(epoch)
     return made
+
+
+def test_a_margin_that_nothing_would_apply_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words " * 500)
+    positions, rule = (
+        Positions(margin=0.25),
+        r"margin = 0.25 is for plan_extension\(..., margin=0.25\); give its reach as",
+    )
+    with pytest.raises(RecipeError, match=rule):
+        PoseCollator(TRAIN, TARGET, positions=positions)
+    data = Data(source=str(tmp_path / "a.txt"), cache=str(tmp_path / "cache"))
+    with pytest.raises(RecipeError, match=rule):
+        PoseDataset.from_source(data, byte_tokenizer(), train_length=TRAIN, target_length=TARGET, positions=positions)
 
 
 def documents(*lengths: int, **fields: Any) -> list[dict[str, Any]]:

@@ -186,6 +186,18 @@ def test_a_removal_that_was_cut_off_after_the_last_save_is_finished_by_a_resume(
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
+def test_a_resume_records_the_losses_of_a_run_that_was_not_stopped(tmp_path):
+    """Also where checkpoints lie between two logged steps: Trainer keeps no running loss in them."""
+    rules = {"max_steps": 6, "save_steps": 3, "logging_steps": 2, "save_total_limit": 3}
+    whole, resumed = [], []
+    run(tmp_path, on_log=whole.append, **rules)
+    shutil.rmtree(tmp_path / "checkpoint-6")
+    run(tmp_path, on_log=resumed.append, resume=True, **rules)
+    assert [record["step"] for record in whole] == [2, 3, 4, 6]
+    told = [[(record["step"], record["loss"]) for record in records] for records in (whole, resumed)]
+    assert told[1] == told[0][2:]
+
+
 def token_mean(model, examples) -> float:
     """The oracle: the sum of nats over all labels that count, over their number."""
     total = count = 0.0
@@ -304,7 +316,7 @@ def test_out_of_memory_says_what_was_held(tmp_path, error):
     model.lm_head.register_forward_pre_hook(fail)
     message = (
         r"step 1: out of memory with 4 x 8 tokens.*per_device_train_batch_size=2 or "
-        r"training.gradient_checkpointing=true; there is no checkpoint yet"
+        r"training.gradient_checkpointing=true in a new run \(another --out\); there is no checkpoint yet"
     )
     with pytest.raises(TrainingError, match=message):
         run(tmp_path, model, per_device_train_batch_size=4)
@@ -312,7 +324,7 @@ def test_out_of_memory_says_what_was_held(tmp_path, error):
 
 def test_out_of_memory_before_the_first_batch_says_so(tmp_path):
     args, state = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=0)
-    trainer = SimpleNamespace(micro_batch=(0, 0), args=args, state=state)
+    trainer = SimpleNamespace(micro_batch=(0, 0), args=args, state=state, model=None)
     message = r"step 1: out of memory before the first forward pass; set training\.gradient_checkpointing=true"
     with pytest.raises(TrainingError, match=message), guards.memory_errors(trainer):
         raise torch.OutOfMemoryError
