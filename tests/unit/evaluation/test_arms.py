@@ -92,7 +92,7 @@ def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
         files, **{"evaluation.passkey_trials": 3, "evaluation.passkey_lengths": [420], "positions.scheme": "cream"}
     )
     found = {arm: asked(evaluation, arm) for arm in ("original", "pi-only", "trained")}
-    for arm, label in (("original", "original"), ("pi-only", "pi-only"), ("trained", "cream")):
+    for arm, label in (("original", "original"), ("pi-only", "pi-only"), ("trained", "skipwise-cream")):
         readings = [(r.arm, r.window) for r in found[arm] if r.kind == "reading"]
         assert readings == [(label, w) for w in (64, 128) for _ in range(2)]
         assert [r.trial for r in found[arm] if r.kind == "trial"] == [0, 1, 2]
