@@ -1,6 +1,7 @@
 """Which models are measured: how each is loaded, its lengths, and the base that it is compared with."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def find_models(
     model whose config says none.
     """
     names = [name.rstrip("/") or name for name in names]
-    if len(set(names)) < len(names):
+    if len({os.path.realpath(resolve(name)) for name in names}) < len(names):
         raise RecipeError(f"models {', '.join(names)}: one is named twice; name each once")
     base_of = {name: _base_of(name) if base is None else base for name in names}
     bases = [name for name in dict.fromkeys(base_of.values()) if name and name not in names]
