@@ -28,6 +28,10 @@ ARM_NAMES = {
     "cream": "CREAM",
     "pose": "PoSE",
     "full": "full-length",
+    "skipwise-short": "Skipwise, short",
+    "skipwise-randpos": "Skipwise, RandPos",
+    "skipwise-cream": "Skipwise, CREAM",
+    "skipwise-full": "Skipwise, full-length",
     "skipwise": "Skipwise",
 }
 
