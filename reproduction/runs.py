@@ -8,6 +8,7 @@ Two exhibits that compare the same arm share its folder; the second adds only th
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -131,9 +132,12 @@ def plan_runs(exhibit: Exhibit, scale: Scale, *, seeds: Sequence[int], changes: 
 
 
 def seeds_in(out: Path) -> list[int]:
-    """The seeds of the run folders under ``out``."""
-    recipes = (path.read_text(encoding="utf-8") for path in (out / "arms").glob("*/recipe.yaml"))
-    return sorted({yaml.safe_load(recipe)["seed"] for recipe in recipes})
+    """The seeds of the run folders under ``out``; what holds no recipe of ours is passed over."""
+    seeds = set()
+    for path in (out / "arms").glob("*/recipe.yaml"):
+        with suppress(OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
+            seeds.add(int(yaml.safe_load(path.read_text(encoding="utf-8"))["seed"]))
+    return sorted(seeds)
 
 
 def _arm_run(exhibit: Exhibit, setting: Setting, variant: str, scale: Scale, changes: Mapping[str, Any]) -> ArmRun:

@@ -24,7 +24,7 @@ from skipwise.report.page import write_page
 from skipwise.report.summary import arm_name
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
-from skipwise.results.records import CoverageRecord, Measured
+from skipwise.results.records import CoverageRecord, Measured, TrainingRecord
 from skipwise.results.results_file import append_record, drop_cut_off_record, read_records, require_results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint, processes
@@ -52,6 +52,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         require_results(run.results)
     run.require_same(**prepared.decides, **evaluation.fingerprints)
     _require_windows(prepared, run)
+    _require_label(prepared, run)
     curves = _coverage(prepared)
     print_plan(prepared, console)
     if run.model.exists():
@@ -92,7 +93,7 @@ def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     lengths = prepared.train_length, prepared.extension.reach
     if lengths[0] == lengths[1]:  # every distance is in every window
         return []
-    curve = coverage(*lengths, rule.rules, scheme=rule.scheme, seed=prepared.recipe.seed)
+    curve = coverage(*lengths, rule.rules, scheme=rule.scheme)
     original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="short")
     label = counted(rule.chunks, "chunk") if rule.scheme == "pose" else arm_name(rule.scheme)
     return [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
@@ -109,6 +110,17 @@ def _require_windows(prepared: PreparedRun, run: RunFolder) -> None:
             f"{run.path} was begun with training windows of {begun:,} tokens, and without a train_length they now have "
             f"{prepared.window:,}; finish it with the version of skipwise that its run.json names, or begin a run with another "
             f"--out and train_length={begun}"
+        )
+
+
+def _require_label(prepared: PreparedRun, run: RunFolder) -> None:
+    """Require a run to go on under the label of its records; up to version 0.2.0 it was the scheme's under every method."""
+    recipe = prepared.recipe
+    measured = (r for r in read_records(run.results) if isinstance(r, Measured | TrainingRecord))
+    if recipe.arm != recipe.positions.scheme and any(record.arm == recipe.positions.scheme for record in measured):
+        raise RunError(
+            f"{run.path} was begun when a model of this recipe was called {recipe.positions.scheme}, and now it is {recipe.arm}; "
+            "finish it with the version of skipwise that its run.json names, or begin a run with another --out"
         )
 
 

@@ -209,6 +209,10 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
     assert "merged 1 folder: half" in printed
     run(monkeypatch, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "1/2", "--dry-run")
     assert f"records: {len(ones)};" in capsys.readouterr().out
+    for more in (["--dry-run"], ["--out", "empty"]):
+        asked = "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "9000/9000", *more
+        assert "part 9000 of 9000 has none of the" in refused(monkeypatch, capsys, *asked)
+    assert not (tmp_path / "empty").exists()
     message = refused(
         monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "3/2", "--dry-run"
     )

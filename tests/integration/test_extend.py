@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import GPT2Config
@@ -21,7 +22,7 @@ from skipwise.report.folder import read_folder
 from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning
 from skipwise.report.summary import judgements, rows_of
-from skipwise.results.files import read_json, write_json
+from skipwise.results.files import file_digest, read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord
 from skipwise.results.results_file import read_records
 from skipwise.training.run import recipe_of
@@ -251,6 +252,18 @@ def test_a_run_with_other_windows_is_not_gone_on_with(finished, files, monkeypat
     told = refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
     assert "was begun with training windows of 8,192 tokens, and without a train_length they now have" in told
     assert "finish it with the version of skipwise that its run.json names" in told
+
+
+def test_a_run_whose_records_have_an_older_label_is_not_gone_on_with(finished, monkeypatch, capsys, tmp_path) -> None:
+    """As one of version 0.2.0 by another scheme under Skipwise's method; two labels would be two models."""
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    recipe = yaml.safe_load((copy / "recipe.yaml").read_text())
+    (copy / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"method": "skipwise"}))
+    facts = read_json(copy / "run.json")
+    write_json(copy / "run.json", facts | {"recipe": file_digest(copy / "recipe.yaml")})
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    assert "was begun when a model of this recipe was called pose, and now it is skipwise; finish it with" in message
 
 
 def test_names_with_markup_are_printed_as_they_are(files, monkeypatch, capsys, tmp_path) -> None:

@@ -130,7 +130,7 @@ def evaluate(
         plan = plan_models(found, specification, console)
         if not chosen:
             plan.require_work()
-        plan = plan.only(part)
+        plan = plan if chosen else plan.only(part)
         forecast = plan.forecast(specification.precision, served=serving is not None)
         console.print(f"records: {plan.requests:,}; {forecast}", soft_wrap=True)
         return

@@ -61,10 +61,10 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     path = _path(data.source)
     if path is None:
         return open_hub(data)
+    if _is_saved(path):
+        _refuse_parts(data, "subset", "stream")
+        return open_saved(path, data)
     if path.is_dir():
-        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            _refuse_parts(data, "subset", "stream")
-            return open_saved(path, data)
         _refuse_parts(data, "split", "subset", "stream")
         files, unread = _folder_files(path)
         return FileCorpus(printable(data.source), data.text_field, files, unread=unread)
@@ -75,12 +75,28 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     return FileCorpus(printable(data.source), data.text_field, [(document_name(path.name), path)])
 
 
+def other_source(data: Data, source: str) -> Data:
+    """Return the settings for a text beside that of ``data``: of files and folders without those of a Hugging Face data set."""
+    path = None if source in ("stdlib", "pydoc") else _path(source)
+    if source == data.source or (path is None and source not in ("stdlib", "pydoc")):
+        return data.model_copy(update={"source": source})
+    kept = {"split": data.split} if path is not None and _is_saved(path) else {}
+    parts = {name: Data.model_fields[name].default for name in ("split", "subset", "stream")}
+    return data.model_copy(update=parts | kept | {"source": source})
+
+
+def _is_saved(folder: Path) -> bool:
+    """Return whether ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote a folder."""
+    return folder.is_dir() and any((folder / name).exists() for name in ("dataset_dict.json", "state.json"))
+
+
 def _refuse_parts(data: Data, *names: str) -> None:
     """Refuse settings of a data set on the hub that this source would ignore."""
     for name in names:
         if (value := getattr(data, name)) != Data.model_fields[name].default:
             raise DataError(
-                f"data.{name} = {value!r} is of a Hugging Face data set, and {printable(data.source)} is read whole; leave it out"
+                f"data.{name} = {value!r} is of a Hugging Face data set, and {printable(data.source)} is read whole; leave it out: "
+                f"data.{name} of a recipe, --split and --subset of other commands"
             )
 
 

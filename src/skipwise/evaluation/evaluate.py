@@ -60,8 +60,17 @@ class Plan:
         return texts | ({"text of RULER": self.ruler_data} if self.ruler_data else {})
 
     def only(self, shard: tuple[int, int]) -> "Plan":
-        """Return part i of n of the requests of each model."""
-        return replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
+        """Return part i of n of the requests of each model.
+
+        Raises:
+            DataError: it is empty, and the whole is not.
+        """
+        part = replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
+        if self.requests and not part.requests:
+            raise DataError(
+                f"part {shard[0]} of {shard[1]} has none of the {counted(self.requests, 'record')}; give fewer parts (--shard)"
+            )
+        return part
 
     def require_work(self) -> None:
         """Require something to measure: a task may fit none of the lengths."""
@@ -110,6 +119,7 @@ def evaluate(
     plan = plan_models(models, specification, console)
     if not benchmarks:
         plan.require_work()
+        plan.only(shard)
     with ExitStack() as context:
         tasks: dict[str, FoundBenchmarks] = {}
         if benchmarks and shard[0] == 1:

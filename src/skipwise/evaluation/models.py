@@ -60,15 +60,22 @@ def find_models(
     model whose config says none.
     """
     names = [name.rstrip("/") or name for name in names]
-    if len({os.path.realpath(resolve(name)) for name in names}) < len(names):
+    named = {_place(name): name for name in names}
+    if len(named) < len(names):
         raise RecipeError(f"models {', '.join(names)}: one is named twice; name each once")
     base_of = {name: _base_of(name) if base is None else base for name in names}
+    base_of = {name: named.get(_place(its), its) if its else its for name, its in base_of.items()}
     bases = [name for name in dict.fromkeys(base_of.values()) if name and name not in names]
     labels = dict(zip(names, _labels(names), strict=True))
     labels |= {name: f"{label} (base)" for name, label in zip(bases, _labels(bases), strict=True)}
     own_base = {name: base if base != name else None for name, base in base_of.items()}
     found = [_model(name, labels, own_base[name], original, length) for name in names]
     return [*found, *(_model(name, labels, None, None, length, control=True) for name in bases)]
+
+
+def _place(name: str) -> str:
+    """Where a model lies, which several names may lead to."""
+    return os.path.realpath(resolve(name))
 
 
 def _model(

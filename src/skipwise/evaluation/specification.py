@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skipwise.data import ruler
+from skipwise.data.documents import other_source
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, at_least, counted, one_of
 from skipwise.evaluation.models import EvaluatedModel
@@ -213,7 +214,7 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
     sources = dict.fromkeys(rule.source or [recipe.data.source])
     ruler_data = Path(rule.ruler_data) if rule.ruler_data else None
     return Specification(
-        texts=tuple(recipe.data.model_copy(update={"source": source}) for source in sources),
+        texts=tuple(other_source(recipe.data, source) for source in sources),
         windows=windows,
         original=original,
         target=target,

@@ -15,6 +15,7 @@ from skipwise.model.rope import Extension, check_frequencies, plan_extension, se
 from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
 
+UNSAVED = "unsaved_sampling"
 _SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "top_k", "top_h", "epsilon_cutoff", "eta_cutoff")
 
 
@@ -148,9 +149,14 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
 
 
 def _drop_unused_sampling(model: PreTrainedModel) -> None:
-    """Drop settings of sampling beside greedy decoding, which ignores them: transformers reads them, and refuses to write them."""
-    generation = model.generation_config
+    """Drop settings of sampling beside greedy decoding, which ignores them: transformers reads them, and refuses to write them.
+
+    ``UNSAVED`` of the model keeps them for the saved file, for other programs do not ignore them.
+    """
+    generation, dropped = model.generation_config, dict[str, Any]()
     if generation is not None and not generation.do_sample:
         for name in _SAMPLING:
-            if getattr(generation, name, None) is not None:
+            if (value := getattr(generation, name, None)) is not None:
+                dropped[name] = value
                 setattr(generation, name, None)
+    setattr(model, UNSAVED, dropped)

@@ -1,15 +1,17 @@
 """Save the extended checkpoint as stock files that load anywhere, and check them by loading them."""
 
+import json
 import os
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
 from skipwise.model.legacy_config import write_legacy_keys
-from skipwise.model.loading import load_model
+from skipwise.model.loading import UNSAVED, load_model
 from skipwise.model.origin import Origin
 from skipwise.model.precision import autocast, dtype_of, in_mode, weights_precision
 from skipwise.model.rope import Extension
@@ -42,6 +44,10 @@ def save_extended(
         lora.save_adapter(model, temporary, adapter_of)
     else:
         model.save_pretrained(temporary)
+        if sampling := getattr(model, UNSAVED, None):
+            written = temporary / GENERATION_CONFIG_NAME
+            settings = json.loads(written.read_text(encoding="utf-8")) | sampling
+            written.write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
     tokenizer.save_pretrained(temporary)
     write_legacy_keys(temporary)
     if origin:

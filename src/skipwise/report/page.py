@@ -144,7 +144,7 @@ def _names(folders: list[Path]) -> list[str]:
     names = [folder.name for folder in folders]
     for parts in range(2, max(len(folder.parts) for folder in folders) + 1):
         names = [
-            name if names.count(name) == 1 else "/".join(folder.parts[-parts:])
+            name if names.count(name) == 1 else str(Path(*folder.parts[-parts:]))
             for folder, name in zip(folders, names, strict=True)
         ]
     return names

@@ -266,9 +266,11 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises:
         RunError: it exists, or another process is writing it.
     """
+    require_free(path)
     partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(f".{path.name}.lock"))  # not inside, where it would have to go before the rename
+    # Not inside, where it would have to go before the rename. It stays: older versions of filelock lock a file that is gone.
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -284,7 +286,6 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 

@@ -25,7 +25,7 @@ from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
 
-_OF_EVALUATION = (
+OF_EVALUATION = (
     *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start", "eval_accumulation_steps", "do_eval", "do_predict"),
     *("eval_use_gather_object", "eval_do_concat_batches", "per_device_eval_batch_size", "prediction_loss_only"),
     *("bf16_full_eval", "fp16_full_eval", "batch_eval_metrics", "include_for_metrics"),
@@ -50,7 +50,7 @@ _DECIDED = {
     "ignore_data_skip": "resume is exact",
     "include_num_input_tokens_seen": "tokens are always counted",
     "auto_find_batch_size": "set training.per_device_train_batch_size",
-    **dict.fromkeys(_OF_EVALUATION, "the evaluation section measures after training"),
+    **dict.fromkeys(OF_EVALUATION, "the evaluation section measures after training"),
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "choose --launch, or accelerate launch with its own config"),
     "load_best_model_at_end": "set evaluation.keep=best and evaluation.steps",
     "push_to_hub": "nothing is published during training; afterwards, skipwise publish RUN OWNER/NAME",
@@ -163,7 +163,7 @@ def settings_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except (ValueError, TypeError, KeyError, ImportError, RuntimeError) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
         raise RecipeError(f"training: {reason(error)}; correct the setting, or leave it out") from error
 
 
@@ -175,9 +175,14 @@ def _check_arguments(args: TrainingArguments) -> None:
         raise RecipeError(
             "training.use_liger_kernel = True needs the liger-kernel package: pip install liger-kernel, or leave it out"
         )
-    args.get_process_log_level()
+    try:
+        args.get_process_log_level()
+    except KeyError as error:
+        raise RecipeError(
+            f"training.log_level or log_level_replica = {error} is no level; choose debug, info, warning, error or passive"
+        ) from None
     how = cast(dict[str, Any], args.gradient_checkpointing_kwargs or {})
-    checkpoint(torch.ones_like, torch.zeros(1), **{"use_reentrant": False, **how})
+    checkpoint(torch.ones_like, torch.zeros(1, requires_grad=True), **{"use_reentrant": False, **how})
     if args.torch_compile:
         torch.compile(torch.ones_like, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
     for callback in get_reporting_integration_callbacks(args.report_to):

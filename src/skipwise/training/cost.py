@@ -172,7 +172,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     batch, micro = recipe.training.batch_size, recipe.training.per_device_train_batch_size
     gpus = hardware.gpus
     accumulation(recipe.training, gpus)
-    ours = "PoSE" if recipe.arm == "pose" else recipe.arm.capitalize()
+    ours = "PoSE" if recipe.arm == "pose" else recipe.arm.capitalize().replace("-", ", ")
     planned = {ours: recipe, "full-length": recipe.model_copy(update={"teacher": None})}
     rows = {}
     with doing("running one step of each without data", console):
@@ -195,7 +195,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         "and fragmentation."
     )
     fits = {name: estimate.memory <= hardware.memory for name, estimate in rows.items()}
-    if not fits["full-length"] and ours != "Full":
+    if not fits["full-length"] and recipe.positions.scheme != "full":
         console.print("full-length does not fit.", style="yellow")
     if not fits[ours]:
         with doing("looking for the smallest change that fits", console) as say:

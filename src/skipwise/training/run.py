@@ -10,6 +10,7 @@ from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Recipe
 from skipwise.results.files import file_digest
 from skipwise.results.run_folder import RunFolder
+from skipwise.training.arguments import OF_EVALUATION
 
 
 def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: bool) -> RunFolder:
@@ -87,6 +88,8 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
             mode="json", exclude={"method": True, "evaluation": True, "data": {"cache", "workers", "stream"}}
         )
     )
+    for name in OF_EVALUATION:  # earlier versions took them, and nothing read them
+        settings.pop(f"training.{name}", None)
     rule = recipe.evaluation
     settings["evaluation.keep"] = rule.keep
     if rule.keep == "best":

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from skipwise.data import formats
-from skipwise.data.documents import Document, is_held_out, open_corpus
+from skipwise.data.documents import Document, is_held_out, open_corpus, other_source
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from skipwise.results.run_folder import RunFolder
@@ -181,8 +181,19 @@ class TestHuggingFace:
         (saved / "texts" / "a.txt").write_text("a")
         name = next(iter(setting))
         for source in (saved / "texts", saved / "texts" / "a.txt", saved / "one", "stdlib", "pydoc"):
-            assert f"data.{name} = " in (said := error_of(source, **setting))
-            assert said.endswith(("leave it out", "leave data.split = 'test' out"))
+            said = error_of(source, **setting)
+            assert f"data.{name} = " in said
+            assert "read whole" in said
+
+    def test_another_text_is_read_without_the_settings_of_a_set_on_the_hub(self, saved):
+        (saved / "texts").mkdir()
+        hub = Data(source="some/set", split="train[:10%]", subset="en", stream=True, max_tokens=9)
+        for source in (str(saved / "texts"), "stdlib", "pydoc"):
+            other = other_source(hub, source)
+            assert (other.source, other.split, other.subset, other.stream) == (source, "train", None, False)
+        assert other_source(hub, str(saved / "many")).split == "train[:10%]"
+        assert other_source(hub, "another/set") == hub.model_copy(update={"source": "another/set"})
+        assert other_source(hub, hub.source) == hub
 
     def test_unknown_split(self, saved):
         message = error_of(saved / "many", split="trian")

@@ -74,6 +74,9 @@ def test_a_base_among_the_models_is_no_control(base, tmp_path) -> None:
 def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_path) -> None:
     names = [str(made(tmp_path / folder / "m")) for folder in ("a", "b")]
     assert [m.label for m in find_models(names)] == names
+    assert [
+        m.label for m in find_models(names, f"{names[1]}/../m")
+    ] == names  # the base is one of them, by another path
     for again in (names[0], f"{names[1]}/../m", f"{names[0]}/"):
         with pytest.raises(RecipeError, match="one is named twice"):
             find_models([*names, again])

@@ -58,7 +58,7 @@ def test_settings_of_sampling_that_greedy_decoding_ignores_do_not_stop_saving(tm
     model.save_pretrained(tmp_path / "step-1")  # as a checkpoint of training
     save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
     saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
-    assert {key: saved[key] for key in settings if key in saved} == {"max_length": 512, "eos_token_id": 1}
+    assert saved.items() >= (settings | {"max_length": 512}).items()  # as other programs read them
 
 
 def test_rounded_weights_are_saved_in_their_type_and_the_frequencies_stay_float32(extended, tmp_path) -> None:

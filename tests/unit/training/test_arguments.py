@@ -93,7 +93,7 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
             r"training.eval_on_start cannot be set: the evaluation section measures after training",
         ),
         ("eval_steps", 5, r"training.eval_steps cannot be set: the evaluation section"),
-        ("log_level", "foo", r"training: 'foo'"),
+        ("log_level", "foo", r"training.log_level or log_level_replica = 'foo' is no level; choose debug"),
         ("gradient_checkpointing_kwargs", {"foo": 1}, r"training: .*foo"),
         ("dataloader_multiprocessing_context", "foo", r"multiprocessing_context"),
         ("lr_scheduler_type", "cosine_with_min_lr", r"training: .*min_lr"),
