@@ -269,8 +269,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     require_free(path)
     partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not inside, where it would have to go before the rename. It stays: older versions of filelock lock a file that is gone.
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    lock = FileLock(path.with_name(f".{path.name}.lock"))  # not inside, where it would have to go before the rename
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -286,6 +285,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
 
 
