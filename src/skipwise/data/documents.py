@@ -77,12 +77,12 @@ def open_corpus(source: str | Path | Data) -> Corpus:
 
 def other_source(data: Data, source: str) -> Data:
     """Return the settings for a text beside that of ``data``: of files and folders without those of a Hugging Face data set."""
-    path = None if source in ("stdlib", "pydoc") else _path(source)
-    if source == data.source or (path is None and source not in ("stdlib", "pydoc")):
+    path = Path(source) if source in ("stdlib", "pydoc") else _path(source)
+    if path is None or source == data.source:
         return data.model_copy(update={"source": source})
-    kept = {"split": data.split} if path is not None and _is_saved(path) else {}
     parts = {name: Data.model_fields[name].default for name in ("split", "subset", "stream")}
-    return data.model_copy(update=parts | kept | {"source": source})
+    kept = {"split": data.split} if _is_saved(path) else {}
+    return data.model_copy(update={**parts, **kept, "source": source})
 
 
 def _is_saved(folder: Path) -> bool:
