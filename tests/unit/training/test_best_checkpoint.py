@@ -71,7 +71,8 @@ def test_a_missing_or_changed_best_checkpoint_is_refused_and_named(tmp_path) -> 
     model = llama()
     with pytest.raises(RunError, match=r"best-5, .* is missing .*; restore it, or begin a run with another"):
         best_checkpoint.restore(model, tmp_path, 5)
-    (tmp_path / "best-10").mkdir()
+    for step in (5, 10):  # the first incomplete
+        (tmp_path / f"best-{step}").mkdir()
     with pytest.raises(RunError, match=r"best-5, .* the records by which best-10 was the best; restore it"):
         best_checkpoint.restore(model, tmp_path, 5)
     best_checkpoint.save(model, tmp_path, 5)
