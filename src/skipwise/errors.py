@@ -110,6 +110,13 @@ def out_of_room(error: Exception) -> int | None:
     return next((code for code in codes if os.strerror(code) in str(error)), None)
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory was too little. torch has a type for that of a GPU, known here by its name, and for a CPU's only words."""
+    words = ("out of memory", "can't allocate memory", os.strerror(errno.ENOMEM).lower())
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or (isinstance(error, RuntimeError) and any(some in str(error).lower() for some in words))
+
+
 def pip_install(*extras: str) -> str:
     """Return the command that installs the packages of ``extras``, by their own names: no index has Skipwise's.
 

@@ -1,8 +1,14 @@
-"""What is kept of another library's message."""
+"""What is kept of another library's message, and what it means."""
 
 import pytest
+import torch
 
-from skipwise.errors import reason
+from skipwise.errors import out_of_memory, reason
+
+CPU_FULL = (
+    "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes. "
+    "Error code 12 (Cannot allocate memory)"
+)
 
 
 @pytest.mark.parametrize(
@@ -23,3 +29,18 @@ from skipwise.errors import reason
 )
 def test_the_reason_of_another_library_is_a_part_of_a_sentence(message, kept) -> None:
     assert reason(ValueError(message)) == kept
+
+
+@pytest.mark.parametrize(
+    ("error", "full"),
+    [
+        (torch.OutOfMemoryError("CUDA"), True),
+        (RuntimeError(CPU_FULL), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 5 GB)"), True),
+        (MemoryError(), True),
+        (RuntimeError("shapes differ"), False),
+        (ValueError("a text about being out of memory"), False),
+    ],
+)
+def test_a_want_of_memory_is_known_on_every_device(error: Exception, full: bool) -> None:
+    assert out_of_memory(error) is full

@@ -51,9 +51,9 @@ for command in (
 def main() -> None:
     """Run a command; a user's mistake ends in its message and exit status 1, without a traceback.
 
-    Records get the command line from ``sys.argv``, so it keeps no secret.
+    Records get the command line from ``sys.argv``, so it keeps no secret; commands get the words as they are.
     """
     words = sys.argv[1:]
     sys.argv[1:] = [masked(word) for word in words]
     with explained():
-        app(words)
+        app(words, obj=words)

@@ -1,6 +1,5 @@
 """Commands around an extension: what will it take, do it, look at the plan of its positions, convert a checkpoint."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ _MOST_SAMPLES = 10**7  # examples, a standard error of at most 0.0002
 
 
 def extend(
+    context: typer.Context,
     model: StartingModel = None,
     target: Target = None,
     interpolation: Annotated[
@@ -68,7 +68,7 @@ def extend(
 
         processes = processes_of(launch, processes)
         if not dry_run:
-            start(launch, processes, _without(sys.argv[1:], "--launch", "--processes"))
+            start(launch, processes, _without(context.obj, "--launch", "--processes"))
             return
     from skipwise.evaluation.forecast import print_forecast, require_measurable
     from skipwise.extend import extend, plan_run_evaluation

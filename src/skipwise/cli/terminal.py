@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from skipwise.data.names import printable
-from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError
+from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError, out_of_memory, reason
 
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
@@ -33,6 +33,10 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
         os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # A thread of OpenMP spins while it waits for the others. Beside another program one of them has no core, and all spin for
+        # as long as that one waits. This is the number at which GNU's OpenMP itself stops where threads outnumber cores.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if trains:
         from skipwise.cli.allocator import keep_freed_memory
 
@@ -96,11 +100,12 @@ def explained(command: str = "") -> Iterator[None]:
         if error.errno == errno.ENOENT and not _working_folder_exists():
             raise _refused("the working folder was removed; change into another one") from None
         raise
-    except RuntimeError as error:
-        if type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU, where no stage explains it itself
+    except (RuntimeError, MemoryError) as error:
+        if out_of_memory(error):  # where no stage explains it itself
+            said = reason(error).split(" Of the allocated memory")[0].rstrip(".")
             raise _refused(
-                f"{str(error).split(' Of the allocated memory')[0]} What was written is kept. End other programs that hold "
-                "memory (nvidia-smi lists them), or let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model"
+                f"{said}. What was written is kept. End other programs that hold memory (nvidia-smi lists those on a GPU), or "
+                "let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model"
             ) from None
         if "RANK" not in os.environ or not any(phrase in str(error) for phrase in _PEER_LOST):
             raise

@@ -17,7 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.errors import DataError, EvaluationError, RecipeError, nearest, reason
+from skipwise.errors import DataError, EvaluationError, RecipeError, nearest, out_of_memory, reason
 from skipwise.model.precision import AUTOCAST
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)  # its warnings tell what is done on purpose, or is an error here
@@ -225,7 +225,9 @@ def run_task(
         results: dict[str, Any] = lm_eval.simple_evaluate(
             model=model, tasks=[asked], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=True
         )
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
         raise EvaluationError(
             f"out of memory in task {task}, of requests of up to {model.max_length:,} tokens; what was measured is "
             "kept. Give skipwise benchmark --batch-size 1, or a smaller --target"

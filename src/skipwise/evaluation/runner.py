@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from skipwise.data.ruler import read_ruler_data, repeats
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary
-from skipwise.errors import EvaluationError, TooShortError
+from skipwise.errors import EvaluationError, TooShortError, out_of_memory
 from skipwise.evaluation.batches import Batch, Prompts, Readings, Request
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.questions import first_request
@@ -270,9 +270,8 @@ def explained_answers(
     label = first.arm
     try:
         yield from batch.answers(model, on_progress)
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError, IndexError) as error:
-        memory = isinstance(error, torch.OutOfMemoryError | MemoryError) or "allocate memory" in str(error)
-        if memory:
+    except (MemoryError, RuntimeError, IndexError) as error:
+        if out_of_memory(error):
             again = (
                 "Lower the lengths (evaluation.windows and evaluation.passkey_lengths of a recipe, --lengths of evaluate) and "
                 "run the command again"

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.passkey import encode
 from skipwise.data.shipped import shipped_text
-from skipwise.errors import EvaluationError
+from skipwise.errors import EvaluationError, out_of_memory
 from skipwise.evaluation.logits import logits_at
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import inference, require_vocabulary
@@ -72,7 +72,9 @@ def _read(model: EvaluatedModel, ids: list[int], places: Sequence[int], precisio
         with inference(loaded, precision):
             logits = torch.cat([some[0] for some, _ in logits_at(loaded, row, range(len(ids) - 1))])
         return logits[list(places)].float().log_softmax(-1).cpu()
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
         raise EvaluationError(
             f"the weights of {model.name} do not fit this machine beside what runs there, and they are read to prove that the "
             "server serves them: set CUDA_VISIBLE_DEVICES= to read them on the CPU, or leave the proof out "

@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
-from skipwise.errors import ModelError, reason
+from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.key_value_cache import roomy_cache
@@ -159,9 +159,9 @@ def _one_layer(config: PretrainedConfig, device: torch.device) -> Iterator[PreTr
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.detach().fill_(0.01)
         yield model
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # of the architecture's own code
+        if out_of_memory(error):
+            raise
         raise ModelError(
             f"model_type {config.model_type} cannot run one layer ({reason(error)}); correct config.json, or choose another "
             "model"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.errors import ModelError, reason
+from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model import lora
 from skipwise.model.config import load_config, resolve, unreadable
 from skipwise.model.fingerprint import weights_fingerprint
@@ -128,9 +128,9 @@ def _load_whole(folder: str, name: str, **settings: Any) -> PreTrainedModel:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
-    except torch.OutOfMemoryError:  # of a GPU; the files are not to blame
-        raise
     except Exception as error:  # of damaged files, a quantizer that is not installed
+        if out_of_memory(error):  # the files are not to blame
+            raise
         raise ModelError(unreadable(name, error)) from error
     model, missing, others = loaded[0], sorted(loaded[1]["missing_keys"]), sorted(loaded[1]["mismatched_keys"])
     if others:

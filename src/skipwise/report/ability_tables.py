@@ -137,9 +137,10 @@ def benchmarks_sentence(folder: Folder) -> str:
     ran = {record.task for record in benchmarks_of([folder]) if is_of_paper(record)}
     if not folder.models or ran >= set(PAPER):
         return ""
-    words = folder.info.get("command", "").split()
-    own = "evaluate" in words and not {"--benchmarks", "--data-dir", "--shard"} & set(words)  # and no merge
-    told = f"{' '.join(words) if own else 'skipwise evaluate ...'} --benchmarks paper --data-dir"
+    command = folder.info.get("command", "")
+    words = {word.partition("=")[0] for word in command.split()}
+    own = "evaluate" in words and not {"--benchmarks", "--data-dir", "--shard"} & words  # and no merge
+    told = f"{command if own else 'skipwise evaluate ...'} --benchmarks paper --data-dir"
     missed = (
         "The paper's six benchmarks were not run" if not ran else f"Of the paper's six benchmarks {len(ran)} were run"
     )

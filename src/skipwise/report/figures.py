@@ -209,7 +209,8 @@ def coverage_plots(shown: Shown) -> Iterator[Plot]:
     curves = [r for _, r in found.values()]
     several = Counter(r.label for r in curves)
     labels = [r.label if several[r.label] == 1 else f"{run} · {r.label}" for run, r in found.values()]
-    longest, trained = max(r.target_length for r in curves), curves[0].train_length
+    longest = max(r.target_length for r in curves)
+    trained = next((r for r in curves if r.label != "original"), curves[0]).train_length
 
     def draw(axes: "Axes", ink: str) -> None:
         for i, (label, r) in enumerate(zip(labels, curves, strict=True)):

@@ -153,7 +153,8 @@ def file_digest(path: Path) -> str:
     """
     stat = path.stat()
     key = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {stat.st_ino}"
-    if key not in _known:
+    small = stat.st_size <= _BLOCK  # read again faster than it is looked up
+    if key not in _known and not small:
         _known.update(_read_cache())
     if key in _known:
         return _known[key]
@@ -163,7 +164,7 @@ def file_digest(path: Path) -> str:
         digest = hashlib.sha256(b"".join(blocks)).hexdigest()
     if begun - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
         _known[key] = digest
-        if stat.st_size > _BLOCK:  # small files are read again faster than they are looked up
+        if not small:
             _write_cache(_read_cache() | {key: digest})
     return digest
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import sys
 from datetime import UTC, datetime
 from importlib import metadata
@@ -196,7 +197,7 @@ def _provenance() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "command": " ".join([_program(), *sys.argv[1:]]),
+        "command": f"{_program()} {shlex.join(sys.argv[1:])}",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
         "machine": _machine(),

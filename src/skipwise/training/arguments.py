@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 
-from skipwise.errors import RecipeError, nearest, reason
+from skipwise.errors import RecipeError, nearest, out_of_memory, reason
 from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
@@ -161,9 +161,9 @@ def settings_errors() -> Iterator[None]:
     """Report errors inside this context as mistakes in the settings; use it around construction only."""
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
         raise RecipeError(f"training: {reason(error)}; correct the setting, or leave it out") from error
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.data.window import collate
-from skipwise.errors import ModelError, SkipwiseError, counted
+from skipwise.errors import ModelError, SkipwiseError, counted, out_of_memory
 from skipwise.model import lora
 from skipwise.model.loading import load_model
 from skipwise.model.probe import Probe, probe_connectivity
@@ -40,9 +40,9 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
     try:
         probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
-    except (SkipwiseError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
+        if isinstance(error, SkipwiseError) or out_of_memory(error):
+            raise
         # Of the architecture's own code, which positions and a mask of our own reach here first.
         raise ModelError(
             f"model {prepared.recipe.model!r} ({model.config.model_type}) cannot be run as it would be trained "

@@ -1,8 +1,6 @@
 """Guards of a training step: stop before a non-finite update, and explain an out-of-memory error."""
 
-import errno
 import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from skipwise.errors import NonFiniteLossError, TrainingError
+from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
 from skipwise.training.checkpoints import intact
 
 
@@ -63,9 +61,7 @@ def memory_errors(trainer: Any) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        phrases = ("out of memory", "can't allocate memory", os.strerror(errno.ENOMEM).lower())
-        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and not any(phrase in str(error).lower() for phrase in phrases):
+        if not out_of_memory(error):
             raise
         examples, tokens = trainer.micro_batch
         args = trainer.args

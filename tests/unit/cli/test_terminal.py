@@ -32,6 +32,27 @@ sys.argv = ["skipwise", "coverage"]
 main()
 """
 
+TORCH_BEGINS = """
+import os, sys
+class Watch:
+    def find_spec(name, *args):
+        if name == "torch":
+            print("spins:", os.environ.get("GOMP_SPINCOUNT"))
+sys.meta_path.insert(0, Watch)
+from skipwise.cli import main
+sys.argv = ["skipwise", "perplexity", "nowhere", "--data", "nothing"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_threads_that_wait_stop_spinning_soon_unless_the_user_says_otherwise(given: dict[str, str], spins: str) -> None:
+    left = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", TORCH_BEGINS], capture_output=True, text=True, env={**left, **given})
+    assert done.stdout.split("\n")[0] == f"spins: {spins}"  # when torch, and with it OpenMP, is loaded
+
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_in_one_sentence_and_leaves_what_ctrl_c_leaves(tmp_path: Path, number: int, status: int) -> None:
@@ -156,6 +177,14 @@ def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
     assert seen[1:] == ["extend", "--data", "https://me:***@host/text", "--set", "data.text_field=***"]
 
 
+def test_the_processes_that_are_launched_get_the_words_as_they_are(monkeypatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("skipwise.training.launch.launch", lambda *_: started.append(_[2]))
+    run(monkeypatch, "extend", "--launch", "ddp", "--processes", "2", "--data", "hf_wikitext_103/")
+    assert started == [["extend", "--data", "hf_wikitext_103/"]]
+    assert sys.argv[-1] == "***/"  # of which records are made
+
+
 def test_a_name_that_is_not_utf8_is_shown_by_its_bytes(tmp_path) -> None:
     script = "from skipwise.cli.terminal import new_console\nnew_console().print('odd\\udcff')"
     environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
@@ -233,3 +262,11 @@ def test_a_full_gpu_is_explained(capsys) -> None:
     printed = capsys.readouterr().err
     assert "of which 5 MiB is free. What was written is kept. End other programs" in printed
     assert "reserved" not in printed
+
+
+@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+def test_a_full_memory_is_explained(capsys, error: Exception) -> None:
+    with pytest.raises(SystemExit) as end, explained("extend"):
+        raise error
+    assert end.value.code == 1
+    assert "What was written is kept. End other programs" in capsys.readouterr().err

@@ -337,9 +337,12 @@ def test_weights_that_choose_the_same_tokens_are_told_apart_by_their_probabiliti
         require_served(how["server"], model, how["specification"])
 
 
-def test_weights_that_do_not_fit_are_said_with_the_way_out(model, served, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_weights_that_do_not_fit_are_said_with_the_way_out(model, served, monkeypatch, error) -> None:
     def full(*_):
-        raise torch.OutOfMemoryError
+        raise error
 
     monkeypatch.setattr(type(model), "load", full)
     how = through(served, PASSKEYS)

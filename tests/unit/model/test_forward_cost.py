@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import Gemma3nTextConfig, LlamaConfig, MixtralConfig
+from transformers import AutoModel, Gemma3nTextConfig, LlamaConfig, MixtralConfig
 
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
 from tests import families
@@ -79,6 +79,15 @@ def test_a_prompt_needs_no_logits() -> None:
     cost = ForwardCost(linear=100.0, output=10.0, pair=2.0)
     assert cost.of_token(6, scored=True) == (110.0, 6.0)
     assert cost.of_token(6, scored=False) == (100.0, 6.0)
+
+
+def test_an_architecture_is_not_to_blame_for_a_full_memory(monkeypatch) -> None:
+    def full(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(AutoModel, "from_config", full)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        layer_step_seconds(families.config("llama"), "float32", torch.device("cpu"), 16)
 
 
 def test_speeds_of_this_machine_are_numbers() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from skipwise.errors import ModelError
 from skipwise.model import rope
@@ -95,6 +95,15 @@ def test_loading_sets_the_interpolation_and_stores_it(tmp_path: Path, interpolat
     if interpolation.startswith("yarn"):
         assert config.rope_parameters["original_max_position_embeddings"] == 64
     check_frequencies(load_model(str(tmp_path / "saved")), extension)
+
+
+def test_files_are_not_to_blame_for_a_full_memory(tmp_path: Path, monkeypatch) -> None:
+    def full(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        load_model(checkpoint(tmp_path))
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def test_a_task_that_is_missing_or_without_an_error_is_not_made_up(tmp_path) -> 
     [
         ("skipwise evaluate m", "skipwise evaluate m --benchmarks paper --data-dir DIR runs them"),
         ("skipwise evaluate m --benchmarks x", "skipwise evaluate ... --benchmarks paper --data-dir DIR runs them"),
+        ("skipwise evaluate m --benchmarks=x", "skipwise evaluate ... --benchmarks paper --data-dir DIR runs them"),
+        ("skipwise evaluate 'my  m'", "skipwise evaluate 'my  m' --benchmarks paper --data-dir DIR runs them"),
         ("skipwise merge a b --out e", "skipwise evaluate ... --benchmarks paper --data-dir DIR runs them"),
         ("skipwise evaluate m --shard 2/2", "skipwise evaluate ... --benchmarks paper --data-dir DIR runs them"),
         (None, "skipwise evaluate ... --benchmarks paper"),

@@ -267,6 +267,11 @@ def test_coverage_of_several_runs_is_drawn_once_where_it_is_equal_and_told_apart
     assert list(dict.fromkeys(labels)) == ["a · 2 chunks", "b · 2 chunks"]
 
 
+def test_coverage_is_explained_by_the_windows_of_the_run():
+    original = CoverageRecord.of(coverage(64, 1024, scheme="short"), "original")
+    assert "Training windows of 256 tokens" in plots_of(run(original, CURVE))["coverage"].caption
+
+
 def test_coverage_figure_is_written_by_its_ending(tmp_path):
     coverage_figure([CURVE], tmp_path / "a" / "c.svg")
     coverage_figure([CURVE], tmp_path / "c.png")

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,12 @@ def test_every_byte_counts_in_a_digest(tmp_path: Path) -> None:
         assert file_digest(path) != known
         flip(path, at)
     assert file_digest(path) == known
+
+
+def test_a_small_file_is_not_looked_up_among_the_remembered(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(files, "_read_cache", lambda: pytest.fail("looked up"))
+    (tmp_path / "small").write_bytes(b"small")
+    assert file_digest(tmp_path / "small") == sha256(sha256(b"small").digest()).hexdigest()
 
 
 @pytest.mark.usefixtures("settled")

@@ -1,5 +1,6 @@
 """The run folder: what cannot be written or read is explained."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -28,6 +29,14 @@ def test_the_command_is_kept_as_it_was_called(tmp_path: Path, monkeypatch, calle
     run = RunFolder(tmp_path / "run")
     run.begin()
     assert run.read()["command"] == command
+
+
+def test_the_command_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch) -> None:
+    words = ["extend", "--data", "my corpus/", "--set", "evaluation.windows=[1k, 2k]"]
+    monkeypatch.setattr(sys, "argv", ["skipwise", *words])
+    run = RunFolder(tmp_path / "run")
+    run.begin()
+    assert shlex.split(run.read()["command"]) == ["skipwise", *words]
 
 
 @pytest.mark.parametrize("text", ["{bad", "[1]", "[" * 100_000])

@@ -183,3 +183,8 @@ def test_of_another_librarys_error_only_the_reason_is_repeated() -> None:
         settings_errors(),
     ):
         raise ValueError("Bad file:\n it is old. Set weights_only=False\nand more")
+
+
+def test_a_full_memory_is_no_mistake_in_the_settings() -> None:
+    with pytest.raises(RuntimeError, match="can't allocate"), settings_errors():
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
