@@ -31,8 +31,8 @@ from skipwise.model.config import load_config
 from skipwise.model.loading import load_model
 from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 from skipwise.model.rope import plan_extension
+from skipwise.recipes.arms import arm_name
 from skipwise.recipes.schema import Recipe
-from skipwise.report.summary import arm_name
 from skipwise.results.records import CostRecord
 from skipwise.results.results_file import append_record, read_records
 

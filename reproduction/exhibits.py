@@ -11,12 +11,12 @@ from typing import Any, Literal
 from reproduction import paper
 from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers, arms_of
 from skipwise.errors import one_of
+from skipwise.recipes.arms import BASELINES
 from skipwise.recipes.schema import Recipe
 
 Changes = Mapping[str, Any]
 Segments = tuple[Literal["original", "target"], ...]
 
-BASELINES = ("original", "pi-only")
 TRAINED = ("full", "randpos", "pose", "short", "cream")
 SCHEME_OF = {"skipwise": "pose", "skipwise-short": "short"}  # of arms that are a method, not a scheme
 

@@ -23,7 +23,7 @@ from reproduction.tables import exhibit_markdown, findings, format_reported, tab
 from reproduction.verdicts import Finding
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.lengths import format_length
-from skipwise.report.summary import arm_name
+from skipwise.recipes.arms import arm_name
 from skipwise.report.tables import format_number, format_share
 from skipwise.results.records import Measured
 from skipwise.results.results_file import read_records

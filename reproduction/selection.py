@@ -9,7 +9,7 @@ from reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
 from reproduction.runs import ArmRun
 from skipwise.errors import DataError, RecipeError, nearest
 from skipwise.extend import plan_run_evaluation
-from skipwise.report.summary import arm_name
+from skipwise.recipes.arms import arm_name
 from skipwise.training.prepare import prepare
 
 Plans = Mapping[str, Sequence[ArmRun]]

@@ -14,7 +14,7 @@ from reproduction.scores import Scores
 from reproduction.verdicts import Finding, judge
 from skipwise.evaluation.specification import doubled_windows
 from skipwise.method.lengths import format_length
-from skipwise.report.summary import arm_name
+from skipwise.recipes.arms import arm_name
 from skipwise.report.tables import format_number, format_share, task_title
 from skipwise.results.statistics import perplexity_of, wilson_interval
 

@@ -17,11 +17,11 @@ from skipwise.evaluation.forecast import require_measurable
 from skipwise.evaluation.runner import explained_answers
 from skipwise.method.coverage import coverage
 from skipwise.model.saving import require_saved
+from skipwise.recipes.arms import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import read_folder
 from skipwise.report.model_card import write_run_card
 from skipwise.report.page import write_page
-from skipwise.report.summary import arm_name
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
 from skipwise.results.records import CoverageRecord, Measured, TrainingRecord

@@ -156,7 +156,9 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
         assert "not on this machine: " in printed
         assert said in printed
         assert "example 0: positions" in printed
-    has |= {"training": 1000}
+    has |= {"training": 1000, "measuring": 10**12}
+    run(monkeypatch, *words, "--dry-run", "--launch", "ddp", "--processes", "2")
+    assert "not on this machine" not in capsys.readouterr().out  # of several processes nothing is certain
     lora = refused(monkeypatch, capsys, *words, "--lora")
     assert "holding frozen weights of" in lora
     assert "lora.base=4bit" in lora

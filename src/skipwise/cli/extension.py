@@ -94,11 +94,11 @@ def extend(
     settings = _recipe(source, options, set_, lora)
     if dry_run:
         accumulation(settings.training, processes or 1)
-        prepared = prepare(settings, console)
+        prepared = prepare(settings, console, launch)
         evaluation = plan_run_evaluation(prepared, console)  # refuses what could not be measured
         print_plan(prepared, console)
         with _said(console):
-            require_trainable(settings)
+            require_trainable(settings, several=launch is not None)
         with _said(console):
             require_measurable(evaluation, prepared.device)
         print_forecast(evaluation, trained_tokens(prepared), prepared.window, prepared.device, console)
@@ -158,7 +158,7 @@ def coverage(
 
     from skipwise.method.coverage import coverage as compute
     from skipwise.method.positions import ChunkRules
-    from skipwise.report.summary import arm_name
+    from skipwise.recipes.arms import arm_name
     from skipwise.results.records import CoverageRecord
 
     if figure is not None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
+from skipwise.recipes.arms import arm_name
 from skipwise.report.canvas import (
     Figure,
     Plot,
@@ -32,7 +33,7 @@ from skipwise.report.folder import Folder
 from skipwise.report.retrieval_figures import depth_plots, found_plots
 from skipwise.report.ruler_figures import ruler_plots
 from skipwise.report.shown import ARM_LOOKS, DASHES, OTHER_LOOK, Look, Shown, listed, looks_of
-from skipwise.report.summary import Row, arm_name
+from skipwise.report.summary import Row
 from skipwise.report.table import format_number
 from skipwise.results.records import CoverageRecord, TrainingRecord
 from skipwise.results.statistics import Interval

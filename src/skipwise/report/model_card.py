@@ -16,13 +16,14 @@ from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.origin import promised_length
 from skipwise.model.rope import Extension
+from skipwise.recipes.arms import arm_name
 from skipwise.recipes.names import expanded
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import Folder
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.shown import Shown
-from skipwise.report.summary import Row, arm_name
+from skipwise.report.summary import Row
 from skipwise.report.tables import plain, summary_markdown, task_title
 from skipwise.results.files import replacing, write_text
 from skipwise.results.run_folder import RunFolder

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from skipwise.errors import RunError, counted
+from skipwise.recipes.arms import arm_name
 from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.difference_table import differences_to_first
@@ -18,7 +19,7 @@ from skipwise.report.folder import Folder, read_folder
 from skipwise.report.price import price_warning, prices_of
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.shown import Shown
-from skipwise.report.summary import Judgement, Row, arm_name, benchmarks_of
+from skipwise.report.summary import Judgement, Row, benchmarks_of
 from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skipwise.errors import counted
+from skipwise.recipes.arms import arm_name
 from skipwise.report.folder import Folder
-from skipwise.report.summary import COST_LIMIT, arm_name
+from skipwise.report.summary import COST_LIMIT
 from skipwise.results.records import OTHER_TEXT, ReadingRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, loss
 

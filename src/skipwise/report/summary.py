@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
+from skipwise.recipes.arms import ARM_NAMES, BASELINES, arm_name
 from skipwise.report.folder import Folder
 from skipwise.report.table import format_points
 from skipwise.results.effective_length import EffectiveLength, effective_length
@@ -19,21 +20,6 @@ from skipwise.results.ruler import RulerLength, RulerScores, paired, ruler_lengt
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
-BASELINES = ("original", "pi-only")
-ARM_NAMES = {
-    "original": "original",
-    "pi-only": "PI-only",
-    "short": "short",
-    "randpos": "RandPos",
-    "cream": "CREAM",
-    "pose": "PoSE",
-    "full": "full-length",
-    "skipwise-short": "Skipwise, short",
-    "skipwise-randpos": "Skipwise, RandPos",
-    "skipwise-cream": "Skipwise, CREAM",
-    "skipwise-full": "Skipwise, full-length",
-    "skipwise": "Skipwise",
-}
 
 
 @dataclass
@@ -329,8 +315,3 @@ def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:
         if same not in kept or record.samples >= kept[same].samples:
             kept[same] = record
     return list(kept.values())
-
-
-def arm_name(arm: str) -> str:
-    """The arm as the paper writes it."""
-    return ARM_NAMES.get(arm, arm)

@@ -19,9 +19,10 @@ from rich.console import Console
 
 from skipwise.errors import reason
 from skipwise.method.lengths import format_length
+from skipwise.recipes.arms import arm_name
 from skipwise.report.folder import Folder
 from skipwise.report.ruler_tables import ruler_name
-from skipwise.report.summary import arm_name, rows_of
+from skipwise.report.summary import rows_of
 from skipwise.report.tables import summary_cells, summary_markdown
 from skipwise.results.records import ReadingRecord
 from skipwise.results.run_folder import RunFolder

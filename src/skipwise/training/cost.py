@@ -20,6 +20,7 @@ from skipwise.model.memory import experts_of
 from skipwise.model.rope import extension_of, lengths_told, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
+from skipwise.recipes.arms import arm_name
 from skipwise.recipes.schema import Lora, Recipe, Training
 from skipwise.training import written
 from skipwise.training.arguments import accumulation, known_fields
@@ -172,14 +173,16 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     batch, micro = recipe.training.batch_size, recipe.training.per_device_train_batch_size
     gpus = hardware.gpus
     accumulation(recipe.training, gpus)
-    ours = "PoSE" if recipe.arm == "pose" else recipe.arm.capitalize().replace("-", ", ")
-    planned = {ours: recipe, "full-length": recipe.model_copy(update={"teacher": None})}
+    ours = arm_name(recipe.arm)
+    planned = {ours: (recipe, own)}
+    if recipe.positions.scheme != "full":
+        planned[arm_name("full")] = recipe.model_copy(update={"teacher": None}), extension.target_length
     rows = {}
     with doing("running one step of each without data", console):
-        for name, window in ((ours, own), ("full-length", extension.target_length)):
+        for name, (run, window) in planned.items():
             # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
             windows = math.ceil(batch * own / window / gpus) * gpus
-            rows[name] = estimate_cost(config, planned[name], window, windows, hardware, max(1, micro * own // window))
+            rows[name] = estimate_cost(config, run, window, windows, hardware, max(1, micro * own // window))
     cost = rows[ours].cost
     console.print(
         f"{recipe.model}: {lengths_told(config, extension)}, {cost.parameters:,} parameters, {cost.trained:,} of them trained",
@@ -195,8 +198,9 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         "and fragmentation."
     )
     fits = {name: estimate.memory <= hardware.memory for name, estimate in rows.items()}
-    if not fits["full-length"] and recipe.positions.scheme != "full":
-        console.print("full-length does not fit.", style="yellow")
+    for name in list(fits)[1:]:
+        if not fits[name]:
+            console.print(f"{name} does not fit.", style="yellow")
     if not fits[ours]:
         with doing("looking for the smallest change that fits", console) as say:
             way = smallest_change(config, recipe, rows[ours], hardware, lambda words: say(f"trying {words}"))

@@ -77,12 +77,11 @@ def train_run(
         on_step=on_step,
         teacher=teacher,
     )
-    sharded = processes.launched() > 1 and processes.engine() != "ddp"
     check_frequencies(model, prepared.extension)  # as it was trained: an engine may have cast it
     processes.finish()
     if first:
         run.record(training=vars(summary) | {"precision": prepared.precision})
-    return _whole(prepared, run) if sharded and first else model
+    return _whole(prepared, run) if processes.sharding() and first else model
 
 
 def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, float]], None]:

@@ -146,8 +146,11 @@ class PreparedRun:
         )
 
 
-def prepare(recipe: Recipe, console: Console) -> PreparedRun:
-    """Read the model's config, tokenise the text (cached) and split it; no weights are loaded yet."""
+def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> PreparedRun:
+    """Read the model's config, tokenise the text (cached) and split it; no weights are loaded yet.
+
+    ``launch`` is the engine of a run that is only planned; one that has begun knows its own.
+    """
     require_unchanged(Path(resolve(recipe.model)))
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
@@ -169,7 +172,8 @@ def prepare(recipe: Recipe, console: Console) -> PreparedRun:
     if len(long) == 0:
         raise DataError(_nothing_to_train_on(recipe, store, train, shortest, setting))
     training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before any work
-    _check_sharding(recipe)
+    if engine := processes.sharding(launch):
+        _check_sharded(recipe, engine)
     if recipe.lora:
         _check_lora(recipe.model, recipe.lora)
     if packs:
@@ -214,8 +218,10 @@ def _nothing_to_train_on(recipe: Recipe, store: TokenStore, train: np.ndarray, s
     return f"data.held_out = {recipe.data.held_out} leaves none of {documents} to train on: {lower}"
 
 
-def require_trainable(recipe: Recipe) -> None:
+def require_trainable(recipe: Recipe, *, several: bool = False) -> None:
     """Refuse a model that one process is certain not to train on this machine, before the text is read.
+
+    Of ``several`` processes, which may share a model or a machine, nothing is certain.
 
     Trained weights and their gradients are float32, and Adam holds two moments of each; frozen weights have the
     computing precision, or 4 bits. Activations come on top. Additions are merged in the machine's memory.
@@ -225,7 +231,7 @@ def require_trainable(recipe: Recipe) -> None:
     """
     device = default_device()
     memory, parameters = machine_memory(device), parameters_of(load_config(recipe.model))
-    if memory is None or parameters is None or processes.launched() > 1:
+    if memory is None or parameters is None or several:
         return
     low = dtype_of(choose_precision(recipe.training.precision, device)).itemsize
     if rules := recipe.lora:
@@ -262,11 +268,8 @@ def _check_layers(config: Any, lengths: np.ndarray, train_length: int) -> None:
         )
 
 
-def _check_sharding(recipe: Recipe) -> None:
-    """Refuse what needs the whole model in one process, if processes hold shards."""
-    engine = processes.engine()
-    if processes.launched() == 1 or engine == "ddp":
-        return
+def _check_sharded(recipe: Recipe, engine: str) -> None:
+    """Refuse what needs the whole model in one process, where processes hold shards."""
     if recipe.evaluation.steps:
         raise RecipeError(
             f"evaluation.steps = {recipe.evaluation.steps} measures the model during training, and under {engine} each "

@@ -43,6 +43,12 @@ def engine() -> str:
     return asked[0] if asked else "ddp"
 
 
+def sharding(launch: str | None = None) -> str | None:
+    """Return the engine that shards the model in this run, or in one that ``--launch`` begins; None if each process holds it."""
+    name = launch.removesuffix("-offload") if launch else engine() if launched() > 1 else "ddp"
+    return None if name == "ddp" else name
+
+
 def engine_settings() -> dict[str, Any]:
     """Return the ``TrainingArguments`` fields of the engine's shipped configuration; none without --launch."""
     file = resources.files("skipwise").joinpath("training", "launchers", f"{os.environ.get(ENGINE)}.json")

@@ -20,7 +20,7 @@ def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Co
         try:
             if resume and out is not None and out.exists():
                 require_results(RunFolder(out).results)  # before the model is looked for: of an old run it may be gone
-            require_trainable(recipe)
+            require_trainable(recipe, several=processes.launched() > 1)
             prepared = prepare(recipe, console)
         except SkipwiseError as met:
             error = met

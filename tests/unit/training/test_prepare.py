@@ -146,6 +146,15 @@ def test_a_sharded_model_cannot_be_measured_during_training(tmp_path, monkeypatc
         prepared(tmp_path, **{"evaluation.keep": "best", "evaluation.steps": [1]})
 
 
+@pytest.mark.parametrize("launch", ["fsdp", "zero3", "zero3-offload"])
+def test_a_plan_refuses_what_a_launch_would(tmp_path: Path, launch: str) -> None:
+    recipe = prepared(tmp_path, **{"evaluation.steps": [1]}).recipe
+    console = Console(quiet=True)
+    prepare(recipe, console, "ddp")
+    with pytest.raises(RecipeError, match=rf"under {launch.partition('-')[0]} each process holds only a shard"):
+        prepare(recipe, console, launch)
+
+
 def test_conversations_are_not_packed_for_layers_that_may_read_across_them(tmp_path: Path) -> None:
     model = checkpoint(tmp_path / "model", window=64)
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] + '</s>' }}{% endfor %}")
