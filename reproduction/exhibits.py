@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from reproduction import paper
 from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers, arms_of
-from skipwise.errors import one_of
 from skipwise.recipes.arms import BASELINES
 from skipwise.recipes.schema import Recipe
 
@@ -406,12 +405,3 @@ EXHIBITS = {
         ),
     )
 }
-
-
-def find_exhibit(name: str) -> Exhibit:
-    """The exhibit called ``name``.
-
-    Raises:
-        RecipeError: there is none; names the nearest and lists all.
-    """
-    return EXHIBITS[one_of("exhibit", name, [*EXHIBITS, "all"])]

@@ -33,7 +33,7 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     """
     asked = specification_of(run.recipe, run.original, run.target, "float32")
     steps = measured_steps(run.recipe)
-    limit = asked.tokens_per_document or 2 * asked.windows[-1]
+    limit = asked.tokens_read(asked.windows[-1])
     most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.trials, STEPS: asked.documents}
     found: dict[Place, dict[object, Record]] = {}
     for record in _records(run.folder(out) / "results.jsonl"):
@@ -76,10 +76,10 @@ def _place(record: Record, asked: Specification, steps: Iterable[int]) -> Place 
             return None
 
 
-def _fits(record: ReadingRecord, documents: int, limit: int) -> bool:
+def _fits(record: ReadingRecord, documents: int, limit: int | None) -> bool:
     """Whether a sliding reading is of no more documents, and no more tokens of each, than a run asks for."""
     many = documents_of(record)
-    return record.mode == "segment" or (many <= documents and record.tokens < many * limit)
+    return record.mode == "segment" or (many <= documents and (limit is None or record.tokens < many * limit))
 
 
 def documents_of(record: Record) -> int:

@@ -171,7 +171,7 @@ def _claims(found: Mapping[str, Findings], pages: Pages) -> list[str]:
     """One row for each of the paper's claims, with the settings in which it holds and in which it does not."""
     rules: dict[str, list[tuple[str, str, bool | None]]] = {}
     for name, each in found.items():
-        if name not in ("coverage", "gap"):  # of our own
+        if name not in ("coverage", "gap", "better"):  # of our own
             for where, finding in each:
                 rules.setdefault(finding.rule, []).append((name, where, finding.holds))
     lines = []

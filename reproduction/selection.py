@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from reproduction.exhibits import EXHIBITS, Exhibit, find_exhibit
+from reproduction.exhibits import EXHIBITS, Exhibit
 from reproduction.runs import ArmRun
-from skipwise.errors import DataError, RecipeError, nearest
+from skipwise.errors import DataError, RecipeError, nearest, one_of
 from skipwise.extend import plan_run_evaluation
 from skipwise.recipes.arms import arm_name
 from skipwise.training.prepare import prepare
@@ -21,8 +21,8 @@ def chosen_exhibits(names: Sequence[str]) -> list[str]:
     Raises:
         RecipeError: there is none of a name.
     """
-    found = [find_exhibit(name).name for name in names if name != "all"]
-    return list(EXHIBITS) if "all" in names else list(dict.fromkeys(found))
+    found = dict.fromkeys(one_of("exhibit", name, [*EXHIBITS, "all"]) for name in names)
+    return list(EXHIBITS) if "all" in found else list(found)
 
 
 # Recipe keys that the exhibits set themselves, and the option that chooses their values.

@@ -12,7 +12,7 @@ from reproduction.measured import PROMPTS
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores
 from reproduction.verdicts import Finding, judge
-from skipwise.evaluation.specification import doubled_windows
+from skipwise.evaluation.specification import specification_of
 from skipwise.method.lengths import format_length
 from skipwise.recipes.arms import arm_name
 from skipwise.report.tables import format_number, format_share, task_title
@@ -152,12 +152,12 @@ def _reading(runs: Sequence[ArmRun], rows: Rows) -> str:
         for stride, windows in sorted(strides.items())
     ]
     documents = sorted({n for row in rows.values() for _, n in row.reading.values()})
-    run, rule = runs[0], runs[0].recipe.evaluation
-    limit = rule.tokens_per_document or 2 * max(rule.windows or doubled_windows(run.original, run.target))
+    run = runs[0]
+    asked = specification_of(run.recipe, run.original, run.target, "float32")
     read = {text for row in rows.values() for text, _ in row.nll}
-    missing = [text for text in rule.source or [] if text not in read]
+    missing = [text for text in run.recipe.evaluation.source or [] if text not in read]
     return (
-        f"Sliding windows at stride {' and '.join(told)}, over the first {limit:,} tokens of "
+        f"Sliding windows at stride {' and '.join(told)}, over the first {asked.tokens_read(asked.windows[-1]):,} tokens of "
         f"{' or '.join(map(str, documents))} documents of each text."
         + (f" Not measured: {', '.join(missing)}." if missing else "")
     )

@@ -11,6 +11,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
 _EVERY = 10.0  # seconds; giving back takes 20 ms
@@ -31,5 +32,6 @@ def keep_freed_memory() -> None:
 
 
 def _give_back_at_times(libc: ctypes.CDLL) -> None:
-    while not threading.Event().wait(_EVERY):
+    while True:
+        time.sleep(_EVERY)
         libc.malloc_trim(0)

@@ -12,9 +12,7 @@ from skipwise.engines.check import check_gguf, comparison_table, lengths_of, mod
 from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_gguf, write_modelfile
 from skipwise.engines.request import engine_here
 from skipwise.errors import EngineError, RunError, one_of
-from skipwise.model.config import load_config
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import promised_length
 from skipwise.results.files import keep_for_this_process, write_checksum
 
 
@@ -53,7 +51,7 @@ def export(
             unchecked.unlink(missing_ok=True)
             raise
     _require_free(out)
-    context = promised_length(str(folder)) or load_config(str(folder)).get_text_config().max_position_embeddings
+    context = lengths_of(str(folder), None)[1]
     tokenizer = load_tokenizer(str(folder))
     modelfile = write_modelfile(out, context, tokenizer)
     checksum = write_checksum(unchecked, out.name)

@@ -108,7 +108,7 @@ def planned_seconds(recipe: Recipe, original: int, target: int, cost: ForwardCos
     The most that it can be: every text has as many documents as are asked for, and no prompts share a beginning.
     """
     asked, arms = specification_of(recipe, original, target, "float32"), len(recipe.evaluation.arms)
-    tokens = asked.tokens_per_document or (asked.windows_per_document or 1) * max(asked.windows)
+    tokens = asked.tokens_read(max(asked.windows)) or max(asked.windows)
     document, texts = np.empty(tokens), arms * len(asked.texts)
     read = [
         (f"windows of {n:,} tokens", n, texts * asked.documents * fed_tokens([document], n, asked.stride_of(n)))

@@ -68,9 +68,7 @@ def read_texts(
         check_vocabulary(store, config.get_text_config().vocab_size)
         among = fair_documents(store, text, origins, console)
         windows = filled_windows(store, among, specification.windows, console)
-        limit = specification.tokens_per_document
-        if limit is None and specification.windows_per_document is not None:
-            limit = specification.windows_per_document * windows[-1]
+        limit = specification.tokens_read(windows[-1])
         documents = longest_documents(store, among, at_least=windows[-1], most=specification.documents, limit=limit)
         segments = {
             length: spread_segments(store, among, length, specification.segments)

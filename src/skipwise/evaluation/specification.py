@@ -111,6 +111,12 @@ class Specification:
             return self.stride
         return min(max(self.original // 2, self.target // 16), window // 2)
 
+    def tokens_read(self, longest: int) -> int | None:
+        """How many tokens of a document are read at the most, where ``longest`` is the largest window; None: all."""
+        if self.tokens_per_document is None and self.windows_per_document is not None:
+            return self.windows_per_document * longest
+        return self.tokens_per_document
+
     @property
     def prompt_precision(self) -> str:
         """The precision in which prompts are answered, in words where a server chose it: it does not tell."""

@@ -11,14 +11,13 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from skipwise.errors import RecipeError, nearest
 from skipwise.recipes.methods import merged, over
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import is_secret, refusal
-from skipwise.recipes.reading import read_file, read_text
+from skipwise.recipes.reading import read_file, read_text, to_text
 from skipwise.recipes.schema import Recipe
 from skipwise.results.files import write_text
 
@@ -76,8 +75,7 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
 
 def dump_recipe(recipe: Recipe, path: Path) -> None:
     """Write every setting, with the defaults, as YAML that ``load_recipe`` reads back as an equal recipe."""
-    text = yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    write_text(path, text)
+    write_text(path, to_text(recipe.model_dump(mode="json")))
 
 
 def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""YAML as recipes use it: plain values, read without surprises.
+"""YAML as recipes use it: plain values, read and written without surprises.
 
 Beyond ``yaml.safe_load``, which builds no objects, this refuses a key that is given twice, and aliases that hold
 themselves or stand for more values than any recipe has. ``1e-5`` is a number.
 """
 
 import os
-from contextlib import suppress
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,24 @@ from skipwise.errors import RecipeError
 _MOST_BYTES = 2**20
 _MOST_VALUES = 10_000
 _DEEPEST = 20  # levels
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 asks for a point in ``1e-5``, and reads it as text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts that ``_Loader`` would read as numbers get quotes."""
+
+
+_WITH_EXPONENT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
+for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver("tag:yaml.org,2002:float", _WITH_EXPONENT, "-+.0123456789")
+
+
+def to_text(values: Any) -> str:
+    """Return YAML text that ``read_text`` reads as ``values``."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_file(path: Path) -> Any:
@@ -47,12 +65,12 @@ def read_text(text: str) -> Any:
         ValueError: it is not YAML, or not what a recipe may hold; the message says where.
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         _require_small(node)
-        return _number(loader.construct_document(node))
+        return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ValueError(f"{error.problem or error.context}{_line(mark)}") from None
@@ -97,15 +115,3 @@ def _require_single_keys(mapping: yaml.MappingNode) -> None:
 
 def _line(mark: yaml.Mark | None) -> str:
     return f" in line {mark.line + 1}" if mark else ""
-
-
-def _number(value: Any) -> Any:
-    """Turn every ``1e-5``, which YAML 1.1 reads as text, into a number."""
-    if isinstance(value, dict):
-        return {key: _number(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_number(item) for item in value]
-    if isinstance(value, str) and "e" in value.lower():
-        with suppress(ValueError):
-            return float(value)
-    return value

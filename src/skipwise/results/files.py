@@ -76,7 +76,7 @@ def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
 
 def write_json(path: Path, values: dict[str, Any]) -> None:
     """Write an object as JSON, whole, with the hash of its content."""
-    write_text(path, json.dumps(values | {_CHECK: _content_hash(values)}, indent=2) + "\n")
+    write_text(path, json.dumps(values | {_CHECK: content_hash(values)}, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -95,13 +95,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ValueError(f"it holds a {type(values).__name__}, not facts by name")
     check = values.pop(_CHECK, None)
-    if check not in (None, _content_hash(values)):
+    if check not in (None, content_hash(values)):
         raise ValueError("its content is not what was written: the hash differs")
     return values
 
 
-def _content_hash(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+def content_hash(value: Any) -> str:
+    """Return 16 hex digits of a value as JSON, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def flush(file: IO[Any]) -> None:

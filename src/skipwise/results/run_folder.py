@@ -9,8 +9,6 @@ token_losses/ the losses of single tokens in the shortest and the longest window
 results.jsonl figures/ report.html
 """
 
-import hashlib
-import json
 import os
 import platform
 import shlex
@@ -24,7 +22,7 @@ from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from skipwise.errors import RunError
-from skipwise.results.files import private_folder, read_json, write_json
+from skipwise.results.files import content_hash, private_folder, read_json, write_json
 from skipwise.results.records import Count, Natural
 
 DECIDES = ("training text", "base model")  # names of fingerprints
@@ -161,7 +159,7 @@ class RunFolder:
         """16 hex digits of what decides the run's model: its settings, its text and its base, as it was begun."""
         facts = self.read()
         decides = [facts.get("settings"), [(facts.get("fingerprints") or {}).get(name) for name in DECIDES]]
-        return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
+        return content_hash(decides)
 
     def record(self, **facts: Any) -> None:
         """Add facts to ``run.json``."""

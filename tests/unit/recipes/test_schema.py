@@ -157,13 +157,21 @@ def test_a_file_wins_over_a_shipped_name_and_a_folder_does_not(tmp_path: Path, m
     assert load_recipe("nano").target == 4096
 
 
-@pytest.mark.parametrize("text", ["1e-5", "1.0e-5", "0.00001"])
+@pytest.mark.parametrize("text", ["1e-5", "1.0e-5", "1E-5", ".1e-4", "0.00001"])
 def test_numbers_in_every_notation(tmp_path: Path, text: str) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"training: {{learning_rate: {text}, adam_epsilon: {text}}}\n", encoding="utf-8")
     training = load_recipe(path).training
     assert (training.learning_rate, training.model_dump()["adam_epsilon"]) == (1e-5, 1e-5)
     assert parse_changes([f"a={text}"]) == {"a": 1e-5}
+
+
+@pytest.mark.parametrize("name", ["2e5", "1.5E-3", ".5e1", "1_0e2", "007", "null", "0x1f", "1:30"])
+def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path: Path, name: str) -> None:
+    recipe = load_recipe("nano", {"data.source": name})
+    dump_recipe(recipe, tmp_path / "recipe.yaml")
+    assert load_recipe(tmp_path / "recipe.yaml") == recipe
+    assert parse_changes([f"data.source='{name}'"]) == {"data.source": name}
 
 
 def test_parse_changes_reads_yaml_values() -> None:

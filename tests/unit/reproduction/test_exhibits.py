@@ -4,9 +4,10 @@ import pytest
 
 from reproduction import paper
 from reproduction.claims import arms_of
-from reproduction.exhibits import BASELINES, EXHIBITS, TRAINED, find_exhibit
+from reproduction.exhibits import BASELINES, EXHIBITS, TRAINED
 from reproduction.runs import plan_runs
 from reproduction.scales import SCALES
+from reproduction.selection import chosen_exhibits
 from skipwise.errors import RecipeError
 
 
@@ -44,4 +45,4 @@ def test_published_figures_are_as_in_the_paper() -> None:
 
 def test_unknown_exhibits_are_named() -> None:
     with pytest.raises(RecipeError, match=r"exhibit 'mian' is unknown \(did you mean main\?\); choose one of main, "):
-        find_exhibit("mian")
+        chosen_exhibits(["mian"])

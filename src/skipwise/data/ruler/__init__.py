@@ -28,32 +28,19 @@ from zlib import crc32
 from skipwise.data.passkey import Room, longest_prompt
 from skipwise.data.ruler import chains, counting, needles, questions
 from skipwise.data.ruler.prompts import Form, PromptRequest
-from skipwise.data.ruler.sources import RulerData, read_ruler_data
+from skipwise.data.ruler.sources import RulerData as RulerData
+from skipwise.data.ruler.sources import read_ruler_data as read_ruler_data
 from skipwise.errors import RecipeError, TooShortError, one_of
 from skipwise.method.rng import Rng
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "TASKS",
-    "RulerData",
-    "RulerPrompt",
-    "RulerTask",
-    "canonical",
-    "possible_tasks",
-    "read_ruler_data",
-    "repeats",
-    "ruler_prompt",
-    "ruler_task",
-]
-
 
 @dataclass(frozen=True)
 class RulerTask:
-    """One of RULER's tasks: how it is called in reports, how its answers are scored, how its prompts are made."""
+    """One of RULER's tasks: how its answers are scored, how its prompts are made."""
 
-    title: str
     answer_tokens: int  # the model may write so many; RULER's tokens_to_generate
     scored: Literal["all", "any"]  # the share of the answers found, in any case; or 1 if one of them is found
     forms: Callable[..., list[Form]]  # (request, **settings) -> ways to make the prompt; the first that fits is taken
@@ -70,27 +57,25 @@ class RulerPrompt:
     real_data: bool  # False if a text stood in for RULER's essays: such a result is "RULER-style", not "RULER"
 
 
-def _needles(
-    title: str, haystack: needles.Haystack, key: needles.Kind, value: needles.Kind, **counts: int
-) -> RulerTask:
+def _needles(haystack: needles.Haystack, key: needles.Kind, value: needles.Kind, **counts: int) -> RulerTask:
     settings = {"keys": 1, "values": 1, "queries": 1} | counts
-    return RulerTask(title, 128, "all", partial(needles.forms, needles.Kinds(haystack, key, value)), settings)
+    return RulerTask(128, "all", partial(needles.forms, needles.Kinds(haystack, key, value)), settings)
 
 
 TASKS: dict[str, RulerTask] = {
-    "niah_single_1": _needles("one number in repeated sentences", "repeat", "words", "numbers"),
-    "niah_single_2": _needles("one number in essays", "essay", "words", "numbers"),
-    "niah_single_3": _needles("one UUID in essays", "essay", "words", "uuids"),
-    "niah_multikey_1": _needles("one key of four in essays", "essay", "words", "numbers", keys=4),
-    "niah_multikey_2": _needles("one number among numbers", "needle", "words", "numbers"),
-    "niah_multikey_3": _needles("one UUID among UUIDs", "needle", "uuids", "uuids"),
-    "niah_multivalue": _needles("four values of one key", "essay", "words", "numbers", values=4),
-    "niah_multiquery": _needles("four keys asked for", "essay", "words", "numbers", queries=4),
-    "vt": RulerTask("variables that have a value", 30, "all", chains.forms, {"hops": 4, "chains": 1}),
-    "cwe": RulerTask("the ten most common words", 120, "all", counting.common_forms),
-    "fwe": RulerTask("the three most frequent words", 50, "all", counting.frequent_forms),
-    "qa_squad": RulerTask("questions on one document", 32, "any", partial(questions.forms, "squad")),
-    "qa_hotpot": RulerTask("questions on two documents", 32, "any", partial(questions.forms, "hotpotqa")),
+    "niah_single_1": _needles("repeat", "words", "numbers"),  # one number in repeated sentences
+    "niah_single_2": _needles("essay", "words", "numbers"),  # one number in essays
+    "niah_single_3": _needles("essay", "words", "uuids"),  # one UUID in essays
+    "niah_multikey_1": _needles("essay", "words", "numbers", keys=4),  # one key of four in essays
+    "niah_multikey_2": _needles("needle", "words", "numbers"),  # one number among numbers
+    "niah_multikey_3": _needles("needle", "uuids", "uuids"),  # one UUID among UUIDs
+    "niah_multivalue": _needles("essay", "words", "numbers", values=4),  # four values of one key
+    "niah_multiquery": _needles("essay", "words", "numbers", queries=4),  # four keys asked for
+    "vt": RulerTask(30, "all", chains.forms, {"hops": 4, "chains": 1}),  # variables that have a value
+    "cwe": RulerTask(120, "all", counting.common_forms),  # the ten most common words
+    "fwe": RulerTask(50, "all", counting.frequent_forms),  # the three most frequent words
+    "qa_squad": RulerTask(32, "any", partial(questions.forms, "squad")),  # questions on one document
+    "qa_hotpot": RulerTask(32, "any", partial(questions.forms, "hotpotqa")),  # questions on two documents
 }
 
 
