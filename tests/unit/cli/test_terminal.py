@@ -180,8 +180,8 @@ def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
 def test_the_processes_that_are_launched_get_the_words_as_they_are(monkeypatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr("skipwise.training.launch.launch", lambda *_: started.append(_[2]))
-    run(monkeypatch, "extend", "--launch", "ddp", "--processes", "2", "--data", "hf_wikitext_103/")
-    assert started == [["extend", "--data", "hf_wikitext_103/"]]
+    run(monkeypatch, "extend", "--launch", "ddp", "--processes", "2", "--data", "hf_0123456789abc/")
+    assert started == [["extend", "--data", "hf_0123456789abc/"]]
     assert sys.argv[-1] == "***/"  # of which records are made
 
 

@@ -29,6 +29,7 @@ def test_no_setting_of_a_recipe_is_taken_for_a_secret() -> None:
         ('x={"api_key": "abc"}', 'x={"api_key": ***'),
         ("note=hf_abcdefghijklmnop", "note=***"),
         ("https://me:abc@host/data", "https://me:***@host/data"),
+        ("data.source=hf_wikitext_103/", "data.source=hf_wikitext_103/"),
         ("data.passkey=0.5", "data.passkey=0.5"),
         ("data.max_tokens=5", "data.max_tokens=5"),
         ("--tasks=passkey,keys", "--tasks=passkey,keys"),
