@@ -154,6 +154,8 @@ def test_a_plan_that_nothing_makes_fit_says_so(model, monkeypatch, capsys) -> No
     assert "PoSE does not fit, nor does anything that was tried, up to 64 GPUs" in " ".join(printed.split())
     _, printed = planned(monkeypatch, capsys, model, "--gpu-memory", "0.3GB", "--lora", "--set", "lora.base=4bit")
     assert "PoSE does not fit, nor does anything that was tried; plan larger ones" in " ".join(printed.split())
+    _, printed = planned(monkeypatch, capsys, model, "--gpu-memory", "0.3GB", "--set", "training.batch_size=4")
+    assert "nor does anything that was tried, up to 4 GPUs" in " ".join(printed.split())
     run(monkeypatch, "plan", model, "--gpu-memory", "0.3GB", "--method", "skipwise", "--set", "positions.scheme=full")
     printed = capsys.readouterr().out
     assert "Skipwise, full-length does not fit" in " ".join(printed.split())

@@ -15,6 +15,7 @@ from typing import Any
 
 from skipwise.data.names import printable
 from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError, out_of_memory, reason
+from skipwise.recipes.private import without_passwords
 
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
@@ -33,7 +34,7 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
         os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    if "OMP_WAIT_POLICY" not in os.environ:
+    if not os.environ.get("OMP_WAIT_POLICY"):
         # A thread of OpenMP spins while it waits for the others. Beside another program one of them has no core, and all spin for
         # as long as that one waits. This is the number at which GNU's OpenMP itself stops where threads outnumber cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -86,7 +87,16 @@ def explained(command: str = "") -> Iterator[None]:
         if rank != "0" and not isinstance(error, PeerError):  # of several processes one says it
             raise SystemExit(1) from None
         raise _refused(f"process {rank}: {error}" if isinstance(error, PeerError) else str(error)) from None
-    except OSError as error:
+    except (OSError, RuntimeError, MemoryError) as error:
+        if out_of_memory(error):  # where no stage explains it itself
+            raise _refused(_too_little_memory(error, command or sys.argv[1])) from None
+        if not isinstance(error, OSError):
+            if "RANK" not in os.environ or not any(phrase in str(error) for phrase in _PEER_LOST):
+                raise
+            raise _refused(
+                "another process of this run has ended, and what it printed says why; the same command with --resume goes on "
+                "in as many processes"
+            ) from None
         where = f" ({error.filename})" if error.filename else ""
         if error.errno in _FULL:
             raise _refused(
@@ -100,19 +110,6 @@ def explained(command: str = "") -> Iterator[None]:
         if error.errno == errno.ENOENT and not _working_folder_exists():
             raise _refused("the working folder was removed; change into another one") from None
         raise
-    except (RuntimeError, MemoryError) as error:
-        if out_of_memory(error):  # where no stage explains it itself
-            said = reason(error).split(" Of the allocated memory")[0].rstrip(".")
-            raise _refused(
-                f"{said}. What was written is kept. End other programs that hold memory (nvidia-smi lists those on a GPU), or "
-                "let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model"
-            ) from None
-        if "RANK" not in os.environ or not any(phrase in str(error) for phrase in _PEER_LOST):
-            raise
-        raise _refused(
-            "another process of this run has ended, and what it printed says why; the same command with --resume goes on "
-            "in as many processes"
-        ) from None
     except (SystemExit, KeyboardInterrupt) as end:
         code = 128 + terminated[0] if terminated else getattr(end, "code", None)
         if code in _STOPPED:
@@ -139,9 +136,20 @@ def _working_folder_exists() -> bool:
     return True
 
 
+def _too_little_memory(error: BaseException, command: str) -> str:
+    said = reason(error).split(" Of the allocated memory")[0].rstrip(".")
+    less = "take a smaller model, or shorter lengths (--lengths, --windows)"
+    if command == "extend":
+        less = "let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model"
+    return (
+        f"the memory is too small, or the limit of this process ({said}); what was written is kept. End other programs that hold "
+        f"memory (nvidia-smi lists those on a GPU), or {less}"
+    )
+
+
 def _refused(message: str) -> SystemExit:
     """Print a message, and return the end of the process."""
-    print(f"skipwise: {readable(message)}", file=sys.stderr)
+    print(f"skipwise: {readable(without_passwords(message))}", file=sys.stderr)
     return SystemExit(1)
 
 

@@ -23,7 +23,11 @@ from skipwise.results.files import write_text
 
 _SHIPPED = resources.files("skipwise") / "recipes"
 _SHOWN = 160  # characters of a value in a message
-_KINDS = {"list_type": "must be a list, as [A, B]", "model_type": "must be a section of keys and values, or left out"}
+_KINDS = {
+    "list_type": "must be a list, as [A, B]",
+    "model_type": "must be a section of keys and values, or left out",
+    "string_type": "must be text; quotes make text of a number, a date or a yes, as in --set 'model=\"2e5\"'",
+}
 
 
 def shipped_recipes() -> list[str]:

@@ -5,8 +5,8 @@ from typing import Any
 
 _ENDING = r"(?i:token|(?<!pass)key|secret|password)"  # a passkey is what prompts hide
 _NAMED = re.compile(rf"({_ENDING}['\"]?\s*[=:]\s*)\S.*", re.DOTALL)
-_OF_THE_HUB = re.compile(r"\bhf_[A-Za-z0-9]{12,}")  # a name such as hf_wikitext_103 is none
-_IN_ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
+_OF_THE_HUB = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # 34; a name such as hf_wikitext is none
+_IN_ADDRESS = re.compile(r"(://(?:[^/\s:@]*:)?)[^/\s]+@")  # a password, or a token in the place of a name
 
 
 def is_secret(name: str) -> bool:
@@ -37,4 +37,9 @@ def refuse_secrets(values: Any, where: str = "") -> None:
 
 def masked(word: str) -> str:
     """Return a word of a command line without the secrets in it, for records."""
-    return _IN_ADDRESS.sub(r"\1***@", _OF_THE_HUB.sub("***", _NAMED.sub(r"\1***", word)))
+    return without_passwords(_OF_THE_HUB.sub("***", _NAMED.sub(r"\1***", word)))
+
+
+def without_passwords(text: str) -> str:
+    """Return a text without the passwords in its addresses, ``https://name:password@host``."""
+    return _IN_ADDRESS.sub(r"\1***@", text)

@@ -70,7 +70,10 @@ def read_text(text: str) -> Any:
         if node is None:
             return None
         _require_small(node)
-        return loader.construct_document(node)
+        try:
+            return loader.construct_document(node)
+        except (LookupError, AttributeError, TypeError):
+            raise ValueError("a tag (!!) does not fit its value") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ValueError(f"{error.problem or error.context}{_line(mark)}") from None

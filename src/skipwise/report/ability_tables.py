@@ -1,6 +1,7 @@
 """Short ability -> tables: loss and accuracy on other text inside the original window, and published benchmarks."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 
 from skipwise.recipes.arms import arm_name
@@ -139,8 +140,12 @@ def benchmarks_sentence(folder: Folder) -> str:
     if not folder.models or ran >= set(PAPER):
         return ""
     command = folder.info.get("command", "")
-    words = {word.partition("=")[0] for word in command.split()}
-    own = "evaluate" in words and not {"--benchmarks", "--data-dir", "--shard"} & words  # and no merge
+    try:
+        program, *words = [word.partition("=")[0] for word in shlex.split(command)] or [""]
+    except ValueError:  # of an older version, which left out the quotes
+        program, *words = [""]
+    others = {"--benchmarks", "--data-dir", "--shard"} & {*words}
+    own = words[:1] == ["evaluate"] and program == "skipwise" and not others and "***" not in command  # and no merge
     told = f"{command if own else 'skipwise evaluate ...'} --benchmarks paper --data-dir"
     missed = (
         "The paper's six benchmarks were not run" if not ran else f"Of the paper's six benchmarks {len(ran)} were run"

@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
@@ -160,8 +160,9 @@ def file_digest(path: Path) -> str:
     if key in _known:
         return _known[key]
     begun = time.time()
-    with ThreadPoolExecutor() as pool:
-        blocks = pool.map(lambda start: _block_digest(path, start), range(0, stat.st_size, _BLOCK))
+    starts = range(0, stat.st_size, _BLOCK)
+    with nullcontext() if small else ThreadPoolExecutor() as pool:  # a thread takes memory that may be wanting
+        blocks = (pool.map if pool else map)(lambda start: _block_digest(path, start), starts)
         digest = hashlib.sha256(b"".join(blocks)).hexdigest()
     if begun - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
         _known[key] = digest

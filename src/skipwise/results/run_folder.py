@@ -25,6 +25,7 @@ from skipwise.errors import RunError
 from skipwise.results.files import content_hash, private_folder, read_json, write_json
 from skipwise.results.records import Count, Natural
 
+LAUNCHED_BY = "SKIPWISE_COMMAND"  # environment variable
 DECIDES = ("training text", "base model")  # names of fingerprints
 _PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 
@@ -195,17 +196,21 @@ def _provenance() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "command": f"{_program()} {shlex.join(sys.argv[1:])}",
+        "command": command_line(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions,
         "machine": _machine(),
     }
 
 
-def _program() -> str:
-    """The program that runs, as it was called: ``skipwise``, or ``python -m reproduction``."""
+def command_line() -> str:
+    """Return the command that runs, as it was called: ``skipwise ...``, or ``python -m reproduction ...``.
+
+    In a process that ``--launch`` began it is the command that launched.
+    """
     path = Path(sys.argv[0])
-    return f"python -m {path.parent.name}" if path.name == "__main__.py" else path.name
+    program = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
+    return os.environ.get(LAUNCHED_BY) or shlex.join([*program, *sys.argv[1:]])
 
 
 def _machine() -> dict[str, Any]:

@@ -204,7 +204,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     if not fits[ours]:
         with doing("looking for the smallest change that fits", console) as say:
             way = smallest_change(config, recipe, rows[ours], hardware, lambda words: say(f"trying {words}"))
-        console.print(f"{ours} does not fit{_told(way, recipe)}", style="yellow")
+        console.print(f"{ours} does not fit{_told(way, recipe, gpus)}", style="yellow")
     elif more := fuller_pass(config, recipe, own, hardware):
         examples, estimate = more
         console.print(
@@ -300,9 +300,10 @@ def _smaller(recipe: Recipe, window: int) -> Iterator[tuple[list[str], Recipe, i
         yield [*words, f"--set train_length={format_length(window)}"], recipe, window
 
 
-def _told(way: tuple[str, CostEstimate] | None, recipe: Recipe) -> str:
+def _told(way: tuple[str, CostEstimate] | None, recipe: Recipe, gpus: int) -> str:
     if way is None:
-        sharded = "" if recipe.lora and recipe.lora.base == "4bit" else f", up to {_MOST_GPUS} GPUs"
+        most = max(more for *_, more in _lighter(recipe, gpus) if recipe.training.batch_size % more == 0)
+        sharded = f", up to {most} GPUs" if most > gpus else ""
         return f", nor does anything that was tried{sharded}; plan larger ones (--gpu-memory)"
     words, estimate = way
     return f"; the smallest change that does: {words} ({_bytes(estimate.memory)} at the peak)"

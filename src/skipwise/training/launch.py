@@ -14,6 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from skipwise.errors import RecipeError, TrainingError, one_of, pip_install
+from skipwise.results.run_folder import LAUNCHED_BY, command_line
 from skipwise.training.processes import ENGINE
 
 ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
@@ -48,7 +49,7 @@ def processes_of(engine: str, processes: int | None) -> int:
 
 def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     """Run ``skipwise`` with ``words`` in each process, by torch's own launcher (torchrun)."""
-    os.environ[ENGINE] = engine
+    os.environ[ENGINE], os.environ[LAUNCHED_BY] = engine, command_line()
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the failed process prints its error itself

@@ -46,7 +46,13 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+    ("given", "spins"),
+    [
+        ({}, "1000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "active"}, "None"),
+        ({"OMP_WAIT_POLICY": ""}, "1000"),
+    ],
 )
 def test_threads_that_wait_stop_spinning_soon_unless_the_user_says_otherwise(given: dict[str, str], spins: str) -> None:
     left = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
@@ -173,15 +179,15 @@ def test_what_is_handed_on_keeps_the_users_rights(monkeypatch, capsys, words: li
 def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr("skipwise.extend.extend", lambda *_, **__: seen.extend(sys.argv))
-    run(monkeypatch, "extend", "--data", "https://me:mine@host/text", "--set", "data.text_field=hf_abcdefghijkl")
+    run(monkeypatch, "extend", "--data", "https://me:mine@host/text", "--set", f"data.text_field=hf_{34 * 'x'}")
     assert seen[1:] == ["extend", "--data", "https://me:***@host/text", "--set", "data.text_field=***"]
 
 
 def test_the_processes_that_are_launched_get_the_words_as_they_are(monkeypatch) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr("skipwise.training.launch.launch", lambda *_: started.append(_[2]))
-    run(monkeypatch, "extend", "--launch", "ddp", "--processes", "2", "--data", "hf_0123456789abc/")
-    assert started == [["extend", "--data", "hf_0123456789abc/"]]
+    run(monkeypatch, "extend", "--launch", "ddp", "--processes", "2", "--data", f"hf_{34 * 'x'}/")
+    assert started == [["extend", "--data", f"hf_{34 * 'x'}/"]]
     assert sys.argv[-1] == "***/"  # of which records are made
 
 
@@ -260,13 +266,23 @@ def test_a_full_gpu_is_explained(capsys) -> None:
         raise torch.OutOfMemoryError(said)
     assert end.value.code == 1
     printed = capsys.readouterr().err
-    assert "of which 5 MiB is free. What was written is kept. End other programs" in printed
+    assert "of which 5 MiB is free); what was written is kept. End other programs" in printed
     assert "reserved" not in printed
 
 
-@pytest.mark.parametrize("error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError()])
-def test_a_full_memory_is_explained(capsys, error: Exception) -> None:
-    with pytest.raises(SystemExit) as end, explained("extend"):
+@pytest.mark.parametrize(
+    "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError(), OSError(12, "no memory")]
+)
+@pytest.mark.parametrize(("command", "way"), [("extend", "--lora"), ("evaluate", "--lengths")])
+def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, error, command, way) -> None:
+    with pytest.raises(SystemExit) as end, explained(command):
         raise error
     assert end.value.code == 1
-    assert "What was written is kept. End other programs" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "what was written is kept. End other programs" in printed
+    assert [some for some in ("--lora", "--lengths") if some in printed] == [way]
+
+
+def test_a_password_in_an_address_is_not_shown(monkeypatch, capsys) -> None:
+    message = refused(monkeypatch, capsys, "extend", "--data", "https://me:mine@host/text")
+    assert "https://me:***@host/text" in message

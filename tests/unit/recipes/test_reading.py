@@ -31,6 +31,9 @@ MERGES = "a0: &a0 {k: 1}\n" + "".join(
         ("a: 1\n---\nb: 2\n", "but found another document in line 2"),
         ("a: \x00", "special characters are not allowed"),
         ("2020-13-45", "month must be in 1..12"),
+        ("a: !!float ''", "a tag (!!) does not fit its value"),
+        ("a: !!bool x", "a tag (!!) does not fit its value"),
+        ("a: !!timestamp x", "a tag (!!) does not fit its value"),
     ],
 )
 def test_yaml_that_no_recipe_needs_is_refused(text: str, said: str) -> None:

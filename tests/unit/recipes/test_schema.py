@@ -174,6 +174,12 @@ def test_a_name_that_looks_like_a_number_stays_a_name(tmp_path: Path, name: str)
     assert parse_changes([f"data.source='{name}'"]) == {"data.source": name}
 
 
+def test_a_name_that_was_read_as_a_number_is_refused_with_the_way_to_write_it() -> None:
+    with pytest.raises(RecipeError, match=r"^model = 200000\.0: must be text; quotes make text of a number"):
+        load_recipe(None, parse_changes(["model=2e5"]))
+    assert load_recipe("nano", parse_changes(['data.source="2e5"'])).data.source == "2e5"
+
+
 def test_parse_changes_reads_yaml_values() -> None:
     words = ["a.b=true", "c=[1k, 2e3]", "d=", "e=x=y", "f=none", "g={h: 1e-8}"]
     assert parse_changes(words) == {

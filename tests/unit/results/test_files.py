@@ -134,6 +134,7 @@ def test_every_byte_counts_in_a_digest(tmp_path: Path) -> None:
 
 def test_a_small_file_is_not_looked_up_among_the_remembered(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(files, "_read_cache", lambda: pytest.fail("looked up"))
+    monkeypatch.setattr(files, "ThreadPoolExecutor", lambda: pytest.fail("a thread for one block"))
     (tmp_path / "small").write_bytes(b"small")
     assert file_digest(tmp_path / "small") == sha256(sha256(b"small").digest()).hexdigest()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skipwise.errors import RunError
-from skipwise.results.run_folder import RunFolder
+from skipwise.results.run_folder import LAUNCHED_BY, RunFolder
 
 
 def test_a_folder_that_cannot_be_written_is_explained(tmp_path) -> None:
@@ -29,6 +29,13 @@ def test_the_command_is_kept_as_it_was_called(tmp_path: Path, monkeypatch, calle
     run = RunFolder(tmp_path / "run")
     run.begin()
     assert run.read()["command"] == command
+
+
+def test_a_process_that_was_launched_records_the_command_that_launched_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv(LAUNCHED_BY, "skipwise extend --launch ddp --data 'my corpus/'")
+    run = RunFolder(tmp_path / "run")
+    run.begin()
+    assert run.read()["command"] == "skipwise extend --launch ddp --data 'my corpus/'"
 
 
 def test_the_command_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch) -> None:
