@@ -35,6 +35,7 @@ from skipwise.recipes.schema import Lora
 from skipwise.report.model_card import write_card
 from skipwise.report.page import write_page
 from skipwise.results.files import seal, write_json
+from skipwise.results.run_folder import LAUNCHED_BY
 from skipwise.training import checkpoints
 from skipwise.training.launch import launch
 from skipwise.training.processes import ENGINE
@@ -329,6 +330,7 @@ def test_processes_are_started_without_the_working_folder(canary: Path, capfd) -
     launch("ddp", 2, ["--version"])
     assert capfd.readouterr().out.count("skipwise ") == 2
     assert not canary.exists()
+    assert not {ENGINE, LAUNCHED_BY} & set(os.environ)  # what this process does next, no launcher began
 
 
 @pytest.mark.usefixtures("hostile")

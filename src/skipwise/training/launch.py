@@ -71,6 +71,9 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     except ChildFailedError as failure:
         codes = [error.exitcode for error in failure.failures.values() if error.exitcode > 0]
         raise SystemExit(min(codes, default=1)) from None
+    finally:  # of this process's own environment nothing is launched
+        for name in (ENGINE, LAUNCHED_BY):
+            del os.environ[name]
 
 
 def _refuse_abandoned_builds() -> None:
