@@ -114,7 +114,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether memory was too little. torch has a type for that of a GPU, known here by its name, and for a CPU's only words."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    words = ("out of memory", "can't allocate memory", "bad_alloc", "can't start new thread")
+    words = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "can't start new thread")
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or (isinstance(error, RuntimeError) and any(some in str(error).lower() for some in words))
 

@@ -39,6 +39,8 @@ def test_the_reason_of_another_library_is_a_part_of_a_sentence(message, kept) ->
         (RuntimeError("MPS backend out of memory (MPS allocated: 5 GB)"), True),
         (MemoryError(), True),
         (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("unable to mmap 4096 bytes from file </x/a>: Cannot allocate memory (12)"), True),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 99 bytes."), True),
         (RuntimeError("can't start new thread"), True),
         (OSError(12, "Cannot allocate memory"), True),
         (OSError(2, "No such file or directory: out of memory.txt"), False),

@@ -138,9 +138,13 @@ def _working_folder_exists() -> bool:
 
 def _too_little_memory(error: BaseException, command: str) -> str:
     said = reason(error).split(" Of the allocated memory")[0].rstrip(".")
-    less = "take a smaller model, or shorter lengths (--lengths, --windows)"
-    if command == "extend":
-        less = "let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model"
+    less = {
+        "extend": "let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model",
+        "evaluate": "take a smaller model, or shorter lengths (--lengths)",
+        "passkey": "take a smaller model, or shorter lengths (--lengths)",
+        "perplexity": "take a smaller model, or shorter windows (--windows)",
+        "benchmark": "take a smaller model, --batch-size 1, or a smaller --target",
+    }.get(command, "take a smaller model")
     return (
         f"the memory is too small, or the limit of this process ({said}); what was written is kept. End other programs that hold "
         f"memory (nvidia-smi lists those on a GPU), or {less}"

@@ -5,7 +5,7 @@ from typing import Any
 
 _ENDING = r"(?i:token|(?<!pass)key|secret|password)"  # a passkey is what prompts hide
 _NAMED = re.compile(rf"({_ENDING}['\"]?\s*[=:]\s*)\S.*", re.DOTALL)
-_OF_THE_HUB = re.compile(r"\bhf_[A-Za-z0-9]{30,}")  # 34; a name such as hf_wikitext is none
+_OF_THE_HUB = re.compile(r"\bhf_((oauth|jwt)_[\w.-]{8,}|[A-Za-z0-9]{30,})")  # a name such as hf_wikitext is none
 _IN_ADDRESS = re.compile(r"(://(?:[^/\s:@]*:)?)[^/\s]+@")  # a password, or a token in the place of a name
 
 

@@ -78,10 +78,11 @@ def train_run(
         teacher=teacher,
     )
     check_frequencies(model, prepared.extension)  # as it was trained: an engine may have cast it
+    sharded = processes.sharding() is not None  # known until the processes are finished
     processes.finish()
     if first:
         run.record(training=vars(summary) | {"precision": prepared.precision})
-    return _whole(prepared, run) if processes.sharding() and first else model
+    return _whole(prepared, run) if sharded and first else model
 
 
 def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, float]], None]:

@@ -49,8 +49,7 @@ def processes_of(engine: str, processes: int | None) -> int:
 
 def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     """Run ``skipwise`` with ``words`` in each process, by torch's own launcher (torchrun)."""
-    os.environ[ENGINE], os.environ[LAUNCHED_BY] = engine, command_line()
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
+    before = dict(os.environ)
     for name in ("torch.distributed.elastic", "torch.distributed.run"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # the failed process prints its error itself
     config = LaunchConfig(
@@ -64,6 +63,8 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
         monitor_interval=0.5,
     )
     try:
+        os.environ[ENGINE], os.environ[LAUNCHED_BY] = engine, command_line()
+        os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
         # -P: else -m would import what lies in the user's working folder under a module's name
         elastic_launch(config, sys.executable)("-P", "-m", "skipwise", *words)
     except SignalException as stop:
@@ -71,9 +72,10 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     except ChildFailedError as failure:
         codes = [error.exitcode for error in failure.failures.values() if error.exitcode > 0]
         raise SystemExit(min(codes, default=1)) from None
-    finally:  # of this process's own environment nothing is launched
-        for name in (ENGINE, LAUNCHED_BY):
-            del os.environ[name]
+    finally:  # what this process does next, no launcher began
+        for name in (ENGINE, LAUNCHED_BY, "PYTHONWARNINGS"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
 
 
 def _refuse_abandoned_builds() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -10,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.main import get_command
 
+from skipwise.cli import app
 from skipwise.cli.terminal import explained, new_console, prepare_process, readable
 from skipwise.errors import ModelError
 from tests.command_line import refused, run
@@ -273,14 +276,16 @@ def test_a_full_gpu_is_explained(capsys) -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError(), OSError(12, "no memory")]
 )
-@pytest.mark.parametrize(("command", "way"), [("extend", "--lora"), ("evaluate", "--lengths")])
-def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, error, command, way) -> None:
+@pytest.mark.parametrize("command", ["extend", "evaluate", "passkey", "perplexity", "benchmark", "convert", "coverage"])
+def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, error, command) -> None:
     with pytest.raises(SystemExit) as end, explained(command):
         raise error
     assert end.value.code == 1
     printed = capsys.readouterr().err
     assert "what was written is kept. End other programs" in printed
-    assert [some for some in ("--lora", "--lengths") if some in printed] == [way]
+    has = {option for each in get_command(app).commands[command].params for option in each.opts}
+    assert set(re.findall(r"--[a-z-]+", printed)) <= has
+    assert ("--" in printed) is (command not in ("convert", "coverage"))
 
 
 def test_a_password_in_an_address_is_not_shown(monkeypatch, capsys) -> None:

@@ -29,6 +29,8 @@ def test_no_setting_of_a_recipe_is_taken_for_a_secret() -> None:
         ('x={"api_key": "abc"}', 'x={"api_key": ***'),
         (f"note=hf_{34 * 'x'}", "note=***"),
         ("https://me:abc@host/data", "https://me:***@host/data"),
+        ("note=hf_oauth_abcdefghij", "note=***"),
+        ("note=hf_jwt_eyJabc.def-ghi", "note=***"),
         ("https://me:a@b@host/data", "https://me:***@host/data"),
         ("https://ghp_abc@host/data", "https://***@host/data"),
         ("https://host:80/data", "https://host:80/data"),

@@ -1,0 +1,32 @@
+"""What training leaves to be measured and saved."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from skipwise.training import extended, processes
+
+
+@pytest.mark.parametrize(("engine", "whole"), [("zero3", True), ("fsdp", True), ("ddp", False)])
+def test_after_sharded_training_the_whole_model_is_taken_from_its_checkpoint(monkeypatch, engine, whole) -> None:
+    """The engine is known by variables that are gone once the processes are finished."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(processes.ENGINE, engine)
+
+    def finish() -> None:
+        monkeypatch.delenv("WORLD_SIZE")
+        monkeypatch.delenv(processes.ENGINE)
+
+    monkeypatch.setattr(processes, "is_first", lambda: True)
+    monkeypatch.setattr(processes, "finish", finish)
+    for name in ("_written", "_recorder", "check_frequencies"):
+        monkeypatch.setattr(extended, name, lambda *_: None)
+    monkeypatch.setattr(extended, "train", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(extended, "_whole", lambda *_: "whole")
+    recipe = SimpleNamespace(training=None, seed=0)
+    prepared = SimpleNamespace(
+        recipe=recipe, extension=None, precision="bf16", teacher=lambda _: None, dataset=lambda _: None
+    )
+    run = SimpleNamespace(checkpoints=None, identity="", record=lambda **_: None)
+    model = extended.train_run(prepared, "shard", run, resume=False, console=None)
+    assert model == ("whole" if whole else "shard")
