@@ -198,8 +198,8 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         "and fragmentation."
     )
     fits = {name: estimate.memory <= hardware.memory for name, estimate in rows.items()}
-    for name in list(fits)[1:]:
-        if not fits[name]:
+    for name, enough in fits.items():
+        if name != ours and not enough:
             console.print(f"{name} does not fit.", style="yellow")
     if not fits[ours]:
         with doing("looking for the smallest change that fits", console) as say:
