@@ -33,7 +33,7 @@ from skipwise.training.checkpoints import complete_checkpoints, step_of
 from skipwise.training.extended import load_and_probe, save_trained, say_lost_steps, train_run
 from skipwise.training.prepare import PreparedRun, print_plan
 from skipwise.training.run import begin_run, open_run
-from skipwise.training.together import invite, join, prepare_together
+from skipwise.training.shared_run import invite, join, prepare_together
 
 
 def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) -> RunFolder:

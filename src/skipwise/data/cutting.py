@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from skipwise.data.answers import aim
+from skipwise.data.answer_windows import aim
 from skipwise.errors import DataError, RecipeError
 from skipwise.method.positions import SCHEMES, Plans
 from skipwise.method.rng import Rng

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.answers import NOWHERE, Answers
+from skipwise.data.answer_windows import NOWHERE, Answers
 from skipwise.data.cutting import IGNORED, ExampleRules, refuse_margin
 from skipwise.data.packing import Packed, pack
 from skipwise.data.passkey import training_passkey

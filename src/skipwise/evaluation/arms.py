@@ -12,7 +12,7 @@ from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
 from skipwise.evaluation.batches import Batch, Readings, keeping_losses
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.other import other_text
+from skipwise.evaluation.other_text import other_text
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText, Segment, fair_documents, longest_first, spread_segments

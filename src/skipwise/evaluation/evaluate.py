@@ -21,7 +21,7 @@ from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
 from skipwise.evaluation.forecast import measured_here, told_measuring
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.other import longest_segment, other_text
+from skipwise.evaluation.other_text import longest_segment, other_text
 from skipwise.evaluation.runner import answered, missing, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.same_model import require_served
 from skipwise.evaluation.server import Server

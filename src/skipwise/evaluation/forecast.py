@@ -12,7 +12,7 @@ from skipwise.data.shipped import KINDS
 from skipwise.evaluation.arms import RunEvaluation, measured_steps
 from skipwise.evaluation.batches import Batch, Prompts, Readings
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.other import longest_segment, most_segments
+from skipwise.evaluation.other_text import longest_segment, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.runner import require_memory
 from skipwise.evaluation.specification import specification_of

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from skipwise.data.answers import draw_aims
+from skipwise.data.answer_windows import draw_aims
 from skipwise.data.cutting import IGNORED, ExampleRules, refuse_margin
 from skipwise.data.examples import shared_epoch
 from skipwise.data.tokenised import token_ids

@@ -22,7 +22,7 @@ from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.arms import arm_name
 from skipwise.recipes.schema import Lora, Recipe, Training
-from skipwise.training import written
+from skipwise.training import written_text
 from skipwise.training.arguments import accumulation, known_fields
 from skipwise.training.prepare import PreparedRun, window_of
 
@@ -161,7 +161,7 @@ def trained_tokens(prepared: PreparedRun) -> int:
     if recipe.teacher is None:
         return tokens
     # A token that it writes takes about as long as one that is trained on.
-    return int(tokens * (1 + taught_share(recipe))) + written.tokens_of(recipe, prepared.window)
+    return int(tokens * (1 + taught_share(recipe))) + written_text.tokens_of(recipe, prepared.window)
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:

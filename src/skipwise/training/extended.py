@@ -20,7 +20,7 @@ from skipwise.recipes.schema import Recipe
 from skipwise.results.records import TrainingRecord
 from skipwise.results.results_file import append_record, read_records
 from skipwise.results.run_folder import RunFolder
-from skipwise.training import processes, written
+from skipwise.training import processes, written_text
 from skipwise.training.checkpoints import checkpoint_bytes, disk_space, latest_complete
 from skipwise.training.prepare import PreparedRun
 from skipwise.training.trainer import train
@@ -99,12 +99,12 @@ def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, floa
 def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
     """The text that the teacher writes to be trained on, if the recipe asks for it: the first process lets it write."""
     recipe = prepared.recipe
-    tokens = written.tokens_of(recipe, prepared.window)
+    tokens = written_text.tokens_of(recipe, prepared.window)
     if teacher is None or not tokens:
         return None
     with processes.first_ahead():
         if processes.is_first() and not run.written.exists():
-            written.write(
+            written_text.write(
                 run.written,
                 teacher,
                 prepared.tokenizer,
@@ -114,10 +114,10 @@ def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, con
                 seed=recipe.seed,
                 console=console,
             )
-    texts, fingerprint = written.read(run.written)
-    run.require_same(**{written.NAME: fingerprint})
+    texts, fingerprint = written_text.read(run.written)
+    run.require_same(**{written_text.NAME: fingerprint})
     if processes.is_first():
-        run.record(fingerprints=(run.read().get("fingerprints") or {}) | {written.NAME: fingerprint})
+        run.record(fingerprints=(run.read().get("fingerprints") or {}) | {written_text.NAME: fingerprint})
     return texts
 
 

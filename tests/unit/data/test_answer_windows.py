@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipwise.data.answers import NOWHERE, Answers, aim
+from skipwise.data.answer_windows import NOWHERE, Answers, aim
 from skipwise.data.cutting import IGNORED, ExampleRules
 from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from skipwise.data.shipped import KINDS, shipped_text
 from skipwise.data.tokenising import tokenise
-from skipwise.evaluation.other import cut_segments, longest_segment, most_segments, other_text
+from skipwise.evaluation.other_text import cut_segments, longest_segment, most_segments, other_text
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT
