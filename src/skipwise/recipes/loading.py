@@ -7,6 +7,7 @@ every default written out.
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -120,19 +121,27 @@ def _explain(error: ValidationError) -> str:
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"]) or "recipe"
         if problem["type"] == "extra_forbidden":
-            valid = _fields_at(problem["loc"][:-1])
+            valid = list(_section_at(problem["loc"][:-1]).model_fields)
             lines.append(f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}")
         else:
             rule = _KINDS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+            if str(problem["input"]).lower() == "none" and _may_be_none(problem["loc"]):
+                rule += "; none is written as null"
             said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
             lines.append(rule if said else f"{key} = {_short(problem['input'])}: {rule}")
     return "\n".join(lines)
 
 
-def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
     section: type[BaseModel] = Recipe
     for part in location:
         annotation = section.model_fields[str(part)].annotation
         kinds = get_args(annotation) or (annotation,)  # Lora | None
         section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return list(section.model_fields)
+    return section
+
+
+def _may_be_none(location: tuple[int | str, ...]) -> bool:
+    with suppress(KeyError, StopIteration):  # a part of a value, as a place in a list
+        return type(None) in get_args(_section_at(location[:-1]).model_fields[str(location[-1])].annotation)
+    return False
