@@ -57,7 +57,7 @@ class ExampleRules:
     def cut(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> tuple[Plans, np.ndarray]:
         """Draw the span of each document, L_t tokens or all of it, and its plan: the plans, and the starts int64 [examples].
 
-        ``aims`` int64 [examples] are places that the examples of long documents must hold (``answers.aim``).
+        ``aims`` int64 [examples] are places that the examples of long documents must hold (``answer_windows.aim``).
         """
         spans = lengths if self.positions.span == "document" else np.minimum(lengths, self.target_length)
         plans, origins = self.plan(rng, spans), rng.integers(_ORIGIN, 0, lengths - spans)

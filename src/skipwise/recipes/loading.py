@@ -126,7 +126,7 @@ def _explain(error: ValidationError) -> str:
         else:
             rule = _KINDS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
             if str(problem["input"]).lower() == "none" and _may_be_none(problem["loc"]):
-                rule += "; none is written as null"
+                rule += f"; none is --set {key}=null, or null in a file"
             said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
             lines.append(rule if said else f"{key} = {_short(problem['input'])}: {rule}")
     return "\n".join(lines)
