@@ -222,7 +222,10 @@ def test_set_that_is_not_yaml() -> None:
         ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'", "valid number"]),
         ({"evaluation.windows": 256}, ["evaluation.windows = 256: must be a list, as [A, B]"]),
         ({"training": None}, ["training = None: must be a section of keys and values, or left out"]),
-        ({"method": "none"}, ["method = 'none': Input should be 'skipwise' or 'paper'; none is --set method=null, or null in a file"]),
+        (
+            {"method": "none"},
+            ["method = 'none': Input should be 'skipwise' or 'paper'; none is --set method=null, or null in a file"],
+        ),
         ({"lora": "None"}, ["lora = 'None'", "; none is --set lora=null, or null in a file"]),
         ({"training.max_steps": 0}, ["training.max_steps = 0", "greater than 0"]),
         ({"interpolation": "yarm"}, ["interpolation = 'yarm'", "did you mean yarn?", "yarn, yarn-revised"]),
