@@ -198,6 +198,13 @@ def test_set_without_key_or_value(word: str) -> None:
         parse_changes([word])
 
 
+@pytest.mark.parametrize("key", ["evaluation.keep", "seed", "lora.rank"])
+def test_a_setting_that_needs_a_value_is_not_told_how_none_is_written(key: str) -> None:
+    with pytest.raises(RecipeError, match="none") as error:
+        load_recipe(None, {key: "none"})
+    assert "null" not in str(error.value)
+
+
 def test_set_that_is_not_yaml() -> None:
     with pytest.raises(RecipeError, match=r"--set a: '\[1' is not a YAML value"):
         parse_changes(["a=[1"])
