@@ -70,7 +70,11 @@ def fused(mask: torch.Tensor | None, scale: float) -> Any:
 
 @pytest.mark.parametrize("kind", [CAUSAL, "behind cached keys", "a sliding window", "left padding"])
 @pytest.mark.parametrize(("heads", "groups", "size", "width"), [(4, 2, 16, 16), (3, 3, 24, 8), (6, 1, 8, 16)])
-def test_outputs_and_gradients_are_as_exact_as_torchs_in_bf16(drawn, kind, heads, groups, size, width) -> None:
+@pytest.mark.parametrize("short", [blocked._SHORT, 0])
+def test_outputs_and_gradients_are_as_exact_as_torchs_in_bf16(
+    drawn, monkeypatch, kind, heads, groups, size, width, short
+) -> None:
+    monkeypatch.setattr(blocked, "_SHORT", short)  # beyond it blocks of keys are larger
     queries = KEYS if kind == CAUSAL else QUERIES
     inputs, mask, scale = drawn(heads, groups, queries, KEYS, size, width), mask_of(kind), 0.3
     exact = computed(fused(mask, scale), inputs, torch.float64)

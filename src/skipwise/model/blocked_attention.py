@@ -21,10 +21,9 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -33,11 +32,10 @@ from skipwise.model.precision import choose_precision, cpu_features
 
 NAME = "blocked"  # by which transformers knows it
 _QUERIES, _KEYS = 256, 512  # tokens of a block, among the fastest of eight sizes at SmolLM2's shape
+_SHORT = 2048  # of so many keys a block has as many as of queries: the half that is hidden is then smaller
 _LEAST_QUERIES, _LEAST_KEYS = 128, 512  # with fewer both are as fast
 _FIRST = 64  # keys that are looked through for m_i besides the nearest ones
 _LARGE = math.exp(16)  # of a sum of weights; if m_i is the largest of 64k scores, the sum is exp(11) at the most
-
-Part = tuple[int, int, torch.Tensor | None]  # a block's first and last key; where it is hidden, [..., queries, keys]
 
 
 @cache
@@ -98,113 +96,143 @@ class _Attention(torch.autograd.Function):
 
 
 class _Blocks:
-    """Queries, keys and values with their two columns more, by key heads; and memory for two products of blocks."""
+    """Queries, keys and values in blocks, each in memory of its own, by key heads; and memory for two products of blocks.
+
+    A product would first copy a block out of a larger tensor.
+    """
 
     def __init__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
     ) -> None:
-        (self.batch, heads, self.queries, self.size), (self.groups, keys) = query.shape, key.shape[1:3]
-        self.shared, self.width, self.scale, self.mask = heads // self.groups, value.shape[-1], scale, mask
-        each = self.batch * self.groups
-        self.asked = pad((query * scale).bfloat16().reshape(each, self.shared, self.queries, self.size), (0, 2))
-        self.keys = pad(key.bfloat16().reshape(each, keys, self.size), (0, 2), value=-1.0)
-        self.values = pad(value.bfloat16().reshape(each, keys, self.width), (0, 2), value=1.0)
-        self.scratch = self.keys.new_empty(2, each * self.shared * _QUERIES * _KEYS)
+        self.batch, heads, self.queries, _ = query.shape
+        self.groups, self.width, self.scale, self.mask = key.shape[1], value.shape[-1], scale, mask
+        self.shared, self.step = heads // self.groups, _KEYS if key.shape[2] > _SHORT else _QUERIES
+        self.asked = self._by_queries((query * scale).bfloat16())
+        self.keys = self._by_keys(key)
+        self.lowered = [_with_columns(block, block.new_full((*block.shape[:2], 2), -1.0)) for block in self.keys]
+        self.values = [_with_columns(block, block.new_ones(*block.shape[:2], 2)) for block in self._by_keys(value)]
+        self.ahead = self.keys[0].new_full((1, 1, self.step, self.step), -math.inf).triu_(1)
+        self.scratch = self.keys[0].new_empty(2, self.batch * heads * _QUERIES * self.step)
 
     def out(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the attention, bf16 [batch, heads, queries, width], and the log of the sums of exp(s_ij), float32 without width."""
-        out = self.values.new_empty(*self.asked.shape[:3], self.width)
-        log_sums = self.values.new_empty(self.asked.shape[:3], dtype=torch.float32)
-        for some, parts in self._rows():
-            rows = self.asked[:, :, some].flatten(1, 2)
-            sums, most = self._sums(rows, parts)
-            weights = sums[..., self.width].clamp_min(torch.finfo(torch.float32).tiny)
-            out[:, :, some] = (sums[..., : self.width] / weights[..., None]).unflatten(1, (self.shared, -1))
-            log_sums[:, :, some] = (most + weights.log()).unflatten(1, (self.shared, -1))
-        return out.view(self.batch, -1, self.queries, self.width), log_sums
+        """Return the attention, bf16 [batch, heads, queries, width], and the logs of the sums of exp(s_ij), float32, by blocks."""
+        outs, log_sums = [], []
+        for number, asked in enumerate(self.asked):
+            sums, most = self._sums(asked, list(self._parts(number)))
+            weights = sums[..., self.width :][..., :1].clamp_min(torch.finfo(torch.float32).tiny)
+            outs.append((sums[..., : self.width] / weights).bfloat16())
+            log_sums.append(most + weights.log())
+        return self._by_heads(outs), torch.cat(log_sums, 1)
 
     def gradients(self, out: torch.Tensor, log_sums: torch.Tensor, of_out: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the gradients of query, key and value, float32.
 
         With P the weights, dV = P^T dO, dS = P * (dO V^T - sum(dO * O)), dQ = dS K and dK = dS^T Q.
         """
-        of_out = of_out.reshape(*self.asked.shape[:3], self.width)
-        means = (of_out * out.reshape(of_out.shape)).sum(-1, dtype=torch.float32)
-        of_out = pad(of_out.bfloat16(), (0, 2))
-        of_query = torch.empty(*self.asked.shape[:3], self.size)
-        of_keys, of_values = (torch.zeros(each.shape, dtype=torch.float32) for each in (self.keys, self.values))
-        for some, parts in self._rows():
-            rows, lost = self.asked[:, :, some].flatten(1, 2), of_out[:, :, some].flatten(1, 2)
-            _put(rows, log_sums[:, :, some].flatten(1, 2))
-            _put(lost, -means[:, :, some].flatten(1, 2))
-            of_rows = torch.zeros(rows.shape, dtype=torch.float32)
-            for part in parts:
-                keys, values = self.keys[:, part[0] : part[1]], self.values[:, part[0] : part[1]]
-                weights = self._scores(rows, part).exp_()
-                of_values[:, part[0] : part[1]] += weights.mT @ lost
-                weights *= self._product(1, lost, values.mT)
-                of_rows += weights @ keys
-                of_keys[:, part[0] : part[1]] += weights.mT @ rows
-            of_query[:, :, some] = self.scale * of_rows[..., : self.size].unflatten(1, (self.shared, -1))
-        return of_query, of_keys[..., : self.size], of_values[..., : self.width]
+        means = self._by_queries((of_out * out).sum(-1, keepdim=True, dtype=torch.float32))
+        of_outs = self._by_queries(of_out.bfloat16())
+        log_sums_of = log_sums.split([asked.shape[1] for asked in self.asked], 1)
+        of_asked = [torch.zeros(asked.shape) for asked in self.asked]
+        of_keys = [torch.zeros(block.shape) for block in self.keys]
+        of_values = [torch.zeros(*block.shape[:2], self.width) for block in self.values]
+        for number, (asked, lost) in enumerate(zip(self.asked, of_outs, strict=True)):
+            lowered, less = _with_numbers(asked, log_sums_of[number]), _with_numbers(lost, -means[number])
+            for part in self._parts(number):
+                seen = slice(part.keys)
+                weights = self._scores(lowered, self.lowered, part).exp_()
+                of_values[part.block][:, seen].add_(weights.mT @ lost)
+                weights *= self._product(1, less, self.values[part.block][:, seen].mT)
+                of_asked[number] += weights @ self.keys[part.block][:, seen]
+                of_keys[part.block][:, seen].add_(weights.mT @ asked)
+            of_asked[number] *= self.scale
+        of_key, of_value = (torch.cat(of, 1).unflatten(0, (self.batch, self.groups)) for of in (of_keys, of_values))
+        return self._by_heads(of_asked), of_key, of_value
 
-    def _rows(self) -> Iterator[tuple[slice, list[Part]]]:
-        """A block of queries after the other, and the blocks of keys that it sees."""
-        for begin in range(0, self.queries, _QUERIES):
-            some = slice(begin, min(begin + _QUERIES, self.queries))
-            yield some, list(_causal(some) if self.mask is None else _seen(self.mask[..., some, :]))
+    def _by_queries(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """Return [batch, heads, queries, any] as blocks [batch * key heads, heads of a key head * queries of the block, any]."""
+        by_key_heads = whole.reshape(self.batch * self.groups, self.shared, self.queries, -1)
+        return [block.flatten(1, 2).contiguous() for block in by_key_heads.split(_QUERIES, 2)]
 
-    def _sums(self, rows: torch.Tensor, parts: list[Part]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _by_heads(self, blocks: list[torch.Tensor]) -> torch.Tensor:
+        """Return such blocks as one tensor again."""
+        by_key_heads = torch.cat([block.unflatten(1, (self.shared, -1)) for block in blocks], 2)
+        return by_key_heads.view(self.batch, -1, self.queries, by_key_heads.shape[-1])
+
+    def _by_keys(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        """Return [batch, key heads, keys, any] as blocks [batch * key heads, keys of the block, any] in bf16."""
+        return [block.contiguous() for block in whole.bfloat16().flatten(0, 1).split(self.step, 1)]
+
+    def _parts(self, number: int) -> Iterator["_Part"]:
+        """The blocks of keys of which a block of queries sees any."""
+        begin = _QUERIES * number
+        end = min(begin + _QUERIES, self.queries)
+        if self.mask is None:
+            for first in range(0, end, self.step):
+                keys = min(self.step, end - first)
+                ahead = self.ahead[..., begin - first : end - first, :keys] if first + keys > begin else None
+                yield self._part(first, keys, ahead)
+            return
+        for first in range(0, self.mask.shape[-1], self.step):
+            some = self.mask[..., begin:end, first : first + self.step]
+            if bool(some.any()):
+                hidden = None if bool(some.all()) else torch.where(some, 0.0, -math.inf).to(torch.bfloat16)
+                yield self._part(first, some.shape[-1], hidden)
+
+    def _part(self, first: int, keys: int, hidden: torch.Tensor | None) -> "_Part":
+        """``hidden`` [batch or 1, 1, queries, keys] is added to the scores: 0, or -inf where a query does not see a key."""
+        if hidden is not None:
+            groups = self.groups if len(hidden) > 1 else 1
+            hidden = hidden[:, :, None].expand(-1, groups, self.shared, -1, -1).flatten(0, 1).flatten(1, 2)
+        return _Part(first // self.step, keys, hidden)
+
+    def _sums(self, asked: torch.Tensor, parts: list["_Part"]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sums of values and, behind them, of weights, and the m_i that they were computed with, float32."""
-        first, last, hidden = parts[0] if parts else (0, 0, None)
-        some = min(_FIRST, last - first)
-        near = [(first, first + some, None if hidden is None else hidden[..., :some]), *parts[-1:]]
+        near = [parts[0].first(_FIRST), *parts[-1:]] if parts else []
         for looked in (near, parts):
-            _put(rows, torch.zeros(rows.shape[:2]))
-            sums = torch.zeros(*rows.shape[:2], self.values.shape[-1])
-            most = torch.full(rows.shape[:2], -math.inf)
+            sums = torch.zeros(*asked.shape[:2], self.width + 2)
+            most = torch.full((*asked.shape[:2], 1), torch.finfo(torch.bfloat16).min)
             for part in looked:
-                most = torch.maximum(most, self._scores(rows, part).amax(-1))
-            _put(rows, most)
+                most = torch.maximum(most, self._scores(asked, self.keys, part).amax(-1, keepdim=True))
+            lowered = _with_numbers(asked, most)
             for part in parts:
-                sums += self._scores(rows, part).exp_() @ self.values[:, part[0] : part[1]]
-            if bool((sums[..., -1] < _LARGE).all()):  # false of nan, where all that was looked at is hidden
+                sums += self._scores(lowered, self.lowered, part).exp_() @ self.values[part.block][:, : part.keys]
+            if bool((sums[..., -1] < _LARGE).all()):  # false of inf, where the m_i was of no key that is seen
                 break
         return sums, most
 
-    def _product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Return the product in the memory ``number``, 0 or 1, until that is used again."""
+    def _scores(self, asked: torch.Tensor, keys: list[torch.Tensor], part: "_Part") -> torch.Tensor:
+        return self._product(0, asked, keys[part.block][:, : part.keys].mT, part.hidden)
+
+    def _product(
+        self, number: int, left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the product, plus ``addend``, in the memory ``number``, 0 or 1, until that is used again."""
         shape = *left.shape[:2], right.shape[-1]
-        return torch.bmm(left, right, out=self.scratch[number, : math.prod(shape)].view(shape))
-
-    def _scores(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
-        first, last, hidden = part
-        scores = self._product(0, rows, self.keys[:, first:last].mT)
-        if hidden is not None:
-            shape = self.batch, self.groups, self.shared, -1, last - first
-            scores.view(shape).masked_fill_(hidden, -math.inf)
-        return scores
+        out = self.scratch[number, : math.prod(shape)].view(shape)
+        return torch.bmm(left, right, out=out) if addend is None else torch.baddbmm(addend, left, right, out=out)
 
 
-def _put(rows: torch.Tensor, numbers: torch.Tensor) -> None:
-    """Write float32 ``numbers`` into the last two columns of bf16 ``rows``, as what bf16 holds of them and of the rest."""
-    rows[..., -2] = numbers
-    rows[..., -1] = numbers - rows[..., -2]
+class _Part(NamedTuple):
+    """The keys of one block that a block of queries sees."""
+
+    block: int
+    keys: int  # so many of its first ones
+    hidden: (
+        torch.Tensor | None
+    )  # added to the scores [batch * key heads or 1, heads of a key head * queries, keys]; None: 0
+
+    def first(self, keys: int) -> "_Part":
+        return _Part(self.block, min(keys, self.keys), None if self.hidden is None else self.hidden[..., :keys])
 
 
-def _causal(some: slice) -> Iterator[Part]:
-    for first in range(0, some.start, _KEYS):
-        yield first, min(first + _KEYS, some.start), None
-    ahead = torch.ones(some.stop - some.start, some.stop - some.start, dtype=torch.bool).triu_(1)
-    yield some.start, some.stop, ahead
+def _with_numbers(block: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return a bf16 block with float32 ``numbers`` in two columns more: what bf16 holds of them, and of the rest."""
+    high = numbers.bfloat16()
+    return _with_columns(block, high, (numbers - high).bfloat16())
 
 
-def _seen(mask: torch.Tensor) -> Iterator[Part]:
-    """The keys that any query sees by the mask [batch or 1, 1, queries, keys]."""
-    for first in range(0, mask.shape[-1], _KEYS):
-        some = mask[..., first : first + _KEYS]
-        if bool(some.any()):
-            yield first, first + some.shape[-1], None if bool(some.all()) else ~some[:, :, None]
+def _with_columns(block: torch.Tensor, *columns: torch.Tensor) -> torch.Tensor:
+    return torch.cat((block, *columns), -1)
 
 
 def _forward(
