@@ -4,7 +4,8 @@ By default glibc gives each large block back to the system at once, and the next
 anew. Held in the process, in huge pages, they cost nothing. Values set by the user win.
 
 What is kept must be given back now and then: small objects that stay, such as the words in a tokenizer's cache, are cut out
-of freed blocks, and the next step's block no longer fits there. Training on retrieval prompts grew by 8 MB a step.
+of freed blocks, and the next step's block no longer fits there. Training on retrieval prompts grew by 8 MB a step. But the next
+step then pays for its pages again, so nothing is given back before the process has grown.
 """
 
 import ctypes
@@ -12,9 +13,11 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
-_EVERY = 10.0  # seconds; giving back takes 20 ms
+_EVERY = 10.0  # seconds
+_GROWTH = 2**28  # bytes
 
 
 def keep_freed_memory() -> None:
@@ -28,10 +31,19 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     except (OSError, AttributeError):
         return
-    threading.Thread(target=_give_back_at_times, args=(libc,), daemon=True).start()
+    threading.Thread(target=_give_back_growth, args=(libc,), daemon=True).start()
 
 
-def _give_back_at_times(libc: ctypes.CDLL) -> None:
+def _give_back_growth(libc: ctypes.CDLL) -> None:
     while True:
-        time.sleep(_EVERY)
+        time.sleep(_EVERY)  # until the next step has taken what it needs
+        most = _resident_bytes() + _GROWTH
+        while _resident_bytes() < most:
+            time.sleep(_EVERY)
         libc.malloc_trim(0)
+
+
+def _resident_bytes() -> int:
+    """The memory that the process holds, which only grows while it keeps what is freed (proc_pid_statm(5))."""
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

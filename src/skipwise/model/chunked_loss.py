@@ -26,8 +26,9 @@ from skipwise.model.lora import stock_model
 from skipwise.model.precision import autocast, in_mode, weights_precision
 
 _SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
-_CACHE_BYTES = 2**24  # of float32 scores: few enough for a processor's cache
-_WORTH_BYTES = 2**29
+_CACHE_BYTES = 2**22  # of float32 scores: few enough for the cache of a processor's core
+_KERNEL_BYTES = 2**24  # on a GPU, which starts several kernels for each part
+_SLOW_BYTES, _HEAVY_BYTES = 2**25, 2**29
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,12 @@ class Taught:
         return logits if self.bias is None else logits.add_(self.bias)
 
 
-def worth_chunking(tokens: int, vocabulary: int) -> bool:
-    """Return whether the float32 logits of a micro-batch of ``tokens`` take more than 0.5 GiB."""
-    return 4 * tokens * vocabulary > _WORTH_BYTES
+def worth_chunking(tokens: int, vocabulary: int, device: str) -> bool:
+    """Return whether to compute a micro-batch's loss in slices, by the size of its logits in float32.
+
+    Above 32 MiB on the ``device`` "cpu", where slices that stay in its cache are faster; above 0.5 GiB on a GPU, to save memory.
+    """
+    return 4 * tokens * vocabulary > (_SLOW_BYTES if device == "cpu" else _HEAVY_BYTES)
 
 
 def can_be_sliced(model: PreTrainedModel) -> bool:
@@ -259,23 +263,34 @@ def _to_gradients(
     vocabulary], and ``weights`` [tokens] those of their term.
     """
     total = torch.zeros((), device=logits.device)
-    rows = max(1, _CACHE_BYTES // (4 * logits.shape[1]))
+    rows = max(1, (_CACHE_BYTES if logits.device.type == "cpu" else _KERNEL_BYTES) // (4 * logits.shape[1]))
     for begin in range(0, len(logits), rows):
         part = slice(begin, begin + rows)
-        some, target, count = logits[part], targets[part, None], counts[part]
-        scores = log_softmax(some, dim=-1, dtype=torch.float32)
-        total -= (scores.gather(1, target)[:, 0] * count).sum()
+        target, count = targets[part, None], counts[part]
+        scores, chances, log_sum = _softmax(logits[part])
+        total += ((log_sum - scores.gather(1, target)[:, 0]) * count).sum()
         if taught is None or weights is None:
-            gradient = scores.exp_().mul_(count[:, None])
+            gradient = chances.mul_(count[:, None])
         else:
-            known, share = log_softmax(taught[part], dim=-1, dtype=torch.float32), weights[part]
-            chances = known.exp()
-            total += (chances * known.sub_(scores)).sum(-1).dot(share)  # under autocast vecdot would be bf16
-            gradient = scores.exp_().mul_((count + share)[:, None]).sub_(chances.mul_(share[:, None]))
-        some.copy_(gradient.scatter_add_(1, target, -count[:, None]))
+            wanted, wanted_chances, wanted_log_sum = _softmax(taught[part])
+            share = weights[part]
+            apart = wanted.sub_(scores).mul_(wanted_chances).sum(-1)  # under autocast vecdot would be bf16
+            total += (apart - wanted_log_sum + log_sum).dot(share)
+            gradient = chances.mul_((count + share)[:, None]).sub_(wanted_chances.mul_(share[:, None]))
+        logits[part].copy_(gradient.scatter_add_(1, target, -count[:, None]))
         if isinstance(logits, FakeTensor):  # of ``step_cost``: each of thousands of parts takes what the first takes
             break
     return total
+
+
+def _softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the logits [tokens, vocabulary] in float32, their softmax, and the log of the sum of their exp [tokens].
+
+    The largest softmax is exp(largest logit - log of the sum): exp is computed once, where log_softmax and its exp take two.
+    """
+    scores = logits.float()
+    chances = scores.softmax(-1)
+    return scores, chances, scores.amax(-1) - chances.amax(-1).log()
 
 
 @torch.no_grad()

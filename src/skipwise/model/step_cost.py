@@ -68,7 +68,7 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
     tokens = settings.micro_batch * settings.window
     text = config.get_text_config()
     plain = all(getattr(text, name, None) in (None, 1) for name in _OF_LOGITS)
-    sliced = settings.sliced_loss and plain and worth_chunking(tokens, text.vocab_size)
+    sliced = settings.sliced_loss and plain and worth_chunking(tokens, text.vocab_size, "cuda")
     with mode, in_slices(model) if sliced else nullcontext():
         held = _Counted()
         for parameter in model.parameters():

@@ -219,7 +219,7 @@ class _Trainer(Trainer):
             require_apart(model, ids, positions, mask, precision=precision)
 
     def _needs_slices(self, tokens: int) -> bool:
-        """Return whether to compute the loss in slices: all logits take too much memory, and nothing else needs them.
+        """Return whether to compute the loss in slices: they are worth it, and nothing else needs all logits.
 
         With a teacher there are twice as many. Slices need the output layer's weights, which no process holds whole in a
         sharded model. Liger has its own loss.
@@ -228,8 +228,9 @@ class _Trainer(Trainer):
         logits_needed = self.label_smoother is not None or self.args.use_liger_kernel
         if logits_needed or self.is_deepspeed_enabled or self.is_fsdp_enabled:
             return False
-        much = self.teacher is not None or worth_chunking(tokens, model.config.get_text_config().vocab_size)
-        return much and can_be_sliced(model)
+        vocabulary = model.config.get_text_config().vocab_size
+        worth = self.teacher is not None or worth_chunking(tokens, vocabulary, model.device.type)
+        return worth and can_be_sliced(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)

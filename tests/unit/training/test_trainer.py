@@ -521,7 +521,7 @@ def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
     plain: list[float] = []
     expected, _ = run(tmp_path / "plain", on_log=lambda log: plain.append(log["loss"]), logging_steps=1)
     sliced: list[float] = []
-    monkeypatch.setattr(training, "worth_chunking", lambda tokens, vocabulary: tokens == 4 * LENGTH)
+    monkeypatch.setattr(training, "worth_chunking", lambda tokens, *_: tokens == 4 * LENGTH)
     model, _ = run(
         tmp_path / "sliced",
         on_log=lambda log: sliced.append(log["loss"]),
