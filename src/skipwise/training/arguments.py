@@ -68,7 +68,9 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
     precision = choose_precision(settings.precision, device)
     given["gradient_accumulation_steps"] = accumulation(settings, processes.launched())
     on_gpu = device.type == "cuda"
-    if device.type in ("cpu", "cuda") and given["optim"] == "adamw_torch":  # the same results, without a copy of all weights
+    if (
+        device.type in ("cpu", "cuda") and given["optim"] == "adamw_torch"
+    ):  # the same results, without a copy of all weights
         given["optim"] = "adamw_torch_fused"
     values = {
         "report_to": "none",
