@@ -129,6 +129,16 @@ def test_a_query_that_sees_nothing_gets_zeros(drawn) -> None:
     assert out[1][:, ~blind].abs().sum(-1).all()
 
 
+def test_a_block_of_queries_that_sees_nothing_gets_zeros_and_gives_no_gradient(drawn) -> None:
+    mask = torch.ones(1, 1, KEYS, KEYS, dtype=torch.bool).tril_()
+    mask[..., :300, :] = False  # the first block of queries and a part of the next
+    out, *gradients = computed(lambda *each: attend(*each, mask, 0.3), drawn(4, 2, KEYS, KEYS, 16, 16), torch.bfloat16)
+    assert not out[:, :, :300].any()
+    assert out[:, :, 300:].abs().sum(-1).all()
+    assert not gradients[0][:, :, :300].any()
+    assert all(each.isfinite().all() for each in gradients)
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """On a machine that is faster by blocks, the number of queries of each call."""

@@ -9,6 +9,7 @@ step then pays for its pages again, so nothing is given back before the process 
 """
 
 import ctypes
+import math
 import os
 import sys
 import threading
@@ -35,15 +36,20 @@ def keep_freed_memory() -> None:
 
 
 def _give_back_growth(libc: ctypes.CDLL) -> None:
+    least = math.inf
     while True:
-        time.sleep(_EVERY)  # until the next step has taken what it needs
-        most = _resident_bytes() + _GROWTH
-        while _resident_bytes() < most:
-            time.sleep(_EVERY)
-        libc.malloc_trim(0)
+        time.sleep(_EVERY)  # after memory was given back, the next step takes what it needs
+        held = _resident_bytes()
+        least = min(least, held)
+        if held >= least + _GROWTH:
+            libc.malloc_trim(0)
+            least = math.inf
 
 
-def _resident_bytes() -> int:
-    """The memory that the process holds, which only grows while it keeps what is freed (proc_pid_statm(5))."""
-    pages = Path("/proc/self/statm").read_text().split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+def _resident_bytes() -> float:
+    """The memory that the process holds (proc_pid_statm(5)); infinite where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return math.inf
+    return float(pages) * os.sysconf("SC_PAGE_SIZE")

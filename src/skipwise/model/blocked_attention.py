@@ -69,7 +69,7 @@ def attend(
         key: [batch, key heads, keys, size]; each serves ``heads / key heads`` query heads, in their order.
         value: [batch, key heads, keys, size of a value].
         mask: True where a query sees a key, bool [batch or 1, 1, queries, keys]; None: causal, as many queries as keys. A
-            query that sees none gets zeros.
+            query that sees none gets zeros. What is hidden must be finite, as for torch's own attention.
         scale: of the scores.
     """
     return _Attention.apply(query, key, value, mask, scale)
@@ -170,20 +170,13 @@ class _Blocks:
             for first in range(0, end, self.step):
                 keys = min(self.step, end - first)
                 ahead = self.ahead[..., begin - first : end - first, :keys] if first + keys > begin else None
-                yield self._part(first, keys, ahead)
+                yield _Part(first // self.step, keys, ahead)
             return
         for first in range(0, self.mask.shape[-1], self.step):
             some = self.mask[..., begin:end, first : first + self.step]
             if bool(some.any()):
                 hidden = None if bool(some.all()) else torch.where(some, 0.0, -math.inf).to(torch.bfloat16)
-                yield self._part(first, some.shape[-1], hidden)
-
-    def _part(self, first: int, keys: int, hidden: torch.Tensor | None) -> "_Part":
-        """``hidden`` [batch or 1, 1, queries, keys] is added to the scores: 0, or -inf where a query does not see a key."""
-        if hidden is not None:
-            groups = self.groups if len(hidden) > 1 else 1
-            hidden = hidden[:, :, None].expand(-1, groups, self.shared, -1, -1).flatten(0, 1).flatten(1, 2)
-        return _Part(first // self.step, keys, hidden)
+                yield _Part(first // self.step, some.shape[-1], hidden)
 
     def _sums(self, asked: torch.Tensor, parts: list["_Part"]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sums of values and, behind them, of weights, and the m_i that they were computed with, float32."""
@@ -201,7 +194,13 @@ class _Blocks:
         return sums, most
 
     def _scores(self, asked: torch.Tensor, keys: list[torch.Tensor], part: "_Part") -> torch.Tensor:
-        return self._product(0, asked, keys[part.block][:, : part.keys].mT, part.hidden)
+        hidden = part.hidden
+        if (
+            hidden is not None
+        ):  # once more for each head, or in a batch of masks for each key head, no longer than it is used
+            groups = self.groups if len(hidden) > 1 else 1
+            hidden = hidden[:, :, None].expand(-1, groups, self.shared, -1, -1).flatten(0, 1).flatten(1, 2)
+        return self._product(0, asked, keys[part.block][:, : part.keys].mT, hidden)
 
     def _product(
         self, number: int, left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor | None = None
@@ -219,7 +218,7 @@ class _Part(NamedTuple):
     keys: int  # so many of its first ones
     hidden: (
         torch.Tensor | None
-    )  # added to the scores [batch * key heads or 1, heads of a key head * queries, keys]; None: 0
+    )  # 0, or -inf where a query does not see a key [batch or 1, 1, queries, keys]; None: it sees all
 
     def first(self, keys: int) -> "_Part":
         return _Part(self.block, min(keys, self.keys), None if self.hidden is None else self.hidden[..., :keys])

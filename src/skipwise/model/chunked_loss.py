@@ -68,7 +68,7 @@ class Taught:
 def worth_chunking(tokens: int, vocabulary: int, device: str) -> bool:
     """Return whether to compute a micro-batch's loss in slices, by the size of its logits in float32.
 
-    Above 32 MiB on the ``device`` "cpu", where slices that stay in its cache are faster; above 0.5 GiB on a GPU, to save memory.
+    Above 32 MiB on the ``device`` "cpu", where slices that stay in its cache are faster; above 0.5 GiB elsewhere, to save memory.
     """
     return 4 * tokens * vocabulary > (_SLOW_BYTES if device == "cpu" else _HEAVY_BYTES)
 
@@ -284,13 +284,14 @@ def _to_gradients(
 
 
 def _softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the logits [tokens, vocabulary] in float32, their softmax, and the log of the sum of their exp [tokens].
+    """Return the logits [tokens, vocabulary] less their largest, in float32; their softmax; and the log of the sum of exp [tokens].
 
-    The largest softmax is exp(largest logit - log of the sum): exp is computed once, where log_softmax and its exp take two.
+    The largest softmax is 1 / that sum: so exp is computed once, where log_softmax and its exp take two.
     """
     scores = logits.float()
+    scores = scores - scores.amax(-1, keepdim=True)
     chances = scores.softmax(-1)
-    return scores, chances, scores.amax(-1) - chances.amax(-1).log()
+    return scores, chances, -chances.amax(-1).log()
 
 
 @torch.no_grad()

@@ -132,6 +132,11 @@ def test_what_can_be_built_is_taken(tmp_path, optim, schedule):
     training_arguments(settings(optim=optim, lr_scheduler_type=schedule), tmp_path, 0)
 
 
+def test_adamw_is_fused_on_a_cpu_too(tmp_path):
+    assert training_arguments(settings(optim="adamw_torch"), tmp_path, 0).optim == "adamw_torch_fused"
+    assert training_arguments(settings(optim="sgd"), tmp_path, 0).optim == "sgd"
+
+
 def test_a_mode_of_compiling_that_is_not_there_is_named(tmp_path):
     with pytest.raises(RecipeError, match=r"training: .*foo"):
         training_arguments(settings(torch_compile=True, torch_compile_mode="foo"), tmp_path, 0)
