@@ -32,7 +32,7 @@ from skipwise.model.precision import choose_precision, cpu_features
 
 NAME = "blocked"  # by which transformers knows it
 _QUERIES, _KEYS = 256, 512  # tokens of a block, among the fastest of eight sizes at SmolLM2's shape
-_SHORT = 2048  # of so many keys a block has as many as of queries: the half that is hidden is then smaller
+_SHORT = 2048  # up to so many keys, 256 in a block are as fast or faster: less of the block at the diagonal is hidden
 _LEAST_QUERIES, _LEAST_KEYS = 128, 512  # with fewer both are as fast
 _FIRST = 64  # keys that are looked through for m_i besides the nearest ones
 _LARGE = math.exp(16)  # of a sum of weights; if m_i is the largest of 64k scores, the sum is exp(11) at the most
@@ -119,7 +119,7 @@ class _Blocks:
         outs, log_sums = [], []
         for number, asked in enumerate(self.asked):
             sums, most = self._sums(asked, list(self._parts(number)))
-            weights = sums[..., self.width :][..., :1].clamp_min(torch.finfo(torch.float32).tiny)
+            weights = sums[..., self.width : self.width + 1].clamp_min(torch.finfo(torch.float32).tiny)
             outs.append((sums[..., : self.width] / weights).bfloat16())
             log_sums.append(most + weights.log())
         return self._by_heads(outs), torch.cat(log_sums, 1)
@@ -195,9 +195,8 @@ class _Blocks:
 
     def _scores(self, asked: torch.Tensor, keys: list[torch.Tensor], part: "_Part") -> torch.Tensor:
         hidden = part.hidden
-        if (
-            hidden is not None
-        ):  # once more for each head, or in a batch of masks for each key head, no longer than it is used
+        if hidden is not None:
+            # Copied for each head where it is used: the copies of a whole mask would take gigabytes.
             groups = self.groups if len(hidden) > 1 else 1
             hidden = hidden[:, :, None].expand(-1, groups, self.shared, -1, -1).flatten(0, 1).flatten(1, 2)
         return self._product(0, asked, keys[part.block][:, : part.keys].mT, hidden)

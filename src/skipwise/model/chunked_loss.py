@@ -28,7 +28,7 @@ from skipwise.model.precision import autocast, in_mode, weights_precision
 _SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
 _CACHE_BYTES = 2**22  # of float32 scores: few enough for the cache of a processor's core
 _KERNEL_BYTES = 2**24  # on a GPU, which starts several kernels for each part
-_SLOW_BYTES, _HEAVY_BYTES = 2**25, 2**29
+_SLOW_BYTES, _HEAVY_BYTES = 2**25, 2**29  # of float32 logits: on a CPU, elsewhere (``worth_chunking``)
 
 
 @dataclass(frozen=True)
