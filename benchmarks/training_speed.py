@@ -1,12 +1,16 @@
 """Training speed of Skipwise beside a bare loop over the same stock model, and beside the released PoSE code, in one run.
 
-    python benchmarks/training_speed.py [--steps 12] [--rounds 3]
-    python benchmarks/training_speed.py smollm2 --window 1k --batch 4 --steps 4 [--released PoSE/src] [--precision bf16]
+    python -m benchmarks.training_speed [--steps 12] [--rounds 3]
+    python -m benchmarks.training_speed smollm2 --window 1k --batch 4 --steps 4 [--released PoSE/src] [--precision bf16]
 
 All sides train on the same examples in the same order with the same optimizer and schedule; they take turns, round by
-round, so that a change of the machine's speed meets all. Checked: the losses agree to 1e-3 in float32, 5e-3 in bf16, 2%
-between bf16 and float32. Beside the speed stands the share of the rate that this machine reaches in products of the
-model's largest matrices, measured in the same rounds. Also measured: how much of a step the building of its batch takes.
+round, each in a process of its own, so that a change of the machine's speed meets all. Checked: the losses agree to 1e-3 in
+float32, 5e-3 in bf16, 2% between bf16 and float32. Beside the speed stands the share of the rate that this machine reaches in
+products of the model's largest matrices, measured in the same processes. Also measured: how much of a step the building of its
+batch takes.
+
+Skipwise keeps freed memory in its process (``skipwise.cli.allocator``). The other sides run as they are, and once more with
+memory kept for them too, which separates that from the rest.
 
 ``--precision`` is that of the bare loop and of the released code; Skipwise computes in what its recipe chooses (auto).
 ``--released`` is the folder ``src`` of https://github.com/dwzhu-pku/PoSE (read at a3d4ba8). Its model is trained by the
@@ -21,26 +25,24 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel, get_linear_schedule_with_warmup
+
+from reproduction.costs import in_own_process, most_held
 from skipwise.cli.allocator import keep_freed_memory
-
-keep_freed_memory()
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from rich.console import Console  # noqa: E402
-from transformers import PreTrainedModel, get_linear_schedule_with_warmup  # noqa: E402
-
-from skipwise.data.window import collate  # noqa: E402
-from skipwise.model.config import load_config  # noqa: E402
-from skipwise.model.loading import load_model  # noqa: E402
-from skipwise.model.precision import autocast, choose_precision, dtype_of  # noqa: E402
-from skipwise.model.step_cost import StepSettings, step_cost  # noqa: E402
-from skipwise.recipes.loading import load_recipe  # noqa: E402
-from skipwise.training.prepare import PreparedRun, prepare  # noqa: E402
-from skipwise.training.trainer import train  # noqa: E402
+from skipwise.data.window import collate
+from skipwise.model.config import load_config
+from skipwise.model.loading import load_model
+from skipwise.model.precision import autocast, choose_precision, dtype_of
+from skipwise.model.step_cost import StepSettings, step_cost
+from skipwise.recipes.loading import load_recipe
+from skipwise.training.prepare import PreparedRun, prepare
+from skipwise.training.trainer import train
 
 WARM = 2  # steps of each round that are not counted
 
@@ -156,6 +158,49 @@ def matrix_rate(job: PreparedRun, precision: str) -> float:
     return 2 * rows.numel() * len(weights) / min(times)
 
 
+def job_of(options: argparse.Namespace) -> PreparedRun:
+    """Prepare the run that all sides train."""
+    changes = {
+        "model": options.model,
+        "interpolation": "linear" if options.released else "yarn",
+        "training.max_steps": options.steps,
+        "training.batch_size": options.batch,
+        "training.per_device_train_batch_size": options.micro or options.batch,
+        "training.logging_steps": 1,
+        "training.save_steps": 10**6,
+        "training.weight_decay": 0.0,
+        **({"train_length": options.window} if options.window else {}),
+        **({"target": "16k", "training.learning_rate": 2e-5} if options.model != "nano" else {}),
+    }
+    return prepare(load_recipe("nano-pose", changes), Console(stderr=True, quiet=True))
+
+
+class Turn(NamedTuple):
+    """One side's turn of a round."""
+
+    precision: str
+    seconds: list[float]  # of each step that is counted
+    losses: list[float]
+    rate: float  # of matrix products, operations a second
+    held: int  # bytes at the most
+
+
+def turn(options: argparse.Namespace, side: str, kept: bool) -> Turn:
+    """Train a side from the base, with freed memory ``kept`` in the process or not; to be called in a fresh process."""
+    if kept:
+        keep_freed_memory()
+    logging.disable(logging.WARNING)
+    job = job_of(options)
+    precision = job.precision if side == "skipwise" else choose_precision(options.precision, job.device)
+    rate = matrix_rate(job, precision)
+    if side == "skipwise":
+        seconds, losses = skipwise_loop(job, options.steps)
+    else:
+        model = released_model(job, options.released) if side == "released" else fresh_model(job)
+        seconds, losses = bare_loop(job, options.steps, model, precision)
+    return Turn(precision, seconds[WARM:], losses, rate, most_held())
+
+
 def main() -> None:
     """Run and print a short table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -170,57 +215,46 @@ def main() -> None:
     options = parser.parse_args()
     if options.steps <= WARM:
         parser.error(f"--steps {options.steps}: the first {WARM} are not counted; give {WARM + 1} or more")
-    logging.disable(logging.WARNING)
-    changes = {
-        "model": options.model,
-        "interpolation": "linear" if options.released else "yarn",
-        "training.max_steps": options.steps,
-        "training.batch_size": options.batch,
-        "training.per_device_train_batch_size": options.micro or options.batch,
-        "training.logging_steps": 1,
-        "training.save_steps": 10**6,
-        "training.weight_decay": 0.0,
-        **({"train_length": options.window} if options.window else {}),
-        **({"target": "16k", "training.learning_rate": 2e-5} if options.model != "nano" else {}),
+    rivals = ["stock", "released"] if options.released else ["stock"]
+    turns: dict[tuple[str, bool], list[Turn]] = {
+        **{(side, kept): [] for side in rivals for kept in (False, True)},
+        ("skipwise", True): [],
     }
-    job = prepare(load_recipe("nano-pose", changes), Console(stderr=True))
-    theirs = choose_precision(options.precision, job.device)
-    sides: dict[str, tuple[str, Callable[[], tuple[list[float], list[float]]]]] = {
-        "stock": (theirs, lambda: bare_loop(job, options.steps, fresh_model(job), theirs)),
-        "skipwise": (job.precision, lambda: skipwise_loop(job, options.steps)),
-    }
-    if released := options.released:
-        sides["released"] = (theirs, lambda: bare_loop(job, options.steps, released_model(job, released), theirs))
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(options.rounds):
-        losses = {}
-        for name, (precision, run) in sides.items():
-            rates[name].append(matrix_rate(job, precision))
-            took, losses[name] = run()
-            seconds[name] += took[WARM:]
+        for (side, kept), own in turns.items():
+            own.append(in_own_process(turn, options, side, kept))
+            now, stock = own[-1], turns["stock", False][-1]
             # In bf16 the attention is not the stock model's, and each rounds by itself.
-            tolerance = 2e-2 if precision != theirs else 5e-3 if precision == "bf16" else 1e-3
-            np.testing.assert_allclose(losses[name], losses["stock"], rtol=tolerance)
-            print(
-                f"round {number + 1}: {name} {statistics.median(took[WARM:]):.2f} s a step", file=sys.stderr, flush=True
-            )
+            tolerance = 2e-2 if now.precision != stock.precision else 5e-3 if now.precision == "bf16" else 1e-3
+            np.testing.assert_allclose(now.losses, stock.losses, rtol=tolerance)
+            step = statistics.median(now.seconds)
+            print(f"round {number + 1}: {side}, {_memory(kept)}, {step:.2f} s a step", file=sys.stderr, flush=True)
+    job = job_of(options)
     tokens = job.recipe.training.batch_size * job.train_length
     settings = StepSettings(job.train_length, job.recipe.training.batch_size, sliced_loss=False)
     operations = step_cost(load_config(options.model), settings).operations
     print(f"{options.model}, {torch.get_num_threads()} threads, {tokens:,} tokens a step; losses agree")
     print(
-        "| | precision | tokens/s | median step, s | of the matrix rate | skipwise is faster by |\n|---|---|---|---|---|---|"
+        "| | freed memory | precision | tokens/s | median step, s | of the matrix rate | peak memory, MiB "
+        "| Skipwise's speed, times this one's, by round |\n|---|---|---|---|---|---|---|---|"
     )
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    for name, step in medians.items():
-        rate = statistics.median(rates[name])
+    steps = {side: [statistics.median(each.seconds) for each in own] for side, own in turns.items()}
+    for (side, kept), own in turns.items():
+        step, rate = statistics.median(steps[side, kept]), statistics.median(each.rate for each in own)
+        ratios = sorted(one / other for one, other in zip(steps[side, kept], steps["skipwise", True], strict=True))
+        faster = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(
-            f"| {name} | {sides[name][0]} | {tokens / step:,.0f} | {step:.3f} | {operations / step / rate:.0%} of {rate / 1e9:,.0f} "
-            f"GFLOP/s | {step / medians['skipwise']:.2f} |"
+            f"| {side} | {_memory(kept)} | {own[0].precision} | {tokens / step:,.0f} | {step:.3f} "
+            f"| {operations / step / rate:.0%} of {rate / 1e9:,.0f} GFLOP/s | {max(each.held for each in own) / 2**20:,.0f} | {faster} |"
         )
     build = batch_seconds(job)
-    print(f"batch: {build * 1e3:.2f} ms to build and collate = {build / medians['skipwise']:.2%} of a step")
+    print(
+        f"batch: {build * 1e3:.2f} ms to build and collate = {build / statistics.median(steps['skipwise', True]):.2%} of a step"
+    )
+
+
+def _memory(kept: bool) -> str:
+    return "kept" if kept else "given back"
 
 
 if __name__ == "__main__":
