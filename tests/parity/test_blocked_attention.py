@@ -195,6 +195,36 @@ def test_what_is_read_behind_cached_tokens_is_read_by_blocks_too(calls) -> None:
     assert np.mean(np.array(behind) == np.array(exact)) > 0.95
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_few_queries_attend_in_float32(calls, drawn, masked: bool) -> None:
+    query, key, value = drawn(4, 2, 3, KEYS, 16, 16)
+    key, value = key.bfloat16(), value.bfloat16()  # as a cache holds them
+    mask = torch.rand(2, 1, 3, KEYS, generator=torch.Generator().manual_seed(0)) < 0.5 if masked else None
+    layer = llama(640, num_attention_heads=4).model.layers[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = blocked._forward(layer.self_attn, query, key, value, mask, 0.3, is_causal=False)
+    seen = torch.ones(2, 1, 3, KEYS, dtype=torch.bool) if mask is None else mask
+    exact = fused(seen, 0.3)(query.double(), key.double(), value.double()).transpose(1, 2)
+    assert (out - exact).norm() / exact.norm() < 1e-5
+    assert not calls
+
+
+def test_the_teacher_writes_with_keys_and_values_in_float32(calls, monkeypatch) -> None:
+    dtypes, stock = set(), blocked.sdpa_attention_forward
+
+    def noted(module: torch.nn.Module, *states: torch.Tensor, **more: Any) -> Any:
+        dtypes.update(each.dtype for each in states[:3])
+        return stock(module, *states, **more)
+
+    monkeypatch.setattr(blocked, "sdpa_attention_forward", noted)
+    monkeypatch.setattr("skipwise.model.teacher.is_faster", lambda: True)
+    model, starts = llama(640), np.arange(5)[:, None] + 1
+    with torch.autocast("cpu", torch.bfloat16):
+        Teacher(model, 640).write(starts, 40, 0)
+    assert dtypes == {torch.float32}
+    assert model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("changed", ["eager", "short"])
 def test_other_models_and_short_texts_are_left_alone(calls, changed: str) -> None:
     model = llama(640)

@@ -34,6 +34,9 @@ NAME = "blocked"  # by which transformers knows it
 _QUERIES, _KEYS = 256, 512  # tokens of a block, among the fastest of eight sizes at SmolLM2's shape
 _SHORT = 2048  # up to so many keys, 256 in a block are as fast or faster: less of the block at the diagonal is hidden
 _LEAST_QUERIES, _LEAST_KEYS = 128, 512  # with fewer both are as fast
+_FEW_QUERIES = (
+    16  # up to so many torch's own attention is faster in float32, casts included: up to ten times with grouped heads
+)
 _FIRST = 64  # keys that are looked through for m_i besides the nearest ones
 _LARGE = math.exp(16)  # of a sum of weights; if m_i is the largest of 64k scores, the sum is exp(11) at the most
 
@@ -46,7 +49,10 @@ def is_faster() -> bool:
 
 @contextmanager
 def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
-    """In this context ``model`` attends by blocks where that is faster: on a CPU in bf16, in place of torch's fused attention."""
+    """In this context ``model`` attends by blocks where that is faster: on a CPU in bf16, in place of torch's fused attention.
+
+    A few queries, of texts that are being written, attend by torch's own in float32.
+    """
     config = model.config.get_text_config()
     used = config._attn_implementation
     if model.device.type != "cpu" or used != "sdpa" or not is_faster():
@@ -242,7 +248,7 @@ def _forward(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: by blocks where ``attend`` computes the same and is faster."""
+    """Attention as transformers calls it: by blocks, or in float32, where that computes the same and is faster."""
     queries, keys = query.shape[2], key.shape[2]
     # Under autocast queries and keys, which RoPE has turned, are float32, and cached values under transformers 5.10.
     cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else value.dtype
@@ -254,6 +260,14 @@ def _forward(
         and attention_mask.shape[-1] == keys
     )
     other = [name for name in ("dropout", "position_bias", "softcap") if more.get(name) is not None and more[name] != 0]
+    if (
+        cast == torch.bfloat16
+        and queries <= _FEW_QUERIES
+        and (attention_mask is None or attention_mask.dtype == torch.bool)
+    ):
+        with torch.autocast("cpu", enabled=False):
+            query, key, value = query.float(), key.float(), value.float()
+            return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     if cast != torch.bfloat16 or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS or not (plain or masked):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

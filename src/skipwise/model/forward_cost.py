@@ -134,7 +134,7 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
 
 def _id_seconds(model: PreTrainedModel, precision: str, device: torch.device, before: int) -> float:
     cache, one = roomy_cache(model.config), _states(model, 1, device)
-    with autocast(device, precision):
+    with autocast(device, precision), blocked_attention(model):
         model(inputs_embeds=_states(model, before, device), use_cache=True, **{CACHE: cache})
         return _seconds(lambda: model(inputs_embeds=one, use_cache=True, **{CACHE: cache}), device)
 

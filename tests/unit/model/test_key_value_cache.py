@@ -47,6 +47,14 @@ def test_under_autocast_both_are_kept_as_products_take_them() -> None:
     torch.testing.assert_close(kept[0], keys.bfloat16(), rtol=0, atol=0)
 
 
+def test_they_are_kept_in_the_dtype_that_is_asked_for() -> None:
+    cache, (keys, values) = roomy_cache(CONFIG, 0, torch.float32), states(5, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        kept = cache.update(keys, values.bfloat16(), 0)
+    assert [one.dtype for one in kept] == [torch.float32] * 2
+    torch.testing.assert_close(kept[0], keys, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("window", [None, 64])
 def test_layers_with_a_window_stay_as_they_are(window: int | None) -> None:
     config = MistralConfig(num_hidden_layers=1, sliding_window=window)
