@@ -53,8 +53,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         data = PoseDataset.from_source("corpus/", load_tokenizer(name), train_length="4k", target_length="32k")
         Trainer(model, TrainingArguments("out"), train_dataset=data, data_collator=collate).train()
 
-    ``answer_weight``, ``teacher_weight`` and ``written_weight`` are for the trainer of ``skipwise extend``, which alone applies
-    them; in a Trainer of yours leave them out.
+    ``answer_weight``, ``first_digit_weight``, ``teacher_weight`` and ``written_weight`` are for the trainer of ``skipwise
+    extend``, which alone applies them; in a Trainer of yours leave them out.
 
     Args:
         store: the tokens.
@@ -72,8 +72,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
             positions skip once, anywhere from the first fact to the questions.
         retrieval_end: that share at the end of the data set, to which it goes in a line; None: as at its beginning.
-        answer_weight: what the labels of those answers count, where another label counts 1. Unless it is 1, examples also
-            have ``label_weights``, float32 [tokens].
+        answer_weight: what the labels of those answers count, where another label counts 1.
+        first_digit_weight: what the first digit of such an answer counts; None: as the rest of it. Unless both are 1, examples
+            also have ``label_weights``, float32 [tokens].
         written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them.
         written_share: the share of examples that are made of them, joined at random to ``train_length``.
         teacher_weight: what a teacher's term counts where a label counts 1: this number up to the first skip, where teacher and
@@ -107,6 +108,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         retrieval: float = 0.0,
         retrieval_end: float | None = None,
         answer_weight: float = 1.0,
+        first_digit_weight: float | None = None,
         written: np.ndarray | None = None,
         written_share: float = 0.0,
         teacher_weight: float = 0.0,
@@ -120,6 +122,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
         self.seed, self.passkey, self.answer_weight = seed, passkey, answer_weight
+        self.first_digit_weight = answer_weight if first_digit_weight is None else first_digit_weight
         self.retrieval = retrieval, retrieval if retrieval_end is None else retrieval_end
         self._without_context = assistant_only or store.labelled
         self._answers = Answers(store, self.rules.context) if self._without_context and len(store.context) else None
@@ -206,7 +209,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             if kind in replaced:
                 text = self._text(windows[row], int(origins[row]))
                 windows[row] = replaced[kind](int(indices[row]), text, positions[row])
-        weighted = self.answer_weight != 1 and max(self.retrieval) > 0
+        weighted = {self.answer_weight, self.first_digit_weight} != {1} and max(self.retrieval) > 0
         taught = bool(self.teacher_weight or self.written_weight)
         return [window.example(weighted=weighted, taught=taught) for window in windows]
 
@@ -291,6 +294,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             positions[at:] += rng.choice(end_anchored_skips(len(labels), self.rules.target_length))
         label_weights = np.ones(len(labels), dtype=np.float32)
         label_weights[prompt.asked :] = self.answer_weight
+        label_weights[prompt.first_digits] = self.first_digit_weight
         taught = self._taught(positions, prompt.text_follows)
         return one_text(prompt.ids, positions, labels, taught, label_weights=label_weights)
 

@@ -60,6 +60,9 @@ class TrainingPrompt:
 
     ids: np.ndarray  # int64 [tokens]
     trained: np.ndarray  # bool [tokens]: the text and the answers; facts and questions cannot be foretold
+    first_digits: (
+        np.ndarray
+    )  # bool [tokens]: the first token with a digit of each answer, which says whose number it is
     told: int  # tokens up to the end of the first fact
     asked: int  # tokens before the first question
 
@@ -94,7 +97,8 @@ def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng:
     if register or rng.random() < _TOGETHER:
         places[:] = rng.choice(places)
     order = rng.permutation(len(facts))
-    return _joined(text[:room], [facts[i] for i in order], places, [answers[i] for i in rng.permutation(len(answers))])
+    answers = [answers[i] for i in rng.permutation(len(answers))]
+    return _joined(tokenizer, text[:room], [facts[i] for i in order], places, answers)
 
 
 def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> None:
@@ -145,20 +149,32 @@ def _number(rng: np.random.Generator) -> str:
 
 
 def _joined(
-    text: np.ndarray, facts: list[list[int]], places: np.ndarray, answers: list[tuple[list[int], list[int]]]
+    tokenizer: "PreTrainedTokenizerBase",
+    text: np.ndarray,
+    facts: list[list[int]],
+    places: np.ndarray,
+    answers: list[tuple[list[int], list[int]]],
 ) -> TrainingPrompt:
     pieces: list[tuple[list[int], bool]] = []
     for before, place, fact in zip([0, *places], places, facts, strict=False):
         pieces += [(text[before:place].tolist(), True), (fact, False)]
     told = len(pieces[0][0]) + len(facts[0])
     pieces.append((text[places[-1] :].tolist(), True))
-    asked = sum(len(ids) for ids, _ in pieces)
+    asked = end = sum(len(ids) for ids, _ in pieces)
+    first_digits = []
     for question, answer in answers:
         pieces += [(question, False), (answer, True)]
+        first_digits.append(end + len(question) + _before_digits(tokenizer, answer))
+        end += len(question) + len(answer)
     ids = np.concatenate([np.array(ids, dtype=np.int64) for ids, _ in pieces])
-    return TrainingPrompt(
-        ids, np.repeat([trained for _, trained in pieces], [len(ids) for ids, _ in pieces]), told, asked
-    )
+    trained = np.repeat([trained for _, trained in pieces], [len(ids) for ids, _ in pieces])
+    return TrainingPrompt(ids, trained, np.isin(np.arange(len(ids)), first_digits), told, asked)
+
+
+def _before_digits(tokenizer: "PreTrainedTokenizerBase", answer: list[int]) -> int:
+    """How many tokens of an answer stand before the first one with a digit: in many tokenizers one, a space."""
+    decoded = (str(tokenizer.decode(answer[: end + 1])) for end in range(len(answer)))
+    return next((place for place, text in enumerate(decoded) if any(map(str.isdigit, text))), 0)
 
 
 def _question(tokenizer: "PreTrainedTokenizerBase", text: str, number: str) -> tuple[list[int], list[int]]:

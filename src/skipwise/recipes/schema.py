@@ -137,6 +137,12 @@ class Data(Section):
         None, ge=0, le=1, description="that share at the end of training, to which it goes in a line; default: the same"
     )
     answer_weight: Real = Field(1.0, gt=0, le=1000, description="what a label of such an answer counts; of text: 1")
+    first_digit_weight: Real | None = Field(
+        None,
+        gt=0,
+        le=1000,
+        description="what the first digit of such an answer counts, which says whose number it is; default: as answer_weight",
+    )
     train_jumps: bool = Field(
         False,
         description="train the first label of each chunk too; the text before it in the example is not the text before "
@@ -388,8 +394,14 @@ class Recipe(Section):
         replaces = f"the model's own loss, which training.{other} replaces"
         if self.teacher:
             raise ValueError(f"teacher adds its term to {replaces}; set teacher=null, or leave training.{other} out")
-        if (self.data.retrieval or self.data.retrieval_end) and self.data.answer_weight != 1:
+        weights = {
+            "data.answer_weight": self.data.answer_weight,
+            "data.first_digit_weight": self.data.first_digit_weight or 1,
+        }
+        weighing = {name: weight for name, weight in weights.items() if weight != 1}
+        if (self.data.retrieval or self.data.retrieval_end) and weighing:
+            named = " and ".join(f"{name} {weight:g}" for name, weight in weighing.items())
             raise ValueError(
-                f"data.answer_weight {self.data.answer_weight:g} weighs labels in {replaces}; set data.answer_weight=1, or leave "
-                f"training.{other} out"
+                f"{named} weigh{'s' if len(weighing) == 1 else ''} labels in {replaces}; set "
+                f"{' '.join(f'{name}=1' for name in weighing)}, or leave training.{other} out"
             )

@@ -195,7 +195,8 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
 def _weighted(settings: Mapping[str, Any]) -> bool:
     """Whether a run with these settings trained more than the mean loss of its labels."""
     taught = settings.get("teacher.weight") is not None
-    return taught or settings.get("data.answer_weight", 1) != 1
+    weights = settings.get("data.answer_weight", 1), settings.get("data.first_digit_weight") or 1
+    return taught or weights != (1, 1)
 
 
 def coverage_plots(shown: Shown) -> Iterator[Plot]:

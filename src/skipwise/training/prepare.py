@@ -138,6 +138,7 @@ class PreparedRun:
             retrieval=recipe.data.retrieval,
             retrieval_end=recipe.data.retrieval_end,
             answer_weight=recipe.data.answer_weight,
+            first_digit_weight=recipe.data.first_digit_weight,
             written=written,
             written_share=recipe.teacher.written if recipe.teacher and written is not None else 0.0,
             teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,

@@ -166,6 +166,28 @@ def test_labels_of_answers_count_as_asked(tmp_path: Path) -> None:
     assert "label_weights" not in dataset(store, **{**options, "retrieval": 0.0}, answer_weight=5)[0]
 
 
+def test_first_digits_of_answers_count_as_asked(tmp_path: Path) -> None:
+    store = stored(tmp_path, words=400)
+    options = {"retrieval": 1.0, "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
+    alike, first = (
+        dataset(store, **options, answer_weight=5),
+        dataset(store, **options, answer_weight=5, first_digit_weight=9),
+    )
+    only = dataset(store, **options, first_digit_weight=9)
+    for index in range(40):
+        example = first[index]
+        weights = example["label_weights"]
+        answers = np.flatnonzero((weights > 1) & (example["labels"] != IGNORED))
+        written = [str(byte_tokenizer().decode([id])) for id in example["input_ids"][answers]]
+        begins = [
+            word.isdigit() and not before.isdigit() for before, word in zip(["", *written], written, strict=False)
+        ]
+        assert any(begins)
+        assert (weights[answers] == np.where(begins, 9, 5)).all()
+        assert (alike[index]["label_weights"] == np.minimum(weights, 5)).all()
+        assert (only[index]["label_weights"] == np.where(weights == 9, 9, 1)).all()
+
+
 @pytest.mark.parametrize("train_jumps", [False, True])
 def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_jumps: bool) -> None:
     texts = 500 + np.arange(20)[:, None] * 30 + np.arange(30)  # twenty texts of 30 tokens that stand nowhere else

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from skipwise.data import passkey, retrieval_prompts, training_prompts
@@ -46,6 +46,18 @@ def test_every_answer_was_told_before(length: int, seed: int) -> None:
         mine = [fact for fact in facts if answer in fact and (not names or names[0] in fact)]
         assert mine, (question, told)
         assert names or len(facts) == 1
+    assert [TOKENIZER.decode([id]) for id in prompt.ids[prompt.first_digits]] == [answer[0] for answer in answers]
+    assert not set("0123456789") & {said(prompt)[place - 1] for place in np.flatnonzero(prompt.first_digits)}
+
+
+def test_the_first_digit_of_an_answer_is_found_where_a_token_has_several_or_a_space_before_it() -> None:
+    words = {"\u0120170": 0, "36": 1, "\u0120": 2, "1": 3, "703": 4, "6": 5, "\u010a": 6, "\u01201": 7}
+    backend = Tokenizer(models.WordLevel(words, unk_token="6"))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    answers = [[0, 1, 6], [2, 3, 4, 5, 6], [2, 2, 3, 4], [7, 4, 5]]
+    assert [tokenizer.decode(answer) for answer in answers] == [" 17036\n", " 17036\n", "  1703", " 17036"]
+    assert [training_prompts._before_digits(tokenizer, answer) for answer in answers] == [0, 1, 2, 0]
 
 
 @given(length=st.integers(250, 1500), seed=st.integers(0, 2**32))

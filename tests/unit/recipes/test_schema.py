@@ -266,6 +266,13 @@ def test_set_that_is_not_yaml() -> None:
             ["data.answer_weight 8", "leave training.use_liger_kernel"],
         ),
         (
+            {"teacher": None, "data.first_digit_weight": 32, "training.use_liger_kernel": True},
+            [
+                "data.answer_weight 8 and data.first_digit_weight 32 weigh labels",
+                "set data.answer_weight=1 data.first_digit_weight=1, or leave",
+            ],
+        ),
+        (
             {"teacher": None, "data.retrieval": 0, "data.retrieval_end": 0.1, "training.use_liger_kernel": True},
             ["data.answer_weight 8", "leave training.use_liger_kernel"],
         ),

@@ -242,7 +242,8 @@ def test_a_step_logged_again_after_a_resume_counts_once():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [({}, False), ({"teacher": None, "data.answer_weight": 1.0}, False), ({"teacher.weight": 0.0}, True),
-     ({"data.answer_weight": 8.0}, True)],
+     ({"data.answer_weight": 8.0}, True), ({"data.answer_weight": 1.0, "data.first_digit_weight": 8.0}, True),
+     ({"data.answer_weight": 1.0, "data.first_digit_weight": None}, False)],
 )  # fmt: skip
 def test_a_training_loss_that_is_not_that_of_the_text_is_said_to_be_none(settings: dict, said: bool):
     caption = plots_of(Folder("run", LOG, {**INFO, "settings": settings}))["loss"].caption

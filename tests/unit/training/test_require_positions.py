@@ -86,7 +86,13 @@ def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize(
-    "weights", [{"retrieval": 0.5, "answer_weight": 8}, {"teacher_weight": 1.0}, {"written_weight": 1.0}]
+    "weights",
+    [
+        {"retrieval": 0.5, "answer_weight": 8},
+        {"retrieval": 0.5, "first_digit_weight": 8},
+        {"teacher_weight": 1.0},
+        {"written_weight": 1.0},
+    ],
 )
 def test_weights_that_a_stock_trainer_would_drop_or_ignore_are_refused(
     tmp_path: Path, weights: dict[str, float], kept: bool
@@ -101,7 +107,8 @@ def test_weights_that_a_stock_trainer_would_drop_or_ignore_are_refused(
     text = corpus(tmp_path / "text")
     assert trained(retrieval=0.5) == 1
     with pytest.raises(
-        RecipeError, match="only skipwise extend applies answer_weight, teacher_weight and written_weight"
+        RecipeError,
+        match="only skipwise extend applies answer_weight, first_digit_weight, teacher_weight and written_weight",
     ):
         trained(**weights)
 
