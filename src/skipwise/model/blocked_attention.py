@@ -48,19 +48,19 @@ def is_faster() -> bool:
 
 
 @contextmanager
-def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
+def blocked_attention(model: PreTrainedModel) -> Iterator[bool]:
     """In this context ``model`` attends by blocks where that is faster: on a CPU in bf16, in place of torch's fused attention.
 
-    A few queries, of texts that are being written, attend by torch's own in float32.
+    A few queries, of texts that are being written, attend by torch's own in float32. The context's value is whether it does.
     """
     config = model.config.get_text_config()
     used = config._attn_implementation
     if model.device.type != "cpu" or used != "sdpa" or not is_faster():
-        yield
+        yield False
         return
     config._attn_implementation = NAME
     try:
-        yield
+        yield True
     finally:
         config._attn_implementation = used
 
@@ -251,7 +251,7 @@ def _forward(
     """Attention as transformers calls it: by blocks, or in float32, where that computes the same and is faster."""
     queries, keys = query.shape[2], key.shape[2]
     # Under autocast queries and keys, which RoPE has turned, are float32, and cached values under transformers 5.10.
-    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else value.dtype
+    cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     plain = attention_mask is None and queries == keys and more.get("is_causal", getattr(module, "is_causal", True))
     masked = (
         attention_mask is not None
@@ -267,7 +267,8 @@ def _forward(
     ):
         with torch.autocast("cpu", enabled=False):
             query, key, value = query.float(), key.float(), value.float()
-            return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+            out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+            return out.to(cast), None
     if cast != torch.bfloat16 or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS or not (plain or masked):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from skipwise.model.blocked_attention import blocked_attention, is_faster
+from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.key_value_cache import roomy_cache
@@ -133,11 +133,10 @@ class Teacher:
         each = length * token_bytes(model.config, model.dtype.itemsize, cached=True)
         at_once = max(1, min(_WRITTEN_BYTES // each, _WRITTEN_AT_ONCE))
         draws = torch.Generator(model.device).manual_seed(seed)
-        # Where attention of one query is computed in float32, as ``blocked_attention`` does.
-        kept = torch.float32 if model.device.type == "cpu" and is_faster() else None
         begun = starts.shape[1]
         written = torch.from_numpy(np.pad(starts, ((0, 0), (0, length - begun)))).to(model.device)
-        with self._frozen(), in_mode(model, training=False), blocked_attention(model):
+        with self._frozen(), in_mode(model, training=False), blocked_attention(model) as in_float32:
+            kept = torch.float32 if in_float32 else None  # so that nothing is cast again for each token
             for rows in written.split(at_once):
                 cache = roomy_cache(model.config, length, kept)
                 for end in range(begun, length):
