@@ -4,8 +4,10 @@ Names and numbers come from the generators of the prompts that are measured (``r
 a model that answers the measured prompts has learned to look a name up, not a template.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,6 +51,7 @@ NOUNS = (
 )
 _TOKENS_A_FACT = 64  # of an example with text; a fact with its question takes about 40
 _LEAST_TOKENS = 16  # of a fact and its question, by any tokenizer
+_FACTS_A_FORM = 10  # drawn; of those about four find room in a register
 _MOST_FACTS, _MOST_QUESTIONS = 16, 4
 _REGISTERS, _TOGETHER, _SAME_NUMBER = 0.4, 0.3, 0.25  # of the prompts; of those with text; of those with several facts
 _WITHOUT_NAME = 0.5  # of the prompts of one fact
@@ -78,7 +81,8 @@ def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng:
 
     In 4 of 10 prompts as many facts as fit stand together, and every one is asked for, in any order: a register. In the
     others their number is 1, 2, 4, ..., up to one for each 64 tokens, at most 16, up to four of them are asked for, and
-    their places in the text are uniform, or in 3 of 10 all one place. ``require_room`` says whether one fact fits.
+    their places in the text are uniform, or in 3 of 10 all one place. About four facts of a register have one form: among 25 of
+    one form a model does not learn whose number is asked for. ``require_room`` says whether one fact fits.
     """
     register = rng.random() < _REGISTERS
     counts = [1 << k for k in range(_MOST_FACTS.bit_length()) if 1 << k <= max(1, len(text) // _TOKENS_A_FACT)]
@@ -130,14 +134,16 @@ def require_room(tokenizer: "PreTrainedTokenizerBase", train_length: int) -> Non
 def _facts(
     tokenizer: "PreTrainedTokenizerBase", count: int, rng: np.random.Generator
 ) -> Iterator[tuple[list[int], list[int], list[int]]]:
-    """Yield facts of one form, each with its question and its answer, as token ids."""
+    """Yield facts of a few forms in turn, each with its question and its answer, as token ids."""
     forms = _NAMELESS if count == 1 and rng.random() < _WITHOUT_NAME else FORMS
-    fact, question = forms[int(rng.integers(len(forms)))]
-    noun = NOUNS[int(rng.integers(len(NOUNS)))]
+    drawn = [
+        (forms[int(rng.integers(len(forms)))], NOUNS[int(rng.integers(len(NOUNS)))])
+        for _ in range(math.ceil(count / _FACTS_A_FORM))
+    ]
     names, numbers = draw_names(rng, count), [_number(rng) for _ in range(count)]
     if count > 1 and rng.random() < _SAME_NUMBER:
         numbers[1] = numbers[0]
-    for name, number in zip(names, numbers, strict=True):
+    for ((fact, question), noun), name, number in zip(cycle(drawn), names, numbers, strict=False):
         said = {"noun": noun, "name": name, "number": number}
         yield _encoded(tokenizer, f"\n{fact.format(**said)}\n"), *_question(tokenizer, question.format(**said), number)
 

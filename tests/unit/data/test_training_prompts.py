@@ -87,6 +87,11 @@ def passkey_words() -> str:
     return passkey.passkey_text("12345", 0, 0).splitlines()[1].split("12345")[0].strip()
 
 
+def forms_of(prompt: TrainingPrompt) -> int:
+    facts = with_numbers(said(prompt, slice(prompt.asked), kept=False))
+    return len({re.sub(r"\d+", "#", re.sub(r"[a-z]{4}-[a-z]{4}", "@", fact)) for fact in facts})
+
+
 def test_kinds_differ() -> None:
     prompts = [training_prompt(TOKENIZER, TEXT[:1000], np.random.default_rng(seed)) for seed in range(200)]
     told = [len(with_numbers(said(p, slice(p.asked)))) for p in prompts]
@@ -95,6 +100,9 @@ def test_kinds_differ() -> None:
     assert 0.3 < np.mean(registers) < 0.5
     assert {t for t, register in zip(told, registers, strict=True) if not register} == {1, 2, 4, 8}
     assert max(a for a, register in zip(asked, registers, strict=True) if not register) == 4
+    forms = [forms_of(p) for p in prompts]
+    assert {n for n, register in zip(forms, registers, strict=True) if not register} == {1}
+    assert 4 < np.mean([n for n, register in zip(forms, registers, strict=True) if register]) <= 7
     assert all(p.trained[: p.asked].sum() < 150 for p, register in zip(prompts, registers, strict=True) if register)
     behind = [bool(p.text_follows[p.told :].any()) for p, register in zip(prompts, registers, strict=True) if register]
     assert 0.5 < np.mean(behind) < 1  # facts that stand together stand anywhere in the text

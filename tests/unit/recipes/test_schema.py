@@ -256,25 +256,22 @@ def test_set_that_is_not_yaml() -> None:
         (
             {"teacher": None, "training.label_smoothing_factor": 0.1},
             [
-                "data.answer_weight 8 weighs labels",
+                "data.answer_weight 4 and data.first_digit_weight 32 weigh labels",
                 "training.label_smoothing_factor replaces",
-                "set data.answer_weight=1",
+                "set data.answer_weight=1 data.first_digit_weight=1",
             ],
         ),
         (
-            {"teacher": None, "training.use_liger_kernel": True},
-            ["data.answer_weight 8", "leave training.use_liger_kernel"],
+            {"teacher": None, "data.first_digit_weight": None, "training.use_liger_kernel": True},
+            ["data.answer_weight 4 weighs labels", "set data.answer_weight=1, or leave training.use_liger_kernel"],
         ),
         (
-            {"teacher": None, "data.first_digit_weight": 32, "training.use_liger_kernel": True},
-            [
-                "data.answer_weight 8 and data.first_digit_weight 32 weigh labels",
-                "set data.answer_weight=1 data.first_digit_weight=1, or leave",
-            ],
+            {"teacher": None, "data.answer_weight": 1, "training.use_liger_kernel": True},
+            ["data.first_digit_weight 32 weighs labels", "set data.first_digit_weight=1, or leave"],
         ),
         (
             {"teacher": None, "data.retrieval": 0, "data.retrieval_end": 0.1, "training.use_liger_kernel": True},
-            ["data.answer_weight 8", "leave training.use_liger_kernel"],
+            ["data.answer_weight 4 and data.first_digit_weight 32", "leave training.use_liger_kernel"],
         ),
         ({"training.weight_decay": -3}, ["training.weight_decay = -3", "greater than or equal to 0"]),
         ({"training.weight_decay": "heavy"}, ["training.weight_decay = 'heavy'", "a valid number"]),
