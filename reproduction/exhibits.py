@@ -161,7 +161,8 @@ def _claims_of(arm: str, unskipped: str) -> tuple[Claim, ...]:
 
 _YARN = Setting("yarn", 8, paper.YARN_16K)
 _RIVALS = ("original", "pose", "short", "skipwise")
-# The method as it was on 2026-11-27, with which the blocks were measured that are not yet measured with today's.
+# The weights of the method on 2026-11-27, by which the blocks were measured that are not yet measured with today's. Its registers
+# then had facts of one form, which is no setting: trained anew these arms would be others.
 _EARLIER = {"data.answer_weight": 8.0, "data.first_digit_weight": None, "teacher.written_weight": 32.0}
 _EARLIER_ARMS = ("earlier Skipwise", "earlier Skipwise without skips")
 _EARLIER_RIVALS = (*_RIVALS[:-1], _EARLIER_ARMS[0])

@@ -51,7 +51,7 @@ NOUNS = (
 )
 _TOKENS_A_FACT = 64  # of an example with text; a fact with its question takes about 40
 _LEAST_TOKENS = 16  # of a fact and its question, by any tokenizer
-_FACTS_A_FORM = 10  # drawn; of those about four find room in a register
+_FACTS_A_FORM = 10  # drawn; of those about four find room in a register of 1,024 tokens
 _MOST_FACTS, _MOST_QUESTIONS = 16, 4
 _REGISTERS, _TOGETHER, _SAME_NUMBER = 0.4, 0.3, 0.25  # of the prompts; of those with text; of those with several facts
 _WITHOUT_NAME = 0.5  # of the prompts of one fact
@@ -63,9 +63,7 @@ class TrainingPrompt:
 
     ids: np.ndarray  # int64 [tokens]
     trained: np.ndarray  # bool [tokens]: the text and the answers; facts and questions cannot be foretold
-    first_digits: (
-        np.ndarray
-    )  # bool [tokens]: the first token with a digit of each answer, which says whose number it is
+    first_digits: np.ndarray  # bool [tokens]: of each answer the first token with a digit
     told: int  # tokens up to the end of the first fact
     asked: int  # tokens before the first question
 
@@ -81,8 +79,9 @@ def training_prompt(tokenizer: "PreTrainedTokenizerBase", text: np.ndarray, rng:
 
     In 4 of 10 prompts as many facts as fit stand together, and every one is asked for, in any order: a register. In the
     others their number is 1, 2, 4, ..., up to one for each 64 tokens, at most 16, up to four of them are asked for, and
-    their places in the text are uniform, or in 3 of 10 all one place. About four facts of a register have one form: among 25 of
-    one form a model does not learn whose number is asked for. ``require_room`` says whether one fact fits.
+    their places in the text are uniform, or in 3 of 10 all one place. In a register of 1,024 tokens about four facts have one form
+    (of 256: two or three, of 8k: nine): among 25 of one form the embedded model did not learn whose number is asked for.
+    ``require_room`` says whether one fact fits.
     """
     register = rng.random() < _REGISTERS
     counts = [1 << k for k in range(_MOST_FACTS.bit_length()) if 1 << k <= max(1, len(text) // _TOKENS_A_FACT)]
@@ -167,14 +166,16 @@ def _joined(
     told = len(pieces[0][0]) + len(facts[0])
     pieces.append((text[places[-1] :].tolist(), True))
     asked = end = sum(len(ids) for ids, _ in pieces)
-    first_digits = []
+    places_of_digits = []
     for question, answer in answers:
         pieces += [(question, False), (answer, True)]
-        first_digits.append(end + len(question) + _before_digits(tokenizer, answer))
+        places_of_digits.append(end + len(question) + _before_digits(tokenizer, answer))
         end += len(question) + len(answer)
     ids = np.concatenate([np.array(ids, dtype=np.int64) for ids, _ in pieces])
     trained = np.repeat([trained for _, trained in pieces], [len(ids) for ids, _ in pieces])
-    return TrainingPrompt(ids, trained, np.isin(np.arange(len(ids)), first_digits), told, asked)
+    first_digits = np.zeros(len(ids), dtype=bool)
+    first_digits[places_of_digits] = True
+    return TrainingPrompt(ids, trained, first_digits, told, asked)
 
 
 def _before_digits(tokenizer: "PreTrainedTokenizerBase", answer: list[int]) -> int:

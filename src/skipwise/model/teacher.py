@@ -12,7 +12,7 @@ reads each alone, as it wrote it: the student learns that what stands before has
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -24,7 +24,7 @@ from skipwise.model.cache_argument import CACHE
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.key_value_cache import roomy_cache
 from skipwise.model.memory import token_bytes
-from skipwise.model.precision import in_mode
+from skipwise.model.precision import autocast, in_mode
 
 _PASSES = 4  # at most, over parts of a batch
 _WORTH_A_PASS = 1024  # tokens
@@ -135,8 +135,15 @@ class Teacher:
         draws = torch.Generator(model.device).manual_seed(seed)
         begun = starts.shape[1]
         written = torch.from_numpy(np.pad(starts, ((0, 0), (0, length - begun)))).to(model.device)
-        with self._frozen(), in_mode(model, training=False), blocked_attention(model) as in_float32:
+        with (
+            self._frozen(),
+            in_mode(model, training=False),
+            blocked_attention(model) as in_float32,
+            ExitStack() as stack,
+        ):
             kept = torch.float32 if in_float32 else None  # so that nothing is cast again for each token
+            if in_float32 and model.dtype == torch.bfloat16:  # some models multiply by what is kept themselves
+                stack.enter_context(autocast(model.device, "bf16"))
             for rows in written.split(at_once):
                 cache = roomy_cache(model.config, length, kept)
                 for end in range(begun, length):

@@ -144,5 +144,6 @@ def _refuse_weights(fields: Mapping[str, Any]) -> None:
     if ignored := [name for name in _WEIGHTS if name in fields]:
         raise RecipeError(
             f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies "
-            "answer_weight, first_digit_weight, teacher_weight and written_weight; leave them out of the PoseDataset, or extend by skipwise extend"
+            "answer_weight, first_digit_weight, teacher_weight and written_weight; leave them out of the PoseDataset, or extend by "
+            "skipwise extend"
         )

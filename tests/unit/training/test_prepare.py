@@ -46,6 +46,12 @@ def test_every_setting_reaches_the_prepared_run(tmp_path) -> None:
     assert not set(run.train) & set(run.held_out)
 
 
+def test_the_methods_weights_reach_the_examples(tmp_path) -> None:
+    data = prepared(tmp_path, **{"method": "skipwise", "train_length": 300}).dataset(np.ones((30, 64), dtype=np.int64))
+    assert (data.answer_weight, data.first_digit_weight, data.written_weight) == (4, 32, 16)
+    assert (data.retrieval, data.written_share, data.teacher_weight) == ((0.15, 0.15), 0.15, 0)
+
+
 def test_positions_are_drawn_to_the_end_of_the_margin(tmp_path) -> None:
     run = prepared(tmp_path, **{"positions.margin": 0.5, "training.max_steps": 200})
     assert run.extension.reach == 768
