@@ -12,7 +12,7 @@ reads each alone, as it wrote it: the student learns that what stands before has
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -130,20 +130,20 @@ class Teacher:
         the number of tokens of each step. ``generate`` would mix in the checkpoint's own sampling settings.
         """
         model = self._model
-        each = length * token_bytes(model.config, model.dtype.itemsize, cached=True)
-        at_once = max(1, min(_WRITTEN_BYTES // each, _WRITTEN_AT_ONCE))
         draws = torch.Generator(model.device).manual_seed(seed)
         begun = starts.shape[1]
         written = torch.from_numpy(np.pad(starts, ((0, 0), (0, length - begun)))).to(model.device)
+        low = model.dtype == torch.bfloat16
         with (
             self._frozen(),
             in_mode(model, training=False),
             blocked_attention(model) as in_float32,
-            ExitStack() as stack,
+            # Some models multiply what is kept by weights of theirs.
+            autocast(model.device, "bf16") if in_float32 and low else nullcontext(),
         ):
             kept = torch.float32 if in_float32 else None  # so that nothing is cast again for each token
-            if in_float32 and model.dtype == torch.bfloat16:  # some models multiply by what is kept themselves
-                stack.enter_context(autocast(model.device, "bf16"))
+            each = length * token_bytes(model.config, (kept or model.dtype).itemsize, cached=True)
+            at_once = max(1, min(_WRITTEN_BYTES // each, _WRITTEN_AT_ONCE))
             for rows in written.split(at_once):
                 cache = roomy_cache(model.config, length, kept)
                 for end in range(begun, length):
