@@ -3,11 +3,11 @@
     python -m benchmarks.training_speed [--steps 12] [--rounds 3]
     python -m benchmarks.training_speed smollm2 --window 1k --batch 4 --steps 4 [--released PoSE/src] [--precision bf16]
 
-All sides train on the same examples in the same order with the same optimizer and schedule; they take turns, round by
-round, each in a process of its own, so that a change of the machine's speed meets all. Checked: the losses agree to 1e-3 in
-float32, 5e-3 in bf16, 2% between bf16 and float32. Beside the speed stands the share of the rate that this machine reaches in
-products of the model's largest matrices, measured in the same processes. Also measured: how much of a step the building of its
-batch takes.
+All sides train on the same examples in the same order with AdamW (fused in Skipwise alone) and the same schedule; they take
+turns, round by round, each in a process of its own, so that a change of the machine's speed meets all. Checked: the losses agree
+to 1e-3 in float32, 5e-3 in bf16, 2% between bf16 and float32. Beside the speed stands the share of the rate that this machine
+reaches in products of the model's largest matrices, measured in the same processes. Also measured: how much of a step the
+building of its batch takes.
 
 Skipwise keeps freed memory in its process (``skipwise.cli.allocator``). The other sides run as they are, and once more with
 memory kept for them too, which separates that from the rest.
