@@ -109,8 +109,7 @@ def test_other_tasks_have_a_table_of_their_own() -> None:
     assert "| Skipwise | 60% |" in text
     assert "10% of the examples of PoSE, short, short, windows 4 times as long end in a passkey prompt" in text
     assert (
-        "15% of the examples of Skipwise, Skipwise without skips, earlier Skipwise, earlier Skipwise without skips are "
-        "retrieval prompts, none worded as those measured." in text
+        "15% of the examples of Skipwise, Skipwise without skips are retrieval prompts, none worded as those measured." in text
     )
 
 
@@ -125,13 +124,8 @@ def test_a_row_is_compared_with_the_others_seed_by_seed() -> None:
     assert "| against short | -1.0 [-3.4, +1.5] |" in text
     assert "| against original | +191.7 [" in text
     assert "| against PoSE | not measured |" in text
-    later = markdown(
-        "better", {"trained on the library": {"skipwise": Scores(), "earlier Skipwise": row(8), "short": row(9)}}
-    )
-    assert "| earlier Skipwise's perplexity, %, x | 256 |" in later
-    assert "| Skipwise's perplexity" not in later
-    both = markdown("better", {"trained on the library": {**rows, "earlier Skipwise": row(8.0, 8.0, 8.0)}})
-    assert "| earlier Skipwise's perplexity" not in both
+    other = markdown("better", {"another base, trained on the library": {"earlier Skipwise": row(8), "short": row(9)}})
+    assert "| earlier Skipwise's perplexity, %, x | 256 |" in other
 
 
 def test_a_table_that_would_say_nothing_is_left_out() -> None:
