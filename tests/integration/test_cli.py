@@ -227,14 +227,25 @@ def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_pat
     assert seen == [run_recipe.model_copy(update={"evaluation": changed})]
 
 
-def test_a_run_from_before_there_were_methods_is_not_gone_on_with(monkeypatch, capsys, tmp_path: Path) -> None:
-    """Its recipe names none, and would get today's."""
-    dump_recipe(load_recipe("nano-pose"), tmp_path / "recipe.yaml")
+@pytest.mark.parametrize(
+    ("lacks", "said"),
+    [
+        (("method",), "by skipwise 0.1, before there were methods; go on with that version"),
+        (("data", "first_digit_weight"), "by a version without data.first_digit_weight; go on with that version"),
+    ],
+)
+def test_a_run_whose_method_had_fewer_settings_is_not_gone_on_with(
+    monkeypatch, capsys, tmp_path: Path, lacks, said
+) -> None:
+    """It would get those of today's method."""
+    dump_recipe(load_recipe("nano"), tmp_path / "recipe.yaml")
     old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
-    del old["method"], old["teacher"]
+    *parts, key = lacks
+    del (old[parts[0]] if parts else old)[key]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", tmp_path)
-    assert "was begun by skipwise 0.1, before there were methods; go on with that version" in message
+    assert f"was begun {said}" in " ".join(
+        refused(monkeypatch, capsys, "extend", "--resume", "--out", tmp_path).split()
+    )
 
 
 def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from skipwise.errors import RecipeError, RunError
 from skipwise.recipes.loading import dump_recipe, load_recipe
+from skipwise.recipes.methods import SETTINGS
+from skipwise.recipes.reading import read_file
 from skipwise.recipes.schema import Recipe
 from skipwise.results.files import file_digest
 from skipwise.results.run_folder import RunFolder
@@ -135,8 +137,16 @@ def _read(run: RunFolder) -> Recipe:
         recipe = load_recipe(run.recipe)
     except RecipeError as error:
         raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name}: {error}") from None
-    if "method" not in recipe.model_fields_set:  # it would get today's
+    # What the file lacks it got from today's method.
+    written: dict[str, Any] = read_file(run.recipe)
+    if "method" not in written:
         raise RunError(
             f"{run.path} was begun by skipwise 0.1, before there were methods; go on with that version, or give another --out"
         )
+    for section, settings in SETTINGS.get(str(recipe.method), {}).items():
+        part = written.get(section, {})
+        if part is not None and (lacks := settings.keys() - part.keys()):
+            raise RunError(
+                f"{run.path} was begun by a version without {section}.{min(lacks)}; go on with that version, or give another --out"
+            )
     return recipe

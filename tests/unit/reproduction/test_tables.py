@@ -109,7 +109,8 @@ def test_other_tasks_have_a_table_of_their_own() -> None:
     assert "| Skipwise | 60% |" in text
     assert "10% of the examples of PoSE, short, short, windows 4 times as long end in a passkey prompt" in text
     assert (
-        "15% of the examples of Skipwise, Skipwise without skips are retrieval prompts, none worded as those measured." in text
+        "15% of the examples of Skipwise, Skipwise without skips are retrieval prompts, none worded as those measured."
+        in text
     )
 
 
