@@ -1,10 +1,14 @@
 """Operations of a forward pass, beside PyTorch's own counter of what is run."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, Gemma3nTextConfig, LlamaConfig, MixtralConfig
 
+from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
 from tests import families
 
@@ -88,6 +92,29 @@ def test_an_architecture_is_not_to_blame_for_a_full_memory(monkeypatch) -> None:
     monkeypatch.setattr(AutoModel, "from_config", full)
     with pytest.raises(RuntimeError, match="can't allocate"):
         layer_step_seconds(families.config("llama"), "float32", torch.device("cpu"), 16)
+
+
+@pytest.mark.parametrize(
+    ("timed", "layers"),
+    [
+        (lambda config, cpu: Writing.measured(config, "bf16", cpu), 2),  # behind few tokens and behind more
+        (lambda config, cpu: layer_step_seconds(config, "bf16", cpu, 16), 1),
+    ],
+)
+def test_a_layer_is_timed_with_the_attention_of_a_run(monkeypatch, timed, layers: int) -> None:
+    """Without it a forecast of what a base writes in bf16 is far too long on a CPU that attends by blocks."""
+    entered = []
+
+    @contextmanager
+    def attending(model: torch.nn.Module) -> Iterator[bool]:
+        entered.append(model)
+        with blocked_attention(model) as in_float32:
+            yield in_float32
+
+    monkeypatch.setattr("skipwise.model.forward_cost.blocked_attention", attending)
+    monkeypatch.setattr("skipwise.model.forward_cost._seconds", lambda run, device: (run(), 1.0)[1])
+    timed(families.config("llama"), torch.device("cpu"))
+    assert len(entered) == layers
 
 
 def test_speeds_of_this_machine_are_numbers() -> None:
