@@ -9,6 +9,7 @@ tokens, trained from nothing on TEXT less what is held out by name. ``benchmarks
 
 import argparse
 import math
+from collections import defaultdict
 from pathlib import Path
 
 from rich.console import Console
@@ -73,7 +74,10 @@ def table_of(folders: list[Path]) -> Table:
     table = Table(box=None)
     for column in ("text", "arm", "tokens a step", "seeds", "perplexity at the target", "over full-length: mean [95%]"):
         table.add_column(column, justify="left" if column in ("text", "arm") else "right")
-    losses = {key: seeds for folder in folders for key, seeds in far_losses(folder).items()}
+    losses: dict[tuple[str, int, str], dict[int, float]] = defaultdict(dict)
+    for folder in folders:
+        for key, seeds in far_losses(folder).items():
+            losses[key] |= seeds
     equal = min((tokens for arm, tokens, _ in losses if arm == "full"), default=0)
     for (arm, tokens, text), seeds in sorted(losses.items(), key=lambda item: (item[0][2], item[0][0])):
         full = losses.get(("full", equal, text), {})

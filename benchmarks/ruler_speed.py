@@ -20,10 +20,10 @@ from rich.console import Console
 from skipwise.evaluation.models import find_models
 from skipwise.evaluation.retrieval import Question, answers
 from skipwise.evaluation.runner import plan_prompts
-from skipwise.evaluation.specification import RULER, Specification, read_tasks
+from skipwise.evaluation.specification import Specification, read_tasks
 from skipwise.method.lengths import parse_length
-from skipwise.model.loading import load_tokenizer
-from skipwise.model.precision import dtype_of
+from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.precision import default_device, dtype_of
 
 
 def generated(harness: HFLM, question: Question) -> str:
@@ -58,8 +58,10 @@ def main() -> None:
         ruler_data=asked.data,
         precision=asked.precision,
     )
-    model, tokenizer = found.load(asked.precision).eval(), load_tokenizer(found.name)
-    stock = found.load(asked.precision).eval().to(dtype_of(asked.precision))
+    model, tokenizer = found.load(asked.precision), load_tokenizer(found.name)
+    stock = load_model(
+        found.name, dtype=dtype_of(asked.precision), device=default_device()
+    )  # its frequencies stay float32
     harness = HFLM(pretrained=stock, tokenizer=tokenizer, batch_size=1)
     ours_all = theirs_all = 0.0
     differing = answered = 0
@@ -78,8 +80,10 @@ def main() -> None:
             same = text.startswith(ours[number].text) and questions[number].score(text) == ours[number].score
             differing, answered = differing + (not same), answered + 1
         score = sum(answer.score for answer in ours.values()) / len(ours)
-        task = prompts.requests[0].task.removeprefix(RULER)
-        print(f"| {task} | {score:.0%} | {slow:.1f} s | {fast:.1f} s | {slow / fast:.1f} |", flush=True)
+        print(
+            f"| {prompts.requests[0].task} | {score:.0%} | {slow:.1f} s | {fast:.1f} s | {slow / fast:.1f} |",
+            flush=True,
+        )
         ours_all, theirs_all = ours_all + fast, theirs_all + slow
     print(f"| all | | {theirs_all:.1f} s | {ours_all:.1f} s | {theirs_all / ours_all:.1f} |")
     print(f"{differing} of {answered} answers differ.")

@@ -8,7 +8,9 @@ as likely, another order of sums or another precision turns the choice round.
 """
 
 import argparse
+import sys
 from collections import Counter
+from itertools import zip_longest
 
 import torch
 from rich.console import Console
@@ -48,7 +50,9 @@ def main() -> None:
     bodies = [{"prompt": question.ids, "max_tokens": question.most} for question in questions]
     equal: Counter[str] = Counter()
     for number, completion, _ in server.completions(bodies):
-        question, theirs = questions[number], completion.token_ids or []
+        if completion.token_ids is None:
+            sys.exit(f"{server.engine} returns no token ids; compare its scores by skipwise passkey --server")
+        question, theirs = questions[number], completion.token_ids
         with inference(model, asked.precision):
             reader = Reader(model)
 
@@ -56,9 +60,12 @@ def main() -> None:
                 return tokenizer.eos_token_id in ids or len(ids) >= most
 
             ours = reader.go_on(question.ids, reader.begin(question.ids, theirs[: question.most - 1]), finished)
-        parted = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+        parted = next((i for i, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b), None)
         if parted is None:
             equal[labels[number]] += 1
+            continue
+        if parted in (len(ours), len(theirs)):
+            print(f"{labels[number]}, prompt {number}: {len(ours)} tokens here, {len(theirs)} there", flush=True)
             continue
         row = torch.tensor([question.ids + ours[:parted]], device=model.device)
         with inference(model, "float32"):

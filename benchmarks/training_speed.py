@@ -148,12 +148,15 @@ def batch_seconds(job: PreparedRun, batches: int = 50) -> float:
 def matrix_rate(job: PreparedRun, precision: str) -> float:
     """Return the operations a second of a product of the batch with the largest layer's weights."""
     config, dtype = load_config(job.recipe.model), dtype_of(precision)
-    rows = torch.randn(job.recipe.training.per_device_train_batch_size * job.train_length, config.hidden_size).to(dtype)
-    weights = torch.randn(config.intermediate_size, config.hidden_size).to(dtype)
+    tokens = job.recipe.training.per_device_train_batch_size * job.train_length
+    rows = torch.ones(tokens, config.hidden_size, dtype=dtype, device=job.device)
+    weights = torch.ones(config.intermediate_size, config.hidden_size, dtype=dtype, device=job.device)
     times = []
     for _ in range(10):
         began = time.perf_counter()
         torch.nn.functional.linear(rows, weights)
+        if job.device.type == "cuda":
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return 2 * rows.numel() * len(weights) / min(times)
 

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from reproduction.runs import ArmRun
 from reproduction.scales import MODELS, Shape
+from skipwise.errors import RecipeError
 
 # The machine that the paper's scale is planned for, and how much of it is used.
 GPUS, PEAK, USED = 8, 312e12, 0.4  # A100 80 GB, bf16 operations a second
@@ -50,6 +51,10 @@ def print_full_size(plans: Mapping[str, Sequence[ArmRun]], console: Console) -> 
         for column in ("arm", "steps x windows", "of tokens", "in all", "GB a GPU", "hours"):
             grid.add_column(column, justify="left" if column == "arm" else "right")
         for run in (run for run in runs if run.trained):
+            if run.recipe.model not in MODELS:
+                raise RecipeError(
+                    f"model {run.recipe.model!r}: the plan at the paper's scale knows {', '.join(MODELS)}; skipwise plan knows others"
+                )
             cost = full_size(run, MODELS[run.recipe.model])
             grid.add_row(
                 f"{run.setting}, {run.variant}",

@@ -138,14 +138,23 @@ def _judge_more_passkeys(claim: FindsMore, rows: Mapping[str, Scores], target: i
         return Finding(rule)
     shares = [[found / asked for found, asked in hits] for hits in (ours, theirs)]
     told = f"{_listed(shares[0])} against {_listed(shares[1])} at {target:,}"
-    if len(ours) == len(theirs) > 1:  # prompts of one seed are asked of one model: the models are the sample
-        apart = seeds_interval([a - b for a, b in zip(*shares, strict=True)])
-        over = f"over {len(ours)} seeds"
-    else:
-        answers = (rows[arm].answers["passkey", target][0] for arm in (claim.arm, claim.other))
+    differences = [round(a - b, 9) for a, b in zip(*shares, strict=False)]
+    if len(ours) == len(theirs) and len(set(differences)) > 1:
+        # Prompts of one seed are asked of one model: the models are the sample.
+        apart, over = seeds_interval(differences), f"over {len(ours)} seeds"
+    else:  # one seed, or seeds whose differences happen to be equal, which would give an interval of no width
+        answers = (
+            {
+                (str(seed), number): hit
+                for seed, one in enumerate(rows[arm].answers["passkey", target])
+                for number, hit in one.items()
+            }
+            for arm in (claim.arm, claim.other)
+        )
         if (paired := share_difference(*answers)) is None:
             return Finding(rule)
-        apart, over = paired, "over the prompts of one seed, which both were asked"
+        of = "one seed" if len(ours) == 1 else f"{len(ours)} seeds"
+        apart, over = paired, f"over the prompts of {of}, which both were asked"
     points = f"{100 * apart.low:+.0f} to {100 * apart.high:+.0f} points"
     return Finding(rule, apart.low > 0, f"{told}; difference {points}, 95% interval {over}")
 

@@ -24,7 +24,8 @@ def publish(out: Path, archive: Path, changes: dict) -> None:
         known = unpack(archive, together).changes if archive.exists() else {}
         shutil.copytree(out / "arms", together / "arms", dirs_exist_ok=True, ignore=shutil.ignore_patterns("model"))
         if (out / "costs.jsonl").exists():
-            shutil.copy(out / "costs.jsonl", together)
+            with open(together / "costs.jsonl", "a", encoding="utf-8") as costs:
+                costs.write((out / "costs.jsonl").read_text(encoding="utf-8"))
         pack(together, archive, changes or known)
 
 

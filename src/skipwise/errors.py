@@ -47,11 +47,11 @@ class TrainingError(SkipwiseError):
 
 
 class PeerError(TrainingError):
-    """An error that one of several processes has met and the first may not have; so that process prints it itself."""
+    """An error of one process that the first process may not have met; the process that met it prints it."""
 
 
 class NonFiniteLossError(TrainingError):
-    """The loss or a gradient is NaN or infinite; raised before the weights are updated."""
+    """The loss or a gradient is NaN or infinite; raised before the weights are updated (under DeepSpeed: of the loss alone)."""
 
 
 class EvaluationError(SkipwiseError):

@@ -23,7 +23,7 @@ class Work:
 
     def advance(self, done: float) -> None:
         """Add what was done since the last call."""
-        self.reach(self.done + done)
+        self.reach(self.done + done, told=self.told)
 
     def reach(self, done: float, *, total: float | None = None, told: str = "") -> None:
         """Say what is done in all, the total if it is known by now, and words to show beside."""

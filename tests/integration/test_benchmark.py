@@ -128,6 +128,21 @@ def test_numbers_are_those_of_the_harness_run_by_hand(tasks, tmp_path, monkeypat
     assert "exact_match,number" in capsys.readouterr().out
 
 
+def test_a_task_that_lacks_a_metric_is_run_again(tasks, tmp_path, monkeypatch, capsys) -> None:
+    """A stop between two records leaves it so, and so does the removal of a damaged line."""
+    out = tmp_path / "results.jsonl"
+    words = ["--include-path", tasks, "--data-dir", tmp_path / "data", "--out", out, "--limit", "2"]
+    run(monkeypatch, "benchmark", checkpoint(tmp_path / "model", window=256), "--tasks", "tiny_choice", *words)
+    whole = [record for record in read_records(out) if isinstance(record, BenchmarkRecord)]
+    assert {record.metrics for record in whole} == {len(whole)} != {1}
+    lines = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(lines[:-1]))
+    run(monkeypatch, "benchmark", tmp_path / "model", "--tasks", "tiny_choice", *words)
+    again = [record for record in read_records(out) if isinstance(record, BenchmarkRecord)]
+    assert [(r.metric, r.value) for r in again] == [(r.metric, r.value) for r in whole]
+    assert "already" not in capsys.readouterr().out
+
+
 def test_tasks_that_are_measured_are_not_run_again(tasks, tmp_path, monkeypatch, capsys) -> None:
     out = tmp_path / "results.jsonl"
     model = checkpoint(tmp_path / "model", window=256)

@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, FalconConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from skipwise.evaluation.decoding import Reader
 from skipwise.evaluation.perplexity import inference, sliding_scores
 from skipwise.model import blocked_attention as blocked
 from skipwise.model.blocked_attention import attend
 from skipwise.model.key_value_cache import roomy_cache
+from skipwise.model.probe import probe_connectivity
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Training
 from skipwise.training.trainer import train
@@ -168,18 +171,17 @@ def test_a_model_in_bf16_is_measured_by_blocks_and_is_as_it_was_afterwards(calls
     assert calls == [600, 600] * 2 or calls == [600, 600]  # both windows in one batch, or each alone
     monkeypatch.setattr(blocked, "is_faster", lambda: False)
     theirs = losses("bf16")
-    assert model.config._attn_implementation == "sdpa"
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     assert np.abs(ours - exact).mean() <= 1.5 * np.abs(theirs - exact).mean()
     assert np.abs(ours - theirs).max() > 0  # the two are not the same path
 
     monkeypatch.setattr(blocked, "is_faster", lambda: True)
     with inference(model, "bf16"):
-        assert model.config._attn_implementation == blocked.NAME
+        assert ALL_ATTENTION_FUNCTIONS["sdpa"] is blocked._forward
         model.save_pretrained(tmp_path)
-    assert blocked.NAME not in (tmp_path / "config.json").read_text()
     with pytest.raises(IndexError), inference(model, "bf16"):
         model(input_ids=torch.full((1, 600), 999))
-    assert model.config._attn_implementation == "sdpa"
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 
@@ -228,7 +230,7 @@ def test_the_teacher_writes_with_keys_and_values_in_float32(calls, monkeypatch, 
     with torch.autocast("cpu", torch.bfloat16, enabled=held == torch.float32):
         Teacher(model, 640).write(starts, 40, 0)
     assert {layer.keys.dtype for layer in caches[0].layers} == {torch.float32}
-    assert model.config._attn_implementation == "sdpa"
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     model.set_attn_implementation("eager")
     with torch.autocast("cpu", torch.bfloat16, enabled=held == torch.float32):
         Teacher(model, 640).write(starts, 40, 0)
@@ -259,7 +261,7 @@ def test_other_models_and_short_texts_are_left_alone(calls, changed: str) -> Non
     with inference(model, "bf16"):
         model(input_ids=torch.ones(1, length, dtype=torch.long))
     assert not calls
-    assert model.config._attn_implementation == ("eager" if changed == "eager" else "sdpa")
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
 
 
 def test_a_mask_of_each_head_is_left_to_torch(calls, drawn) -> None:
@@ -268,6 +270,29 @@ def test_a_mask_of_each_head_is_left_to_torch(calls, drawn) -> None:
     out, _ = blocked._forward(torch.nn.Module(), query, key, value, mask, scaling=1.0)
     exact = fused(mask, 1.0)(query.double(), key.double(), value.double()).transpose(1, 2)
     assert (out - exact).norm() / exact.norm() < 0.02
+    assert not calls
+
+
+def test_a_model_that_asks_for_the_name_of_its_attention_stays_causal(calls) -> None:
+    """Falcon takes its mask as one of True and False only where the name is sdpa."""
+    sizes = {"vocab_size": 257, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = AutoModelForCausalLM.from_config(FalconConfig(**sizes, alibi=False, new_decoder_architecture=True)).eval()
+    ids = torch.randint(257, (1, 600), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        stock = model(input_ids=ids).logits
+        with blocked.blocked_attention(model) as by_blocks:
+            assert by_blocks
+            torch.testing.assert_close(model(input_ids=ids).logits, stock)
+            assert probe_connectivity(model, 2048, precision="float32").backward == 0
+
+
+def test_attention_elsewhere_is_left_to_torch(calls) -> None:
+    """On a GPU; here on tensors without data."""
+    query = torch.empty(1, 2, QUERIES, 16, dtype=torch.bfloat16, device="meta")
+    key = torch.empty(1, 2, KEYS, 16, dtype=torch.bfloat16, device="meta")
+    mask = torch.empty(1, 1, QUERIES, KEYS, dtype=torch.bool, device="meta")
+    out, _ = blocked._forward(torch.nn.Module(), query, key, key, mask, scaling=1.0)
+    assert out.shape == (1, QUERIES, 2, 16)
     assert not calls
 
 
@@ -309,8 +334,8 @@ def test_training_and_the_teacher_read_by_blocks(calls, tmp_path) -> None:
 
     train(model, [example], collate, settings, folder=tmp_path, seed=0, resume=False, progress=False)  # type: ignore[arg-type]
     assert calls == [600, 600]
-    assert model.config._attn_implementation == "sdpa"
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward
     with torch.autocast("cpu", torch.bfloat16):
         Teacher(model, 640).taught(ids[None], torch.ones(1, 600))
     assert calls == [600] * 4
-    assert model.config._attn_implementation == "sdpa"
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward

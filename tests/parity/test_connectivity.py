@@ -8,7 +8,7 @@ import tempfile
 import numpy as np
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 
 from skipwise.data.window import collate
 from skipwise.errors import ModelError
@@ -147,10 +147,35 @@ def test_trainer_passes_the_mask_on_to_a_causal_kernel(tmp_path, monkeypatch) ->
     assert set(seen) == {(True, True)}
 
 
-def test_every_pair_of_chunks_is_judged() -> None:
-    _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=0.0))
+def mixture(kind: str, **changes: object) -> PreTrainedModel:
+    """A tiny mixture of experts of a stock class."""
+    sizes = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 48}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    config = AutoConfig.for_model(kind, **sizes, **heads, **experts, initializer_range=0.2)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, **changes)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_mixture_of_experts_may_round_otherwise_and_is_refused_if_it_looks_ahead(kind: str, precision: str) -> None:
+    """Another chunk changes how many tokens an expert reads, and so how its products are rounded."""
+    assert probe_connectivity(mixture(kind), 96, precision=precision).forward > 0
+    model = mixture(kind, attn_implementation="eager")
+    for layer in model.model.layers:
+        layer.self_attn.forward = _bidirectional(layer.self_attn.forward)
+    with pytest.raises(ModelError, match="not causal"):
+        probe_connectivity(model, 96, precision=precision)
+
+
+@pytest.mark.parametrize("rounding", [0.0, 0.02])
+def test_every_pair_of_chunks_is_judged(rounding: float) -> None:
+    _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=0.0), rounding)
     with pytest.raises(ModelError, match="do not attend to each other"):
-        _require_causal_connection(Probe("sdpa", "float32", forward=0.0, backward=0.0))
+        _require_causal_connection(Probe("sdpa", "float32", forward=rounding / 4, backward=rounding / 4), rounding)
+    with pytest.raises(ModelError, match="not causal"):
+        _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=rounding + 0.01), rounding)
 
 
 def test_the_probe_leaves_mode_and_generator_alone() -> None:

@@ -208,7 +208,7 @@ def test_a_guarded_model_takes_packed_batches_if_its_layers_keep_them_apart(stor
 
 def test_other_schemes_do_not_pack(store: TokenStore) -> None:
     with pytest.raises(
-        DataError, match=r"conversations of fewer than 160 tokens can be packed under pose and short, not under cream"
+        DataError, match=r"documents of fewer than 160 tokens can be packed under pose and short, not under cream"
     ):
         data_of(store, positions=Positions(scheme="cream"))
 

@@ -29,6 +29,13 @@ def until(log: io.StringIO, said: str) -> None:
     pytest.fail(f"{said!r} was not printed: {log.getvalue()}")
 
 
+def test_words_beside_stay_until_others_are_said() -> None:
+    work = Work(4.0, 0.0)
+    work.reach(1.0, told="1 document")
+    work.advance(1.0)
+    assert (work.done, work.told) == (2.0, "1 document")
+
+
 def test_a_log_file_has_lines_also_while_nothing_ends(log: io.StringIO) -> None:
     with progress("measuring x", 8.0, Console(file=log)) as work:
         until(log, r"measuring x: 0%, 0:00:00 elapsed\n")

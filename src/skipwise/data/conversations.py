@@ -199,8 +199,7 @@ def _place(messages: list[Message], tools: Any, turn: int, text: str, name: str,
 
 def _alike(one: str, other: str) -> int:
     """How many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return bisect_left(range(min(len(one), len(other))), True, key=lambda last: one[: last + 1] != other[: last + 1])
 
 
 def _rendered(

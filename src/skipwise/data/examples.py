@@ -130,8 +130,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             self.documents = self.documents[self._answers.counts[self.documents] > 0]
         if not len(self.documents):
             raise DataError(
-                f"of {counted(len(documents), 'document')} none has a token that is trained behind {self.rules.context:,} of its "
-                "own; give longer answers, labels that are not all -100, or a smaller data.min_context"
+                f"in none of {counted(len(documents), 'document')} can a token be trained: it needs {counted(self.rules.context, 'token')} of its "
+                "document before it; give longer answers, labels that are not all -100, or a smaller data.min_context"
             )
         self.written, self.written_share = written, written_share
         self.teacher_weight = teacher_weight
@@ -139,6 +139,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
+        if not self._examples:
+            raise DataError(
+                f"{int(self._ends[-1]):,} tokens of text are fewer than one example of {lengths[0]:,}; give more text, or say how "
+                "many examples to draw (examples)"
+            )
         self._epoch = shared_epoch()
         self._short = (
             self._lengths < lengths[0] if store.holds_conversations else np.zeros(len(self.documents), dtype=bool)
@@ -222,7 +227,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         return (np.cumsum(shares, axis=0) <= rng.uniform(_PROMPT)).sum(0)
 
     def plans(self, indices: np.ndarray) -> Plans:
-        """Return the position plans of the examples ``indices`` [examples], without their text."""
+        """Return the position plans of those of the examples ``indices`` [examples] that are text, without the text.
+
+        Packed windows, prompts and text of the base have other positions.
+        """
         return self._drawn(indices)[1]
 
     def _drawn(self, indices: np.ndarray) -> tuple[np.ndarray, Plans, np.ndarray, Rng]:
@@ -362,7 +370,7 @@ def _check_packing(rules: ExampleRules, short: np.ndarray) -> None:
     """Refuse to pack under a scheme that has no chunks of text."""
     if short.any() and (scheme := rules.positions.scheme) not in ("pose", "short"):
         raise DataError(
-            f"{counted(int(short.sum()), 'conversation')} of fewer than {rules.train_length:,} tokens can be packed under pose and "
+            f"{counted(int(short.sum()), 'document')} of fewer than {rules.train_length:,} tokens can be packed under pose and "
             f"short, not under {scheme}; set data.min_tokens={rules.train_length} to leave them out"
         )
 

@@ -78,7 +78,9 @@ def build_token_store(
     corpus = open_corpus(data)
     if isinstance(corpus, FileCorpus) and (unread := corpus.unread):
         some = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
-        say(f"{corpus.source}: left out {counted(len(unread), 'file')} whose endings no text has: {some}")
+        say(
+            f"{corpus.source}: left out {counted(len(unread), 'file')}, whose endings are not those of text files: {some}"
+        )
     limit = "" if data.max_tokens is None else f" {data.max_tokens}"
     content = corpus.fingerprint()
     chat = getattr(tokenizer, "chat_template", None)  # any document may be a conversation

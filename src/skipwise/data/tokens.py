@@ -99,7 +99,7 @@ class TokenStore:
 
     @property
     def holds_conversations(self) -> bool:
-        """Whether the documents are conversations."""
+        """Whether any document is a conversation; then all documents that are short are packed."""
         return bool(len(self.context)) and not self.labelled
 
     def is_context(self, places: np.ndarray) -> np.ndarray:

@@ -62,7 +62,7 @@ class TrainingPrompt:
     """Token ids of an example that tells and asks, and which of them are trained."""
 
     ids: np.ndarray  # int64 [tokens]
-    trained: np.ndarray  # bool [tokens]: the text and the answers; facts and questions cannot be foretold
+    trained: np.ndarray  # bool [tokens]: the text and the answers; facts and questions cannot be predicted
     first_digits: np.ndarray  # bool [tokens]: of each answer the first token with a digit
     told: int  # tokens up to the end of the first fact
     asked: int  # tokens before the first question

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from skipwise.data.packing import apart
 
@@ -69,7 +70,7 @@ def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
 
     If an example is of several texts, ``attention_mask`` is that of ``packing.apart``, bool [examples, 1, tokens, tokens].
     """
-    batch = {key: torch.from_numpy(np.stack([example[key] for example in examples])) for key in examples[0]}
+    batch: dict[str, torch.Tensor] = default_collate(list(examples))
     if "attention_mask" in batch and (batch["attention_mask"] > 1).any():
         batch["attention_mask"] = apart(batch["attention_mask"])
     return batch

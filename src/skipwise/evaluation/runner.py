@@ -39,7 +39,7 @@ from skipwise.model.memory import machine_memory, token_bytes
 from skipwise.model.origin import Origin
 from skipwise.model.precision import dtype_of
 from skipwise.progress import progress
-from skipwise.results.records import Measured, ReadingRecord, Record
+from skipwise.results.records import OTHER_TEXT, Measured, ReadingRecord, Record
 from skipwise.results.results_file import append_record, read_records
 
 _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
@@ -190,9 +190,9 @@ def require_memory(
     memory = machine_memory(device)
     if memory is None:
         return
-    for kind, what, setting in ((Readings, "windows", "windows"), (Prompts, "prompts", "passkey_lengths")):
-        lengths = {batch.length for batch in batches if isinstance(batch, kind)}
-        each = token_bytes(config, itemsize, cached=kind is Prompts)
+    for what, setting in (("windows", "windows"), ("segments", "segment_lengths"), ("prompts", "passkey_lengths")):
+        lengths = {batch.length for batch in batches if _setting_of(batch) == setting}
+        each = token_bytes(config, itemsize, cached=what == "prompts")
         if lengths and (needed := weights + max(lengths) * each) > memory:
             fitting = [length for length in sorted(lengths) if weights + length * each <= memory]
             shorter = (
@@ -204,6 +204,15 @@ def require_memory(
                 f"{'machine' if device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB; {shorter}. Leave the longer ones "
                 f"out (--set evaluation.{setting}={instead} of a recipe, --lengths or --windows of other commands)"
             )
+
+
+def _setting_of(batch: Batch) -> str:
+    """The setting of a recipe that decides a batch's length; none decides that of the text that ships with the package."""
+    if isinstance(batch, Prompts):
+        return "passkey_lengths"
+    if batch.data == OTHER_TEXT:
+        return ""
+    return "windows" if batch.slides else "segment_lengths"
 
 
 def answered(

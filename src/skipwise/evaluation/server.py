@@ -171,6 +171,8 @@ def _address(url: str) -> str:
         raise RecipeError(f"--server {url!r} is no address ({error}); give one as http://localhost:8000") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise RecipeError(f"--server {url!r} is no address; give one as http://localhost:8000")
+    if parsed.port is not None and not 0 < parsed.port < 2**16:
+        raise RecipeError(f"--server {url!r}: a port is a number from 1 to 65,535; give one as http://localhost:8000")
     if parsed.userinfo:
         raise RecipeError(
             f"--server {parsed.copy_with(userinfo=b'')} has a user name or a password in it, and commands are recorded; "
@@ -277,7 +279,11 @@ def _slow(client: httpx2.AsyncClient, body: dict[str, Any] | None) -> NoReturn:
 
 
 def _what(body: dict[str, Any] | None) -> str:
-    return f"a prompt of {counted(len(body['prompt']), 'token')}" if body else "the question what it serves"
+    return (
+        f"a prompt of {counted(len(body['prompt']), 'token')}"
+        if body
+        else "the request for its list of models (/v1/models)"
+    )
 
 
 def _base(client: httpx2.AsyncClient) -> str:

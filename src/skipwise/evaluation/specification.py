@@ -232,7 +232,7 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
         segments=rule.segments,
         tasks=read_tasks(rule.tasks, ruler_data) if rule.passkey_trials else (),
         ruler_data=ruler_data,
-        prompt_lengths=tuple(rule.passkey_lengths or windows) if rule.passkey_trials else (),
+        prompt_lengths=tuple(dict.fromkeys(rule.passkey_lengths or windows)) if rule.passkey_trials else (),
         trials=rule.passkey_trials,
         seed=recipe.seed,
         depths="random",

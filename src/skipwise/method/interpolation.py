@@ -62,8 +62,8 @@ class RopeSettings:
 
     Attributes:
         rope_theta: the base that ``theta`` sets, above the model's own.
-        beta_fast: the YaRNs keep the frequency of pairs that turn so often within the original window; default 32.
-        beta_slow: the YaRNs divide by s where pairs turn only so often; default 1.
+        beta_fast: pairs that make at least so many turns within the original window keep their frequency (YaRNs); default 32.
+        beta_slow: pairs that make at most so many are divided by s (YaRNs); default 1.
         attention_factor: cos and sin are multiplied by it; ``frequencies`` has the defaults.
         factors: what ``factors`` divides theta_j by, a number for each rotated pair, the fastest pair first.
     """

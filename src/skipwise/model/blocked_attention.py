@@ -24,13 +24,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from skipwise.model.precision import choose_precision, cpu_features
 
-NAME = "blocked"  # by which transformers knows it
 _QUERIES, _KEYS = 256, 512  # tokens of a block, among the fastest of eight sizes at SmolLM2's shape
 _SHORT = 2048  # up to so many keys, 256 in a block are as fast or faster: less of the block at the diagonal is hidden
 _LEAST_QUERIES, _LEAST_KEYS = 128, 512  # with fewer both are as fast
@@ -49,18 +48,18 @@ def blocked_attention(model: PreTrainedModel) -> Iterator[bool]:
     """In this context ``model`` attends by blocks where that is faster: on a CPU in bf16, in place of torch's fused attention.
 
     A single query, of a text that is being written, attends by torch's own in float32. The context's value is whether attention
-    is changed so.
+    is changed so. The function that transformers has by the name ``sdpa`` is changed, not the model's choice of it, because some
+    models ask for that name and do another thing under any other: Falcon would add a mask of True and False to its scores.
     """
-    config = model.config.get_text_config()
-    used = config._attn_implementation
-    if model.device.type != "cpu" or used != "sdpa" or not is_faster():
+    if model.device.type != "cpu" or model.config.get_text_config()._attn_implementation != "sdpa" or not is_faster():
         yield False
         return
-    config._attn_implementation = NAME
+    stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = _forward
     try:
         yield True
     finally:
-        config._attn_implementation = used
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = stock
 
 
 def attend(
@@ -247,6 +246,8 @@ def _forward(
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it: by blocks, or in float32, where that computes the same and is faster."""
+    if query.device.type != "cpu":  # of another model that this process holds
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     queries, keys = query.shape[2], key.shape[2]
     # Under autocast queries and keys, which RoPE has turned, are float32, and cached values under transformers 5.10.
     cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
@@ -268,7 +269,3 @@ def _forward(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(NAME, _forward)
-AttentionMaskInterface.register(NAME, sdpa_mask)

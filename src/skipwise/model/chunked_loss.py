@@ -23,7 +23,7 @@ from torch.nn.functional import kl_div, log_softmax, nll_loss, pad
 from transformers import PreTrainedModel
 
 from skipwise.model.lora import stock_model
-from skipwise.model.precision import autocast, in_mode, weights_precision
+from skipwise.model.precision import autocast, in_mode, trial_ids, weights_precision
 
 _SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
 _CACHE_BYTES = 2**22  # of float32 scores: few enough for the cache of a processor's core
@@ -76,7 +76,7 @@ def worth_chunking(tokens: int, vocabulary: int, device: str) -> bool:
 def can_be_sliced(model: PreTrainedModel) -> bool:
     """Return whether the loss in slices equals the model's own loss, by computing both on a few tokens.
 
-    They differ if the model scales or caps its logits, as Gemma 2 does, or if its output layer is more than a matrix.
+    They differ if the model caps its logits, as Gemma 2 does, or if its output layer is more than a matrix; not by a factor.
     """
     head = output_layer(model)
     whole_copy = type(head).__name__ == "ModulesToSaveWrapper"  # peft's
@@ -297,7 +297,7 @@ def _softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 @torch.no_grad()
 def _loss(model: PreTrainedModel) -> torch.Tensor:
     """Return the loss of 32 tokens, computed in the dtype of the weights."""
-    ids = (torch.arange(32, device=model.device) * 7 + 3)[None] % model.config.get_text_config().vocab_size
+    ids = trial_ids(model, 32)
     with in_mode(model, training=False), autocast(model.device, weights_precision(model)):
         loss = model(input_ids=ids, labels=ids, attention_mask=torch.ones_like(ids), use_cache=False).loss
     return loss.float()

@@ -26,7 +26,16 @@ from skipwise.results.files import new_folder, require_free
 _SHARD_BYTES = 2**30  # of a shard that has more than one tensor
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
-_BESIDE = (*_TOKENIZER, "added_tokens.json", "special_tokens_map.json", "generation_config.json")
+_BESIDE = (
+    *_TOKENIZER,
+    *(
+        "added_tokens.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+        "chat_template.jinja",
+        "chat_template.json",
+    ),
+)
 
 
 def convert(

@@ -62,6 +62,11 @@ def random_state_kept(device: torch.device) -> AbstractContextManager[object]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
+def trial_ids(model: Any, tokens: int) -> torch.Tensor:
+    """Return ids to try a model with, int64 [1, tokens]; neighbours differ."""
+    return (torch.arange(tokens, device=model.device)[None] * 7 + 3) % model.config.get_text_config().vocab_size
+
+
 @contextmanager
 def in_mode(model: torch.nn.Module, *, training: bool) -> Iterator[None]:
     """In this context a model is in training or in evaluation mode; afterwards in that in which it was."""

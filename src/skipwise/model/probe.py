@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError
 from skipwise.method.lengths import parse_length
-from skipwise.model.precision import AUTOCAST, autocast, in_mode, random_state_kept
+from skipwise.model.memory import experts_of
+from skipwise.model.precision import AUTOCAST, autocast, in_mode, random_state_kept, trial_ids
 
 _CHUNK = 8  # tokens
 _CHUNKS = 3  # with two chunks, a kernel that cuts at all jumps but one could pass
@@ -26,7 +27,7 @@ class Probe:
     attention: str
     precision: str
     forward: float  # smallest change of a later chunk's logits; above 0
-    backward: float  # largest change of an earlier chunk's logits; 0 for a causal model
+    backward: float  # largest change of an earlier chunk's logits; 0 for a causal model, in a mixture of experts up to rounding
 
 
 def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, precision: str = "float32") -> Probe:
@@ -40,12 +41,12 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
     Raises:
         ModelError: logits are not finite, a chunk does not attend to an earlier one, or attends to a later one.
     """
-    device, vocabulary = model.device, model.config.vocab_size
-    ids = (torch.arange(_CHUNK * _CHUNKS, device=device) * 7 + 3) % vocabulary
+    device, vocabulary = model.device, model.config.get_text_config().vocab_size
+    ids = trial_ids(model, _CHUNK * _CHUNKS)
     starts = torch.linspace(0, parse_length(target_length) - _CHUNK, _CHUNKS, device=device).long()
     positions = (starts[:, None] + torch.arange(_CHUNK, device=device)).reshape(1, -1)
     mask = torch.ones_like(positions)
-    base = _logits(model, ids[None], positions, mask, precision)
+    base = _logits(model, ids, positions, mask, precision)
     changes = []
     for chunk in range(_CHUNKS):
         other = ids.clone().view(_CHUNKS, _CHUNK)
@@ -65,7 +66,7 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
         forward=min(change[a, b].item() for a, b in pairs if a < b),
         backward=max(change[a, b].item() for a, b in pairs if a > b),
     )
-    _require_causal_connection(probe)
+    _require_causal_connection(probe, _rounding(model, base))
     return probe
 
 
@@ -98,7 +99,7 @@ def require_apart(
     other = ids.clone()
     other[:, :begin] = (other[:, :begin] + 1) % model.config.get_text_config().vocab_size
     before, after = (_logits(model, text, positions, mask, precision, begin) for text in (ids, other))
-    if (change := (after - before).abs().max()) > 0:
+    if (change := (after - before).abs().max()) > _rounding(model, before):
         raise ModelError(
             f"packed conversations attend to each other under {model.config._attn_implementation} attention: a change in one "
             f"changed the logits of another by {change:g}. Leave conversations shorter than the window out: set "
@@ -125,15 +126,21 @@ def _logits(
     return out.logits[0, begin:].float()
 
 
-def _require_causal_connection(probe: Probe) -> None:
-    if not probe.forward > 0:
+def _rounding(model: PreTrainedModel, logits: torch.Tensor) -> float:
+    """How far tokens that a token does not attend to may move its logits: in a mixture of experts they change how many rows an
+    expert multiplies, and so the rounding (1e-6 of the logits' deviation in float32, up to 2e-3 in bf16)."""
+    return 0.02 * logits.std().item() if experts_of(model.config.get_text_config()) else 0.0
+
+
+def _require_causal_connection(probe: Probe, rounding: float) -> None:
+    if probe.backward > rounding:
+        raise ModelError(
+            f"the model is not causal: a later chunk changed an earlier one's logits by {probe.backward:g}; "
+            "PoSE trains next-token prediction"
+        )
+    if not probe.forward > (probe.backward if rounding else 0):
         raise ModelError(
             f"chunks do not attend to each other under {probe.attention} attention: a change in one chunk left the "
             "logits of a later one unchanged, so training would learn nothing about distance. Pass an attention_mask "
             "of ones with every batch, or choose another attention implementation"
-        )
-    if probe.backward > 0:
-        raise ModelError(
-            f"the model is not causal: a later chunk changed an earlier one's logits by {probe.backward:g}; "
-            "PoSE trains next-token prediction"
         )

@@ -98,15 +98,18 @@ def plan_extension(
     Raises:
         ModelError: no RoPE, one that switches or is scaled already, a target not above the original, or a
             sliding window below it.
-        RecipeError: the interpolation is unknown, or a setting of ``rope`` is, or breaks its rule.
+        RecipeError: the interpolation or ``existing_rope`` is unknown, or a setting of ``rope`` is, or breaks its rule.
     """
-    given = {"interpolation": interpolation, "rope": dict(rope or {}), "positions": {"margin": margin}}
+    given = {"interpolation": interpolation, "existing_rope": existing_rope, "rope": dict(rope or {})}
+    given["positions"] = {"margin": margin}
     settings = load_recipe(None, given).rope.settings
     current = rope_of(config)
     _check_numbers(config, current)
     _check_scaling(config, current, existing_rope)
     original = parse_length(original_length) if original_length is not None else _original_length(config, current)
     target = parse_length(target_length) if target_length is not None else 8 * original
+    if original < 2:
+        raise ModelError(f"original length {original} must be at least 2 tokens; give original_length")
     if target * (1 + margin) > LONGEST:
         beyond = f" and its margin of {margin:.1%}" if margin else ""
         raise ModelError(f"target {target:,}{beyond} must be at most {LONGEST:,} tokens; give a smaller target")
@@ -161,7 +164,7 @@ def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
             AutoModelForCausalLM.from_config(read)
     except Exception as error:
         raise ModelError(
-            f"{type(config).__name__} cannot hold {extension.interpolation} x{extension.factor:g} ({reason(error)}); choose another "
+            f"a model of class {type(config).__name__} cannot be built with {extension.interpolation} x{extension.factor:g} ({reason(error)}); choose another "
             f"--interpolation of {', '.join(name for name in NAMES if name != 'none')}, or another model"
         ) from error
 

@@ -13,7 +13,7 @@ from skipwise.model import lora
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import UNSAVED, load_model
 from skipwise.model.origin import Origin
-from skipwise.model.precision import autocast, dtype_of, in_mode, weights_precision
+from skipwise.model.precision import autocast, dtype_of, in_mode, trial_ids, weights_precision
 from skipwise.model.rope import Extension
 from skipwise.model.sealed import FILE, require_unchanged
 from skipwise.results.files import fresh_folder
@@ -88,7 +88,7 @@ def reload_difference(model: PreTrainedModel, folder: Path, extension: Extension
         merge=False,
     )
     target, tokens = extension.target_length, min(64, extension.target_length)
-    ids = (torch.arange(tokens, device=model.device)[None] * 7 + 3) % model.config.vocab_size
+    ids = trial_ids(model, tokens)
     positions = torch.arange(target - tokens, target, device=model.device)[None]
     batch = {"input_ids": ids, "position_ids": positions, "attention_mask": torch.ones_like(ids)}
     with in_mode(model, training=False), autocast(model.device, precision):

@@ -22,8 +22,8 @@ def mask_by_position(model: PreTrainedModel) -> None:
     """Make the sliding layers of ``model`` count their window in positions while it trains, in any training loop.
 
     The decoder builds the masks itself, in a forward pre-hook. So they are the same in a plain loop, in any Trainer and
-    under peft, DDP and torch.compile. Nothing changes in eval mode, with a cache, or in a model without sliding layers. But
-    the mask of packed texts is fitted to sliding layers and to eager attention in eval mode too, where positions do not count.
+    under peft, DDP and torch.compile. A pass with a cache is never changed. In eval mode, and in a model without sliding layers, only
+    the mask of packed texts is changed: it is fitted to sliding layers and to eager attention.
     """
     decoder: Any = lora.stock_model(model).base_model
     config = decoder.config.get_text_config()

@@ -31,7 +31,6 @@ from skipwise.model.chunked_loss import in_slices, worth_chunking
 from skipwise.model.precision import autocast
 from skipwise.recipes.schema import Lora
 
-_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")  # ``can_be_sliced``
 _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all pairs, as on any GPU
 
 
@@ -67,8 +66,8 @@ def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
     model, mode = _fake_model(config, settings)
     tokens = settings.micro_batch * settings.window
     text = config.get_text_config()
-    plain = all(getattr(text, name, None) in (None, 1) for name in _OF_LOGITS)
-    sliced = settings.sliced_loss and plain and worth_chunking(tokens, text.vocab_size, "cuda")
+    capped = getattr(text, "final_logit_softcapping", None) is not None  # as ``can_be_sliced`` finds
+    sliced = settings.sliced_loss and not capped and worth_chunking(tokens, text.vocab_size, "cuda")
     with mode, in_slices(model) if sliced else nullcontext():
         held = _Counted()
         for parameter in model.parameters():

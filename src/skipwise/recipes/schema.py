@@ -69,10 +69,11 @@ class Rope(Section):
 
     rope_theta: Real | None = Field(None, description="the base, above the model's own (theta, which needs it)")
     beta_fast: Real | None = Field(
-        None, description="pairs that turn so often in the original window stay; default: 32 (yarn, yarn-revised)"
+        None,
+        description="pairs with at least so many turns in the original window stay; default: 32 (yarn, yarn-revised)",
     )
     beta_slow: Real | None = Field(
-        None, description="pairs that turn only so often get the whole factor; default: 1 (yarn, yarn-revised)"
+        None, description="pairs with at most so many turns get the whole factor; default: 1 (yarn, yarn-revised)"
     )
     attention_factor: Real | None = Field(
         None, description="of cos and sin; default: by the target (yarn, yarn-revised, factors)"

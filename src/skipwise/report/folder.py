@@ -84,7 +84,7 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         if run.recipe.is_file() and info.get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
             raise RunError(f"{run.recipe} was edited or damaged since the run was begun; restore it")
     except (ValueError, OSError) as error:
-        raise RunError(f"{folder}: recipe.yaml cannot be read ({error}); correct or delete it") from None
+        raise RunError(f"{folder}: recipe.yaml cannot be read ({error}); restore it") from None
     if not info and not recipe and all(isinstance(record, Measured) for record in records):
         raise RunError(
             f"{folder} holds what skipwise perplexity and passkey measured, which has no report: the same commands "

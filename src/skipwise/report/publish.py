@@ -94,7 +94,10 @@ def _upload(card: ModelCard, folder: Path, names: list[str], name: str, private:
     try:
         _require_accepted(card, folder)
         card.save(folder / _CARD)
-        api.create_repo(name, private=private, exist_ok=True)
+        # None leaves it to the hub: an organisation's repositories may be private by default.
+        api.create_repo(name, private=private or None, exist_ok=True)
+        if private and not api.repo_info(name).private:
+            raise RunError(f"{name} is there already, and public; make it private on the hub, or give another name")
         return str(
             api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=names, commit_message="Add the model")
         )

@@ -68,11 +68,12 @@ def key_tokens(
 def long_perplexity(
     readings: Sequence[ReadingRecord], key: Mapping[str, KeyTokens], read: Read
 ) -> LongPerplexity | None:
-    """LongPPL of a model at ``key`` tokens; None where there are none, or it read other tokens."""
+    """LongPPL of a model at ``key`` tokens; None where there are none, or it read other tokens in one of their documents."""
     parts = []
+    readings = [reading for reading in readings if reading.document in key]
     for reading in readings:
-        losses, chosen = read(reading), key.get(reading.document)
-        if losses is None or chosen is None or not np.array_equal(losses.tokens, chosen.tokens):
+        losses, chosen = read(reading), key[reading.document]
+        if losses is None or not np.array_equal(losses.tokens, chosen.tokens):
             return None
         nll = losses.nll.astype(np.float64)
         candidates = nll[len(nll) - chosen.candidates :]

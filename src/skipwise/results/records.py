@@ -239,10 +239,13 @@ class BenchmarkRecord(Measured):
         scores: of each question in order, where ``value`` is their mean: a digit each if all are 0 or 1, and numbers
             otherwise. Empty where the metric is no mean, and in records of version 0.2 and earlier.
         questions: 16 hex digits of the task's version, and of the questions with their prompts and right answers.
+        metrics: how many the task has, each in a record of its own; 0 in records of version 0.2 and earlier.
     """
 
     kind: ClassVar[str] = "benchmark"
-    ANSWER: ClassVar[tuple[str, ...]] = ("samples", "value", "standard_error", "seconds", "scores", "questions")
+    ANSWER: ClassVar[tuple[str, ...]] = (
+        *("samples", "value", "standard_error", "seconds", "scores", "questions", "metrics"),
+    )
     arm: str
     task: str
     metric: str
@@ -258,6 +261,7 @@ class BenchmarkRecord(Measured):
     seconds: Amount = 0.0
     scores: Rights | list[Real] = ""
     questions: str = ""
+    metrics: Natural = 0
 
     def problem(self) -> str:
         """What contradicts itself in the record; empty if nothing does."""

@@ -27,6 +27,7 @@ from skipwise.results.records import Count, Natural
 
 LAUNCHED_BY = "SKIPWISE_COMMAND"  # environment variable
 DECIDES = ("training text", "base model")  # names of fingerprints
+_WITHOUT_FACTS = "restore it. Of a run, remove it, and extend --resume writes it again; an evaluation is begun again with another --out"
 _PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 
 
@@ -180,12 +181,9 @@ class RunFolder:
             told = error.errors()[0]
             key = ".".join(map(str, told["loc"]))
             rule = told["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-            raise RunError(
-                f"{self.facts} has {key} = {repr(told['input'])[:60]} ({rule}); restore it, or delete it to go on without "
-                "what it recorded"
-            ) from None
+            raise RunError(f"{self.facts} has {key} = {repr(told['input'])[:60]} ({rule}); {_WITHOUT_FACTS}") from None
         except (OSError, ValueError) as error:
-            raise RunError(f"{self.facts} is damaged ({error}); delete it to go on without what it recorded") from None
+            raise RunError(f"{self.facts} is damaged ({error}); {_WITHOUT_FACTS}") from None
 
 
 def _provenance() -> dict[str, Any]:

@@ -70,6 +70,7 @@ def read_losses(folder: Path, key: str) -> TokenLosses | None:
         return None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise RunError(
-            f"{path} is damaged ({error}); restore it, or remove it, and LongPPL leaves this document out"
+            f"{path} is damaged ({error}); restore it, or remove it: then LongPPL leaves out this document, if the key "
+            "tokens were chosen by this model, or else this model"
         ) from error
     return losses

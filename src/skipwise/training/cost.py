@@ -274,7 +274,7 @@ def _lighter(recipe: Recipe, gpus: int) -> Iterator[tuple[list[str], Recipe, int
     if recipe.lora.base != "4bit" and gpus == 1:
         low = recipe.lora.model_copy(update={"base": "4bit"})
         yield [*words, "--set lora.base=4bit"], recipe.model_copy(update={"lora": low}), gpus
-    while recipe.lora.base != "4bit" and gpus < _MOST_GPUS:
+    while recipe.lora.base != "4bit" and 2 * gpus <= _MOST_GPUS:
         gpus *= 2
         yield [*words, f"--gpus {gpus}"], recipe, gpus
 

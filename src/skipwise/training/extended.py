@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from skipwise.data.window import collate
 from skipwise.errors import ModelError, SkipwiseError, counted, out_of_memory
 from skipwise.model import lora
+from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.loading import load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
@@ -39,7 +40,8 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
     if rules is not None:
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
     try:
-        probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
+        with blocked_attention(model):  # as in training
+            probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
     except Exception as error:
         if isinstance(error, SkipwiseError) or out_of_memory(error):
             raise

@@ -45,7 +45,7 @@ class NonFiniteGuard(TrainerCallback):
         other = "bf16" if args.fp16 else "float32" if args.bf16 else None
         way_out = f"try training.precision={other} or" if other else "try"
         raise NonFiniteLossError(
-            f"step {step}: {what} is not finite; weights untouched; {way_out} "
+            f"step {step}: {what} is not finite; nothing of this step is saved; {way_out} "
             f"a lower training.learning_rate (now {args.learning_rate:g}) in a new run (another --out); {intact(self._folder)}"
         )
 

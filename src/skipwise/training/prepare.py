@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +241,7 @@ def require_trainable(recipe: Recipe, *, several: bool = False) -> None:
         what = "holding frozen weights"
         ways = "a smaller model, or lora.base=4bit" if rules.base != "4bit" else "a smaller model"
     else:
-        each = 16 if recipe.training.optim.startswith("adamw_torch") else 8
+        each = 16 if recipe.training.optim in ("adamw_torch", "adamw_torch_fused") else 8
         what = "training all weights, with gradients and what the optimizer keeps,"
         ways = "--lora, which trains low-rank additions, a smaller model, or several GPUs (--launch zero3)"
         if recipe.teacher and each * parameters <= memory:
@@ -260,11 +261,11 @@ def require_trainable(recipe: Recipe, *, several: bool = False) -> None:
 
 
 def _check_layers(config: Any, lengths: np.ndarray, train_length: int) -> None:
-    """Refuse to pack conversations for a model with layers that take no mask of packed texts."""
+    """Refuse to pack short documents for a model with layers that take no mask of packed texts."""
     short = int((lengths < train_length).sum())
     if short and (kinds := other_layers(config.get_text_config())):
         raise DataError(
-            f"{counted(short, 'conversation')} of fewer than {train_length:,} tokens cannot be packed: the model's layers of kind "
+            f"{counted(short, 'document')} of fewer than {train_length:,} tokens cannot be packed: the model's layers of kind "
             f"{', '.join(kinds)} would read across them; set data.min_tokens={train_length} to leave them out"
         )
 
@@ -328,16 +329,16 @@ def _untrained(documents: int, context: int) -> str | None:
     """Return a sentence on how many documents have no token that is trained, if some do not."""
     if not documents:
         return None
-    return f"left out {counted(documents, 'document')} without a token that is trained and has {context:,} of its own before it"
+    return f"left out {counted(documents, 'document')}: no token that is trained there has {context:,} of the document's before it"
 
 
 def _packed(run: PreparedRun) -> str | None:
-    """Return a sentence on how many conversations are packed, if some are."""
+    """Return a sentence on how many short documents are packed, if some are."""
     short = int((run.store.lengths[run.train] < run.train_length).sum())
     if not short:
         return None
     return (
-        f"{counted(short, 'conversation')} of fewer than {run.train_length:,} tokens {'is' if short == 1 else 'are'} packed, several "
+        f"{counted(short, 'document')} of fewer than {run.train_length:,} tokens {'is' if short == 1 else 'are'} packed, several "
         "in a window; none attends to another"
     )
 
@@ -353,13 +354,17 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def print_examples(run: PreparedRun, console: Console) -> None:
-    """Print the position plans of the first three examples, chunk by chunk."""
-    plans = run.dataset().plans(np.arange(3))
-    for example in range(3):
-        parts, start = [], 0
-        chunks = zip(plans.lengths[example], plans.skips[example], plans.offsets[example], strict=True)
-        for length, skip, offset in list(chunks)[:4]:
-            parts.append(f"positions {start + skip:,}..{start + skip + length - 1:,} <- text from {start + offset:,}")
-            start += length
-        more = plans.lengths.shape[1] - len(parts)
-        console.print(f"example {example}: " + "; ".join(parts) + (f"; {counted(more, 'more chunk')}" if more else ""))
+    """Print the positions of the first three examples, chunk by chunk."""
+    data, teacher = run.dataset(), run.recipe.teacher
+    for number in range(min(3, len(data))):
+        positions = data[number]["position_ids"]
+        cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+        parts = [f"{positions[begin]:,}..{positions[end - 1]:,}" for begin, end in pairwise(cuts)][:4]
+        more = len(cuts) - 1 - len(parts)
+        console.print(
+            f"example {number}: positions " + "; ".join(parts) + (f"; {counted(more, 'more chunk')}" if more else "")
+        )
+    if teacher and teacher.written:
+        console.print(
+            f"in training {teacher.written:.0%} of the examples are text that the base writes first, without skips"
+        )

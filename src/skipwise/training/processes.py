@@ -91,7 +91,7 @@ def told_by_first(value: Any) -> Any:
     except RuntimeError as error:
         if is_first():
             raise
-        raise PeerError(f"process 0 has ended, and says why, or was killed; {_AGAIN}") from error
+        raise PeerError(f"process 0 has stopped: its own message says why, unless it was killed; {_AGAIN}") from error
     return values[0]
 
 

@@ -1,7 +1,10 @@
 """Choose the folder of a run: a new run never takes an existing one, and a resumed run has the same recipe."""
 
+import glob
+import re
 from collections.abc import Iterator
-from itertools import count, takewhile
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +60,16 @@ def _require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
 
 def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
     """Return the first free folder of runs/name, runs/name-2, ..., or to resume, the newest run of this recipe."""
-    numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
     if not resume:
+        numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
         return next(folder for folder in numbered if not folder.exists())
-    for folder in reversed(list(takewhile(Path.exists, numbered))):
+    number = {folder: folder.name.removeprefix(name) for folder in Path("runs").glob(f"{glob.escape(name)}*")}
+    named = [folder for folder, end in number.items() if re.fullmatch(r"(-\d+)?", end)]
+    for folder in sorted(named, key=lambda folder: int(number[folder][1:] or 1), reverse=True):
         run = RunFolder(folder)
-        if run.recipe.exists() and not _differences(deciding_settings(_read(run)), deciding_settings(recipe)):
-            return folder
+        with suppress(RunError):  # it is damaged, or an earlier version began it: not the one that is asked for
+            if run.recipe.exists() and not _differences(deciding_settings(_read(run)), deciding_settings(recipe)):
+                return folder
     raise RunError(f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out")
 
 

@@ -38,7 +38,7 @@ class TrainingSummary:
     steps: int
     tokens: int  # input tokens seen
     seconds: float
-    loss: float  # nats a label, with the teacher's term and the weights of labels; the mean since the last log but one
+    loss: float  # nats a label, with the teacher's term and the weights of labels; the mean of the steps between the last two logs
     tokens_per_second: float
 
 
@@ -256,8 +256,7 @@ class _Trainer(Trainer):
 
 
 class _Meter(TrainerCallback):
-    """Calls ``on_step`` after each step and ``on_log`` with a record of each logged step: also of each
-    that is saved, and of the last one."""
+    """Calls ``on_step`` after each step, and ``on_log`` at each logged step; those with a checkpoint and the last are logged."""
 
     def __init__(self, on_log: Callable[[dict[str, Any]], None] | None, on_step: Callable[[int], None] | None) -> None:
         self._on_log, self._on_step = on_log, on_step

@@ -128,7 +128,9 @@ def test_every_example_trains_something(tmp_path: Path, scheme: str) -> None:
 
 def test_documents_that_train_nothing_are_refused(tmp_path: Path) -> None:
     store = labelled(tmp_path, (300, [(0, 1)]), (200, []))
-    with pytest.raises(DataError, match="of 2 documents none has a token that is trained behind 1 of its own"):
+    with pytest.raises(
+        DataError, match="in none of 2 documents can a token be trained: it needs 1 token of its document before it"
+    ):
         PoseDataset(store, np.arange(2), train_length=TRAIN, target_length=TARGET)
 
 

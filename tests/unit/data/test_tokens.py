@@ -744,4 +744,7 @@ def test_files_that_are_not_read_are_named(tmp_path, tokenizer):
     log = io.StringIO()
     store = tokenise(Data(source=str(folder), cache=str(tmp_path / "cache")), tokenizer, Console(file=log, width=400))
     assert list(store.names) == ["a.txt"]
-    assert "mixed: left out 4 files whose endings no text has: b.json, c.csv, d.html, ..." in log.getvalue()
+    assert (
+        "mixed: left out 4 files, whose endings are not those of text files: b.json, c.csv, d.html, ..."
+        in log.getvalue()
+    )

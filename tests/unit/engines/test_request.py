@@ -20,12 +20,12 @@ def installed(monkeypatch: pytest.MonkeyPatch, **by_python: dict[str, str]) -> N
     monkeypatch.setattr(module, "_installed", lambda python: found[python])
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> Engine:
+def scripted(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, name: str = "vllm") -> Engine:
     """An engine whose script this is, run by this Python."""
     (folder / "script.py").write_text("import json, os, sys\n" + script)
     monkeypatch.setattr(module, "_HERE", folder)
-    monkeypatch.setitem(module.ENGINES, "vllm", ("vllm", "script.py"))
-    return Engine("vllm", sys.executable, "1.0")
+    monkeypatch.setitem(module.ENGINES, name, (name, "script.py"))
+    return Engine(name, sys.executable, "1.0")
 
 
 def test_an_unknown_engine_is_refused_with_the_nearest_name() -> None:
@@ -96,10 +96,16 @@ def test_code_of_the_hub_reaches_no_process_that_would_run_it(tmp_path: Path, mo
         Engine("transformers", sys.executable, "5.23.0").answer(REQUEST.of(tmp_path / "model"))
 
 
-def test_an_engine_works_without_network_and_accelerator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "devices"), [("llama.cpp", ""), ("vllm", "0")])
+def test_an_engine_works_without_network_and_only_vllm_sees_accelerators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, devices: str
+) -> None:
+    """A build of vLLM for GPUs refuses to run without one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     names = ["HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES", "GGML_NO_BACKTRACE"]
     tell = f"json.dump({{name: os.environ.get(name) for name in {names}}}, open(sys.argv[2], 'w'))\n"
-    assert scripted(monkeypatch, tmp_path, tell).answer(REQUEST) == dict(zip(names, ["1", "", "1"], strict=True))
+    seen = scripted(monkeypatch, tmp_path, tell, name).answer(REQUEST)
+    assert seen == dict(zip(names, ["1", devices, "1"], strict=True))
 
 
 def test_a_file_beside_a_script_hides_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

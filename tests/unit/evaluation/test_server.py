@@ -173,6 +173,12 @@ def no_server() -> str:
         return gone.url
 
 
+@pytest.mark.parametrize("port", [0, 80000])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(RecipeError, match=f"localhost:{port}': a port is a number from 1 to 65,535"):
+        connect(f"http://localhost:{port}")
+
+
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://localhost", "http://", "", "http://[::1", "http://x:y"])
 def test_what_is_no_address_is_refused(url) -> None:
     with pytest.raises(RecipeError, match=r"is no address.*give one as http://localhost:8000"):

@@ -43,8 +43,13 @@ def refused(source: str, out: Path) -> str:
 
 
 def test_the_tokenizer_goes_along(gptj: Path, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(gptj)  # in a file of its own
     out = convert(str(gptj), tmp_path / "out")
-    assert AutoTokenizer.from_pretrained(out)("abc").input_ids == byte_tokenizer()("abc").input_ids
+    written = AutoTokenizer.from_pretrained(out)
+    assert written("abc").input_ids == byte_tokenizer()("abc").input_ids
+    assert written.chat_template == tokenizer.chat_template
     assert not (tmp_path / ".out.partial").exists()
 
 

@@ -90,6 +90,8 @@ def test_a_margin_extends_beyond_the_target() -> None:
 
 
 def test_replacing_a_scaling_starts_from_the_original_window() -> None:
+    with pytest.raises(RecipeError, match="existing_rope = 'replac'"):
+        plan_extension(scaled(**LLAMA3), existing_rope="replac", interpolation="yarn")
     extension = plan_extension(scaled(**LLAMA3), existing_rope="replace", interpolation="yarn")
     assert extension.rope.original_length == 128
     assert extension.target_length == 1024
@@ -289,7 +291,9 @@ def test_what_a_class_cannot_hold_is_refused_before_training() -> None:
         pad_token_id=0,
     )
     asked = {"model": "x", "target": 256, "existing_rope": "replace", "method": None}
-    with pytest.raises(ModelError, match=r"Phi3Config cannot hold yarn x4 .*must be one of .'longrope'.*yarn-revised"):
+    with pytest.raises(
+        ModelError, match=r"class Phi3Config cannot be built with yarn x4 .*must be one of .'longrope'.*yarn-revised"
+    ):
         extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
     assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4
     assert config.rope_parameters["rope_type"] == "longrope"  # it was tried on a copy

@@ -3,6 +3,7 @@
 import io
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,9 +41,12 @@ class Hub:
     """What would have gone to the hub."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.error, self.made, self.sent = error, [], []
+        self.error, self.made, self.sent, self.public = error, [], [], False
 
-    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> None:
+    def repo_info(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(private=not self.public)
+
+    def create_repo(self, name: str, *, private: bool | None, exist_ok: bool) -> None:
         assert exist_ok
         if self.error:
             raise self.error
@@ -87,10 +91,17 @@ def test_nothing_is_published_until_asked_and_everything_is_shown(run: Path, hub
     assert (run / "model" / "README.md").read_bytes() == before
 
 
+def test_a_public_repository_that_is_there_gets_no_private_model(run: Path, hub: Hub) -> None:
+    hub.public = True
+    with pytest.raises(RunError, match="owner/tiny-64k is there already, and public"):
+        said(run, upload=True, private=True, base="owner/base")
+    assert not hub.sent
+
+
 @pytest.mark.parametrize("private", [False, True])
 def test_what_was_shown_is_uploaded(run: Path, hub: Hub, private: bool) -> None:
     text = said(run, upload=True, private=private, base="owner/base", license="mit")
-    assert hub.made == [("owner/tiny-64k", private)]
+    assert hub.made == [("owner/tiny-64k", private or None)]
     [(name, sent)] = hub.sent
     assert name == "owner/tiny-64k"
     assert sorted(sent) == FILES

@@ -88,7 +88,6 @@ def test_more_passkeys_need_an_interval_above_zero_on_the_same_prompts(ours, the
     [  # the first two of a real run: 95% against 84% of 150 prompts, which are three models
         ((46, 50, 47), (37, 42, 47), False, "92%, 100%, 94% against 74%, 84%, 94% at 512; difference -13 to +36"),
         ((46, 50, 47), (36, 39, 37), True, "difference +18 to +24 points, 95% interval over 3 seeds"),
-        ((46, 50), (36, 40), True, "difference +20 to +20 points, 95% interval over 2 seeds"),
     ],
 )
 def test_models_and_not_prompts_are_the_sample_of_several_seeds(ours, theirs, holds, told) -> None:
@@ -98,6 +97,15 @@ def test_models_and_not_prompts_are_the_sample_of_several_seeds(ours, theirs, ho
     finding = judge(FindsMore("a", "b"), scores, 256, 512)
     assert finding.holds is holds
     assert told in finding.worst
+
+
+def test_seeds_that_differ_equally_are_judged_by_their_prompts() -> None:
+    """50 and 49 against 49 and 48 of 50: an interval over the seeds would have no width."""
+    ours = answered(range(50), range(49))
+    close = judge(FindsMore("a", "b"), {"a": ours, "b": answered(range(49), range(48))}, 256, 512)
+    assert close.holds is False
+    assert "95% interval over the prompts of 2 seeds, which both were asked" in close.worst
+    assert judge(FindsMore("a", "b"), {"a": ours, "b": answered(range(40), range(39))}, 256, 512).holds
 
 
 def test_every_seed_must_read_better() -> None:

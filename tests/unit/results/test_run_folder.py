@@ -49,5 +49,8 @@ def test_the_command_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch) -> 
 @pytest.mark.parametrize("text", ["{bad", "[1]", "[" * 100_000])
 def test_damaged_facts_are_explained(tmp_path, text) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RunError, match=r"run\.json is damaged \(.*; delete it to go on"):
+    with pytest.raises(
+        RunError,
+        match=r"run\.json is damaged \(.*; restore it. Of a run, remove it, and extend --resume writes it again",
+    ):
         RunFolder(tmp_path).read()

@@ -179,7 +179,7 @@ def test_conversations_are_not_packed_for_layers_that_may_read_across_them(tmp_p
     config = json.loads((model / "config.json").read_text())
     kinds = ["chunked_attention"] + ["full_attention"] * (config["num_hidden_layers"] - 1)
     (model / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
-    with pytest.raises(DataError, match=r"2 conversations of fewer than 64.*chunked_attention.*set data.min_tokens=64"):
+    with pytest.raises(DataError, match=r"2 documents of fewer than 64.*chunked_attention.*set data.min_tokens=64"):
         prepared(tmp_path, model, **settings)
     assert len(prepared(tmp_path, model, **settings, **{"data.min_tokens": 64}).train) == 10
 

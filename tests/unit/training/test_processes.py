@@ -101,7 +101,7 @@ def test_a_process_says_that_the_first_has_ended(monkeypatch) -> None:
     monkeypatch.setattr(processes, "_state", lambda: None)
     monkeypatch.setattr(processes, "is_first", lambda: False)
     monkeypatch.setattr(processes, "broadcast_object_list", lost)
-    with pytest.raises(PeerError, match=r"process 0 has ended, .* start all of them again, with --resume"):
+    with pytest.raises(PeerError, match=r"process 0 has stopped: .* start all of them again, with --resume"):
         processes.told_by_first(None)
 
 

@@ -102,7 +102,12 @@ def test_the_newest_run_of_the_recipe_is_resumed(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = [begun(None, seed=seed).path for seed in (0, 0, 1)]
     assert runs == [Path("runs/name"), Path("runs/name-2"), Path("runs/name-3")]
+    begun(Path("runs/name-12"), seed=1)
+    Path("runs/name-2-other").mkdir()
+    (Path("runs/name-11")).mkdir()
+    Path("runs/name-11/recipe.yaml").write_text("method: unknown")  # of another version
     assert open_run(load_recipe(), None, "name", resume=True).path == Path("runs/name-2")
+    assert open_run(load_recipe(None, {"seed": 1}), None, "name", resume=True).path == Path("runs/name-12")
     with pytest.raises(RunError, match="no run of this recipe under runs/name"):
         open_run(load_recipe(None, {"seed": 2}), None, "name", resume=True)
 

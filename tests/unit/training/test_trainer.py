@@ -270,7 +270,7 @@ def test_non_finite_loss_stops_before_the_update(tmp_path, micro, value, precisi
     model = tiny_model()
     passes = 4 // micro
     poison = PoisonedLoss(model, at=5 * passes + 1, value=value)  # the first micro-batch of step 6
-    message = "step 6: loss is not finite; weights untouched; .*; checkpoint 4 is intact"
+    message = "step 6: loss is not finite; nothing of this step is saved; .*; checkpoint 4 is intact"
     changes = {"max_steps": 8, "save_steps": 2, "per_device_train_batch_size": micro, "precision": precision}
     with pytest.raises(NonFiniteLossError, match=message):
         run(tmp_path, model, **changes)
