@@ -12,7 +12,7 @@ import skipwise
 from skipwise.cli.terminal import prepare_process
 from skipwise.data.documents import is_held_out
 from skipwise.model.config import load_config
-from skipwise.model.memory import parameters_of
+from skipwise.model.memory import parameters_of, token_bytes
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.results.results_file import read_records
 from tests.command_line import refused, run
@@ -156,6 +156,12 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
         assert "not on this machine: " in printed
         assert said in printed
         assert "example 0: positions" in printed
+    # Prompts are not asked, windows fit, and one segment does not: its setting is named, and no window.
+    each = token_bytes(load_config(str(model)), 4, cached=False)
+    has |= {"training": 10**12, "measuring": 4 * parameters_of(load_config(str(model))) + 200 * each}
+    segments = ["--set", "evaluation.segment_lengths=[64, 256]", "--set", "training.precision=float32"]
+    assert "segments of 256 tokens do not fit" in (told := refused(monkeypatch, capsys, *words, *segments))
+    assert "--set evaluation.segment_lengths=[64]" in told
     has |= {"training": 1000, "measuring": 10**12}
     run(monkeypatch, *words, "--dry-run", "--launch", "ddp", "--processes", "2")
     assert "not on this machine" not in capsys.readouterr().out  # of several processes nothing is certain

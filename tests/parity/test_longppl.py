@@ -100,6 +100,21 @@ def test_key_tokens_and_longppl_are_those_of_a_count_token_by_token(tmp_path: Pa
         assert "more than 2 lower than in windows of 24 tokens" in told
 
 
+def test_a_document_whose_losses_were_removed_is_left_out_of_every_model(tmp_path: Path) -> None:
+    evaluator = confident(0)
+    documents = [told_by(evaluator, number) for number in range(2)]
+    readings = measured(evaluator, documents, "a", tmp_path)
+
+    def read(reading: ReadingRecord) -> TokenLosses | None:
+        return read_losses(tmp_path, reading.key)
+
+    both = key_tokens(readings[SHORT], readings[LENGTH], read)
+    (tmp_path / f"{readings[SHORT][0].key}.losses").unlink()
+    chosen = key_tokens(readings[SHORT], readings[LENGTH], read)
+    assert both.keys() == {"d0", "d1"} != chosen.keys() == {"d1"}
+    assert long_perplexity(readings[LENGTH], chosen, read) == long_perplexity(readings[LENGTH][1:], chosen, read)
+
+
 def test_other_tokens_and_lost_or_damaged_losses_give_none(tmp_path: Path) -> None:
     model, document = confident(0), told_by(confident(0), 0)
     readings, folder = measured(model, [document], "a", tmp_path), tmp_path

@@ -287,6 +287,19 @@ def test_contiguous_text_keeps_every_label_though_positions_jump(store: TokenSto
         assert np.diff(example["position_ids"]).max() >= 1
 
 
+def test_text_of_less_than_one_example_is_refused(tmp_path) -> None:
+    """Short conversations pass every other check; a loader would say that num_samples is 0."""
+    (tmp_path / "chat.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}\n'
+    )
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}. {% endfor %}"
+    with pytest.raises(
+        DataError, match=r"tokens of text are fewer than one example of 256; .*how many examples to draw"
+    ):
+        PoseDataset.from_source(str(tmp_path), tokenizer, train_length=256, target_length=512, held_out=0)
+
+
 def test_an_example_is_a_function_of_seed_epoch_and_index(store: TokenStore) -> None:
     data, again = dataset(store), dataset(store)
     batch = data.__getitems__([5, 9, 150])
