@@ -116,20 +116,22 @@ def _short(value: Any) -> str:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return one line per problem: the key, its value, the rule, the nearest valid name."""
-    lines = []
+    """Return one line per key: its value, the rule, the nearest valid name."""
+    lines: dict[str, str] = {}
     for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"]) or "recipe"
+        # Of a setting that may be of several kinds pydantic names each, as list[str].
+        key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part)) or "recipe"
         if problem["type"] == "extra_forbidden":
             valid = list(_section_at(problem["loc"][:-1]).model_fields)
-            lines.append(f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}")
+            lines[key] = f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}"
         else:
             rule = _KINDS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
             if str(problem["input"]).lower() == "none" and _may_be_none(problem["loc"]):
                 rule += f"; none is --set {key}=null, or null in a file"
             said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
-            lines.append(rule if said else f"{key} = {_short(problem['input'])}: {rule}")
-    return "\n".join(lines)
+            told = rule if said else f"{key} = {_short(problem['input'])}: {rule}"
+            lines[key] = f"{lines[key]}, or {rule}" if key in lines else told
+    return "\n".join(lines.values())
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:

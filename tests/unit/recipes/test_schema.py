@@ -228,6 +228,7 @@ def test_set_that_is_not_yaml() -> None:
         ),
         ({"training.learning_rate": "fast"}, ["training.learning_rate = 'fast'", "valid number"]),
         ({"evaluation.windows": 256}, ["evaluation.windows = 256: must be a list, as [A, B]"]),
+        ({"lora.targets": 5}, ["lora.targets = 5: Input should be 'all-linear', or must be a list, as [A, B]"]),
         ({"training": None}, ["training = None: must be a section of keys and values, or left out"]),
         (
             {"method": "none"},
