@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from functools import cache
 
 from reproduction.runs import ArmRun
-from skipwise.evaluation.forecast import planned_seconds, training_seconds
+from skipwise.evaluation.forecast import measuring_seconds, training_seconds
+from skipwise.evaluation.workload import planned
 from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.precision import choose_precision, default_device
@@ -29,7 +30,7 @@ def _training(run: ArmRun, model: str) -> float:
 
 
 def _measuring(run: ArmRun, model: str) -> float:
-    return sum(planned_seconds(run.recipe, run.original, run.target, *_measured(model)).values())
+    return sum(measuring_seconds(planned(run.recipe, run.original, run.target), *_measured(model)).values())
 
 
 @cache

@@ -10,7 +10,7 @@ from rich.console import Console
 from reproduction.bases import make_base
 from reproduction.runs import ArmRun
 from skipwise.errors import ModelError, RunError
-from skipwise.evaluation.arms import RunEvaluation, measure_arms, measured_steps
+from skipwise.evaluation.arms import RunEvaluation, measure_arms
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.extend import extend, plan_run_evaluation
@@ -32,7 +32,7 @@ def asked_records(run: ArmRun, out: Path) -> dict[Place, list[Record]]:
     each place at most as many documents, segments or prompts are taken as the run asks for, the first ones.
     """
     asked = specification_of(run.recipe, run.original, run.target, "float32")
-    steps = measured_steps(run.recipe)
+    steps = run.recipe.measured_steps
     limit = asked.tokens_read(asked.windows[-1])
     most = {SLIDING: asked.documents, SEGMENTS: asked.segments, PROMPTS: asked.trials, STEPS: asked.documents}
     found: dict[Place, dict[object, Record]] = {}

@@ -89,7 +89,7 @@ class RunEvaluation:
     @property
     def steps(self) -> list[int]:
         """The training steps that are measured; where the best is kept, the last one too."""
-        return measured_steps(self.recipe)
+        return self.recipe.measured_steps
 
     def step_batches(self, step: int) -> list[Readings]:
         """What is measured of the model in training: the first text at the longest window, and the far segments.
@@ -119,12 +119,6 @@ class RunEvaluation:
             for step, read in segments.items()
             if len(read) == len(self.far)  # a kill may have left a part of a step's records
         }
-
-
-def measured_steps(recipe: Recipe) -> list[int]:
-    """The training steps after which a recipe measures; where the best is kept, the last one too."""
-    steps = recipe.evaluation.steps or []
-    return steps if recipe.evaluation.keep == "last" else sorted({*steps, recipe.training.max_steps})
 
 
 def plan_evaluation(

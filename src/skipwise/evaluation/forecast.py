@@ -1,24 +1,20 @@
-"""How long training and measuring take, and which measurements do not fit in memory; said before a run begins."""
+"""How long training and measuring take, said before a run begins."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
-import numpy as np
 import torch
 from rich.console import Console
 from transformers import PretrainedConfig
 
-from skipwise.data.shipped import KINDS
-from skipwise.evaluation.arms import RunEvaluation, measured_steps
-from skipwise.evaluation.batches import Batch, Prompts, Readings
+from skipwise.evaluation.arms import RunEvaluation
+from skipwise.evaluation.batches import Batch
 from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.other_text import longest_segment, most_segments
-from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.runner import require_memory
-from skipwise.evaluation.specification import specification_of
+from skipwise.evaluation.workload import TooLong, Workload, beyond_memory, planned, workload_of
 from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
-from skipwise.model.memory import parameters_of, token_bytes
+from skipwise.model.memory import parameters_of
 from skipwise.model.precision import dtype_of
 from skipwise.model.rope import extension_of
 from skipwise.recipes.schema import Recipe
@@ -46,23 +42,22 @@ def training_seconds(config: PretrainedConfig, tokens: int, window: int, precisi
 
 def measured_here(batches: Sequence[Batch], config: PretrainedConfig, precision: str, device: torch.device) -> Forecast:
     """The seconds that batches take on this machine, by a short timing of the model's layers."""
-    writes = any(isinstance(batch, Prompts) and batch.written for batch in batches)
-    writing = Writing.measured(config, precision, device) if writes else _NOTHING
-    return measuring_seconds(batches, ForwardCost.of_config(config), Speed.measured(config, precision, device), writing)
+    parts = [workload_of(batch) for batch in batches]
+    writing = Writing.measured(config, precision, device) if any(part.written for part in parts) else _NOTHING
+    return measuring_seconds(parts, ForwardCost.of_config(config), Speed.measured(config, precision, device), writing)
 
 
 def measuring_seconds(
-    batches: Iterable[Batch], cost: ForwardCost, speed: Speed, writing: Writing = _NOTHING
+    parts: Iterable[Workload], cost: ForwardCost, speed: Speed, writing: Writing = _NOTHING
 ) -> Forecast:
-    """The seconds that batches take, by what is measured; prompts that share a beginning take less, and so do answers that
-    end early or are written together."""
+    """The seconds that each measurement takes; prompts that share a beginning take less, and so do answers that end early or are
+    written together. Without ``writing`` what is written is not counted."""
     seconds: Forecast = {}
-    for batch in batches:
-        what = "windows of" if isinstance(batch, Readings) else f"{batch.requests[0].task} at"
-        part = f"{what} {batch.length:,} tokens"
-        each = _seconds(cost.of_token(batch.length, scored=isinstance(batch, Readings)), speed)
-        written = batch.written * writing.seconds(batch.length) if isinstance(batch, Prompts) else 0.0
-        seconds[part] = seconds.get(part, 0.0) + batch.tokens * each + written
+    for part in parts:
+        linear, attention = cost.of_token(part.length, scored=part.scored)
+        each = linear / speed.linear + attention / speed.attention
+        takes = part.read * each + part.written * writing.seconds(part.length)
+        seconds[str(part)] = seconds.get(str(part), 0.0) + takes
     return seconds
 
 
@@ -91,66 +86,24 @@ def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
 
 
 def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console: Console) -> None:
-    """Print how long one GPU of ``rate`` operations a second measures what a recipe asks for, and what of it cannot fit
-    ``memory`` bytes."""
+    """Print how long one GPU of ``rate`` operations a second measures what a recipe asks for, without the writing of RULER's
+    answers, and which lengths cannot fit ``memory`` bytes beside the model in bf16."""
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
-    lengths = extension.rope.original_length, extension.target_length
-    seconds = planned_seconds(recipe, *lengths, ForwardCost.of_config(config), Speed(rate, rate))
+    parts = [*planned(recipe, extension.rope.original_length, extension.target_length)]
+    seconds = measuring_seconds(parts, ForwardCost.of_config(config), Speed(rate, rate))
     console.print(f"Besides training, {told_measuring(seconds)}, on one GPU.")
-    for told_of in beyond_memory(recipe, *lengths, config, memory):
-        console.print(told_of, style="yellow", soft_wrap=True)
+    weights = _BF16 * (parameters_of(config) or 0)
+    for lengths in beyond_memory(parts, config, _BF16, weights, memory):
+        console.print(_told_too_long(lengths, memory), style="yellow", soft_wrap=True)
 
 
-def planned_seconds(recipe: Recipe, original: int, target: int, cost: ForwardCost, speed: Speed) -> Forecast:
-    """The seconds that each measurement of a recipe takes, by what is measured, before any text is known.
-
-    Every text has as many documents as are asked for, and no prompts share a beginning, so it takes no longer; the writing of
-    RULER's answers is not counted.
-    """
-    asked, arms = specification_of(recipe, original, target, "float32"), len(recipe.evaluation.arms)
-    tokens = asked.tokens_read(max(asked.windows)) or max(asked.windows)
-    document, texts = np.empty(tokens), arms * len(asked.texts)
-    read = [
-        (f"windows of {n:,} tokens", n, texts * asked.documents * fed_tokens([document], n, asked.stride_of(n)))
-        for n in asked.windows
-    ]
-    read += [(f"segments of {n:,} tokens", n, texts * asked.segments * n) for n in asked.segment_lengths]
-    if recipe.evaluation.other and (readers := {*recipe.evaluation.arms} - {"pi-only"}):
-        n = longest_segment(original)
-        read.append((f"other text in segments of {n:,} tokens", n, len(readers) * len(KINDS) * most_segments(n) * n))
-    if steps := len(measured_steps(recipe)):  # of the first text
-        n, during = asked.windows[-1], "during training"
-        fed = fed_tokens([document], n, asked.stride_of(n))
-        read.append((f"windows of {n:,} tokens {during}", n, steps * asked.documents * fed))
-        if recipe.evaluation.keep == "best":
-            read.append((f"segments of {target:,} tokens {during}", target, steps * asked.segments * target))
-    prompts = [
-        (f"{task} at {n:,} tokens", n, arms * asked.trials * n) for task in asked.tasks for n in asked.prompt_lengths
-    ]
-    return {
-        what: fed * _seconds(cost.of_token(length, scored=scored), speed)
-        for parts, scored in ((read, True), (prompts, False))
-        for what, length, fed in parts
-    }
-
-
-def beyond_memory(recipe: Recipe, original: int, target: int, config: PretrainedConfig, memory: float) -> Iterator[str]:
-    """Say which windows and prompts are certain not to fit a GPU of ``memory`` bytes beside the model in bf16."""
-    asked, weights = specification_of(recipe, original, target, "bf16"), _BF16 * (parameters_of(config) or 0)
-    for what, measured, cached in (("windows", asked.windows, False), ("passkey_lengths", asked.prompt_lengths, True)):
-        each, lengths = token_bytes(config, _BF16, cached=cached), sorted(set(measured))
-        fitting = [length for length in lengths if weights + length * each <= memory]
-        if fitting != lengths:
-            instead = (
-                f"Leave it out, --set evaluation.{what}=[{', '.join(map(str, fitting))}], and measure"
-                if fitting
-                else "Measure"
-            )
-            yield (
-                f"Measuring at {lengths[-1]:,} tokens does not fit: it takes {(weights + lengths[-1] * each) / 1e9:.1f} GB at the "
-                f"least, of {memory / 1e9:.1f} GB. {instead} it on a larger GPU, or prompts through a server (skipwise evaluate)."
-            )
+def _told_too_long(lengths: TooLong, memory: float) -> str:
+    instead = f"Leave it out, {lengths.instead}, and measure" if lengths.fitting else "Measure"
+    return (
+        f"Measuring at {lengths.longest:,} tokens does not fit: it takes {lengths.needed / 1e9:.1f} GB at the least, of "
+        f"{memory / 1e9:.1f} GB. {instead} it on a larger GPU, or prompts through a server (skipwise evaluate)."
+    )
 
 
 def told(training: float, measuring: Forecast) -> str:
@@ -163,11 +116,6 @@ def told_measuring(seconds: Forecast) -> str:
     """Say how long measuring takes, and what of it takes longest."""
     longest = max(seconds, key=lambda part: seconds[part])
     return f"measuring about {_time(sum(seconds.values()))}, of which {longest} take longest, {_time(seconds[longest])}"
-
-
-def _seconds(operations: tuple[float, float], speed: Speed) -> float:
-    linear, attention = operations
-    return linear / speed.linear + attention / speed.attention
 
 
 def _time(seconds: float) -> str:

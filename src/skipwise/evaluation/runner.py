@@ -32,14 +32,15 @@ from skipwise.evaluation.texts import (
     spread_segments,
 )
 from skipwise.evaluation.windows import position_buckets
+from skipwise.evaluation.workload import READ, beyond_memory, workload_of
 from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.memory import machine_memory, token_bytes
+from skipwise.model.memory import machine_memory
 from skipwise.model.origin import Origin
 from skipwise.model.precision import dtype_of
 from skipwise.progress import progress
-from skipwise.results.records import OTHER_TEXT, Measured, ReadingRecord, Record
+from skipwise.results.records import Measured, ReadingRecord, Record
 from skipwise.results.results_file import append_record, read_records
 
 _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
@@ -190,29 +191,14 @@ def require_memory(
     memory = machine_memory(device)
     if memory is None:
         return
-    for what, setting in (("windows", "windows"), ("segments", "segment_lengths"), ("prompts", "passkey_lengths")):
-        lengths = {batch.length for batch in batches if _setting_of(batch) == setting}
-        each = token_bytes(config, itemsize, cached=what == "prompts")
-        if lengths and (needed := weights + max(lengths) * each) > memory:
-            fitting = [length for length in sorted(lengths) if weights + length * each <= memory]
-            shorter = (
-                f"those of {fitting[-1]:,} may" if fitting else f"at most {max(0, memory - weights) // each:,} may"
-            )
-            instead = f"[{', '.join(map(str, fitting))}]" if fitting else "..."
-            raise EvaluationError(
-                f"{what} of {max(lengths):,} tokens do not fit: reading one takes {needed / 1e9:,.0f} GB at the least, and this "
-                f"{'machine' if device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB; {shorter}. Leave the longer ones "
-                f"out (--set evaluation.{setting}={instead} of a recipe, --lengths or --windows of other commands)"
-            )
-
-
-def _setting_of(batch: Batch) -> str:
-    """The setting of a recipe that decides a batch's length; none decides that of the text that ships with the package."""
-    if isinstance(batch, Prompts):
-        return "passkey_lengths"
-    if batch.data == OTHER_TEXT:
-        return ""
-    return "windows" if batch.slides else "segment_lengths"
+    for lengths in beyond_memory([workload_of(batch) for batch in batches], config, itemsize, weights, memory):
+        shorter = f"those of {lengths.fitting[-1]:,} may" if lengths.fitting else f"at most {lengths.most:,} may"
+        instead = lengths.instead if lengths.fitting else f"--set evaluation.{lengths.setting}=..."
+        raise EvaluationError(
+            f"{READ[lengths.setting]} of {lengths.longest:,} tokens do not fit: reading one takes {lengths.needed / 1e9:,.0f} GB at "
+            f"the least, and this {'machine' if device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB; {shorter}. Leave the "
+            f"longer ones out ({instead} of a recipe, --lengths or --windows of other commands)"
+        )
 
 
 def answered(

@@ -327,6 +327,12 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
 
     @property
+    def measured_steps(self) -> list[int]:
+        """The training steps after which the model is measured; where the best is kept, the last one too."""
+        steps = self.evaluation.steps or []
+        return steps if self.evaluation.keep == "last" else sorted({*steps, self.training.max_steps})
+
+    @property
     def arm(self) -> str:
         """The name of the trained model beside its controls: the scheme's, or our own method's, with a scheme not its own."""
         scheme = self.positions.scheme

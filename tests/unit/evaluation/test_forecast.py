@@ -7,8 +7,10 @@ from transformers import LlamaConfig
 
 from skipwise.evaluation import forecast
 from skipwise.evaluation.batches import Prompts, Readings
-from skipwise.evaluation.forecast import beyond_memory, measuring_seconds, planned_seconds, told, training_seconds
+from skipwise.evaluation.forecast import _told_too_long, measuring_seconds, told, training_seconds
+from skipwise.evaluation.workload import beyond_memory, planned, workload_of
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing
+from skipwise.model.memory import token_bytes
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import RulerRecord, TrialRecord
 from tests.measured import readings
@@ -22,7 +24,7 @@ def test_each_part_takes_its_tokens_times_their_operations() -> None:
     trials = [TrialRecord("m", "passkey", 64, 0, trial, "spread", "float32", "0") for trial in range(3)]
     read = readings("m", 256, 10.0, documents=1)
     batches = [Prompts(trials, print, byte_tokenizer()), Readings(read, [np.zeros(256, dtype=np.int64)])]
-    assert measuring_seconds([*batches, batches[0]], COST, SPEED) == {
+    assert measuring_seconds(map(workload_of, [*batches, batches[0]]), COST, SPEED) == {
         "passkey at 64 tokens": pytest.approx(2 * 3 * 64 * (100 / 10 + 2 * 32 / 20)),
         "windows of 256 tokens": pytest.approx(256 * (150 / 10 + 2 * 128 / 20)),
     }
@@ -30,9 +32,9 @@ def test_each_part_takes_its_tokens_times_their_operations() -> None:
 
 def test_answers_take_as_many_ids_as_a_task_may_write() -> None:
     asked = [RulerRecord("m", "vt:hops=2", 512, 0, trial, True, "float32", "0") for trial in range(3)]
-    batches = [Prompts(asked, print, byte_tokenizer())]
-    read = measuring_seconds(batches, COST, SPEED)["vt:hops=2 at 512 tokens"]
-    written = measuring_seconds(batches, COST, SPEED, Writing(alone=2.0, before=0.5))["vt:hops=2 at 512 tokens"]
+    parts = [workload_of(Prompts(asked, print, byte_tokenizer()))]
+    read = measuring_seconds(parts, COST, SPEED)["vt:hops=2 at 512 tokens"]
+    written = measuring_seconds(parts, COST, SPEED, Writing(alone=2.0, before=0.5))["vt:hops=2 at 512 tokens"]
     assert written - read == pytest.approx(3 * 30 * (2 + 0.5 * 512))
 
 
@@ -60,18 +62,26 @@ def test_what_a_recipe_measures_is_counted_before_any_text_is_known() -> None:
         "evaluation.segments": 7,
         "evaluation.arms": ["original", "trained"],
     }
-    second = Speed(1.0, 1.0)  # an operation takes one
-    assert planned_seconds(load_recipe(None, changes), 64, 128, COST, second) == {
+
+    def seconds(recipe: dict[str, object]) -> dict[str, float]:
+        """An operation takes one second."""
+        return measuring_seconds(planned(load_recipe(None, recipe), 64, 128), COST, Speed(1.0, 1.0))
+
+    assert seconds(changes) == {
         "windows of 64 tokens": 2 * 3 * 3 * 64 * (150 + 2 * 32),  # two arms, three documents, three windows of each
         "windows of 128 tokens": 2 * 3 * 128 * (150 + 2 * 64),
         "segments of 64 tokens": 2 * 7 * 64 * (150 + 2 * 32),
         "passkey at 128 tokens": 2 * 5 * 128 * (100 + 2 * 64),
         "other text in segments of 64 tokens": 2 * 3 * 32 * 64 * (150 + 2 * 32),  # three documents, 32 segments of each
     }
-    alone = planned_seconds(load_recipe(None, changes | {"evaluation.other": False}), 64, 128, COST, second)
+    alone = seconds(changes | {"evaluation.other": False})
     assert not any(part.startswith("other text") for part in alone)
+    [ruler] = [
+        part for part in planned(load_recipe(None, changes | {"evaluation.tasks": "ruler:vt"}), 64, 128) if part.written
+    ]
+    assert (str(ruler), ruler.read, ruler.written) == ("ruler:vt at 128 tokens", 2 * 5 * 128, 2 * 5 * 30)
     stepped = changes | {"evaluation.steps": [5], "evaluation.keep": "best", "training.max_steps": 10}
-    more = planned_seconds(load_recipe(None, stepped), 64, 128, COST, second)
+    more = seconds(stepped)
     assert more["windows of 128 tokens during training"] == 2 * 3 * 128 * (150 + 2 * 64)  # step 5 and the last
     assert more["segments of 128 tokens during training"] == 2 * 7 * 128 * (150 + 2 * 64)
 
@@ -86,10 +96,21 @@ def test_what_takes_longest_is_said() -> None:
 def test_lengths_that_fit_are_proposed_where_there_are_some() -> None:
     """An empty list is no setting of a recipe."""
     recipe, config = load_recipe(None, {"evaluation.windows": [64, 128]}), LlamaConfig(num_hidden_layers=1)
-    weights = 2 * forecast.parameters_of(config)
-    each = forecast.token_bytes(config, 2, cached=False)
-    windows, _ = beyond_memory(recipe, 64, 128, config, weights + 64 * each)
-    assert "Leave it out, --set evaluation.windows=[64], and measure it on a larger GPU" in windows
-    for said in beyond_memory(recipe, 64, 128, config, weights):
-        assert "GB. Measure it on a larger GPU" in said
-        assert "--set" not in said
+    parts = [*planned(recipe, 64, 128)]
+    memory = 1000.0 + 64 * token_bytes(config, 2, cached=False)
+    windows, _ = beyond_memory(parts, config, 2, 1000, memory)
+    assert (windows.longest, windows.most, windows.fitting) == (128, 64, (64,))
+    said = _told_too_long(windows, memory)
+    assert "Leave it out, --set evaluation.windows=[64], and measure it on a larger GPU" in said
+    for none in beyond_memory(parts, config, 2, 1000, 1000):
+        assert "GB. Measure it on a larger GPU" in _told_too_long(none, 1000)
+        assert "--set" not in _told_too_long(none, 1000)
+
+
+def test_text_that_ships_with_the_package_is_no_setting() -> None:
+    """Its segments may be longer than any window that is asked for."""
+    recipe = load_recipe(None, {"evaluation.windows": [64], "evaluation.passkey_trials": 0})
+    config = LlamaConfig(num_hidden_layers=1)
+    parts = [*planned(recipe, 512, 4096)]
+    assert max(part.length for part in parts) == 512
+    assert not [*beyond_memory(parts, config, 2, 0, 64 * token_bytes(config, 2, cached=False))]
