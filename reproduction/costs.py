@@ -22,7 +22,6 @@ import torch
 from rich.console import Console
 
 from reproduction import paper
-from reproduction.tables import table
 from reproduction.verdicts import Finding
 from skipwise.method.lengths import format_length
 from skipwise.method.positions import PAPER, SCHEMES
@@ -33,6 +32,7 @@ from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.arms import arm_name
 from skipwise.recipes.schema import Recipe
+from skipwise.report.table import markdown_table
 from skipwise.results.records import CostRecord
 from skipwise.results.results_file import append_record, read_records
 
@@ -182,10 +182,10 @@ def costs_markdown(records: Sequence[CostRecord]) -> str:
         f"A step is {EXAMPLES} windows, one in memory at a time, on {records[0].device}. As in the paper's figure, both arms "
         "take the same number of windows in a step: a window of full-length training has as many tokens as the target, a "
         "window of PoSE as many as the original length.",
-        table(["seconds a step, target", *lengths], times),
-        table(["tokens a step, target", *lengths], tokens),
-        table(["peak memory, MiB, target", *lengths], memory),
-        table(head, published),
+        markdown_table(["seconds a step, target", *lengths], times),
+        markdown_table(["tokens a step, target", *lengths], tokens),
+        markdown_table(["peak memory, MiB, target", *lengths], memory),
+        markdown_table(head, published),
         "\n".join(map(str, constant_costs(records))),
     ]
     return "\n\n".join(parts)

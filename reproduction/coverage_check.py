@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from reproduction.tables import table
 from reproduction.verdicts import Finding
 from skipwise.method.coverage import Coverage, closed_form, coverage
 from skipwise.method.lengths import format_length
 from skipwise.method.positions import ChunkRules
 from skipwise.report.figures import coverage_figure
+from skipwise.report.table import markdown_table
 from skipwise.results.records import CoverageRecord
 
 SIZES = ((256, 2048), (2048, 16384))  # the embedded model's, and the paper's
@@ -75,7 +75,7 @@ def coverage_section(figures: Path) -> tuple[str, list[tuple[str, Finding]]]:
         coverage_figure([CoverageRecord.of(curve, label) for label, curve in curves.items()], figures / name)
         parts += [
             f"## {size}",
-            table(["chance by distance", *map(str, shown)], lines),
+            markdown_table(["chance by distance", *map(str, shown)], lines),
             "\n".join(map(str, found)),
             f"![coverage, {size}]({figures.name}/{name})",
         ]

@@ -19,11 +19,12 @@ from reproduction.figures import cost_figures, exhibit_figures
 from reproduction.measured import PROMPTS, SLIDING
 from reproduction.runs import ArmRun
 from reproduction.scores import Scores, collect
-from reproduction.tables import exhibit_markdown, findings, format_reported, table
+from reproduction.tables import exhibit_markdown, findings, format_reported
 from reproduction.verdicts import Finding
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.lengths import format_length
 from skipwise.recipes.arms import arm_name
+from skipwise.report.table import markdown_table
 from skipwise.report.tables import format_number, format_share
 from skipwise.results.records import Measured
 from skipwise.results.results_file import read_records
@@ -164,7 +165,7 @@ def _results(tables: Mapping[str, Table], plans: Mapping[str, Sequence[ArmRun]])
         "tokens, 50 for each seed. The number of seeds is given for perplexity / passkeys. The paper's columns are its "
         "perplexity on GovReport at its own window and target."
     )
-    return ["## The main result", told, table(head, lines, left=2)]
+    return ["## The main result", told, markdown_table(head, lines, left=2)]
 
 
 def _claims(found: Mapping[str, Findings], pages: Pages) -> list[str]:
@@ -180,7 +181,7 @@ def _claims(found: Mapping[str, Findings], pages: Pages) -> list[str]:
         links = dict.fromkeys(f"[{name}]({pages.link(f'{name}.md')})" for name, _, holds in judged if holds is not None)
         if links:
             lines.append([rule, *("; ".join(settings) or "–" for settings in columns), ", ".join(links)])
-    return [table(["claim", "holds in", "does not hold in", "figures"], lines, left=4)] if lines else []
+    return [markdown_table(["claim", "holds in", "does not hold in", "figures"], lines, left=4)] if lines else []
 
 
 def _exhibits(found: Mapping[str, Findings], pages: Pages) -> str:
@@ -191,7 +192,9 @@ def _exhibits(found: Mapping[str, Findings], pages: Pages) -> str:
         exhibit = EXHIBITS[name]
         told = f"{sum(judged)} of {len(judged)}" if judged else "–"
         lines.append([f"[{name}]({pages.link(f'{name}.md')})", exhibit.title, exhibit.source, told])
-    return table(["page", "what it compares", "in the paper", "claims that hold, settings counted"], lines, left=3)
+    return markdown_table(
+        ["page", "what it compares", "in the paper", "claims that hold, settings counted"], lines, left=3
+    )
 
 
 def _made(plans: Mapping[str, Sequence[ArmRun]], out: Path) -> str:

@@ -15,6 +15,7 @@ from reproduction.verdicts import Finding, judge
 from skipwise.evaluation.specification import specification_of
 from skipwise.method.lengths import format_length
 from skipwise.recipes.arms import arm_name
+from skipwise.report.table import markdown_table
 from skipwise.report.tables import format_number, format_share, task_title
 from skipwise.results.statistics import perplexity_of, wilson_interval
 
@@ -181,7 +182,7 @@ def _ratio_table(exhibit: Exhibit, rows: Rows, texts: Sequence[str], target: int
         if variant not in ("full", *exhibit.against.values()):
             cells = [f"{100 * (a[0] / b[0] - 1):+.1f}%" if a and b else "–" for a, b in pairs]
             lines.append(_line(variant, cells))
-    return table([f"perplexity at {format_length(target)} over full-length's", *texts], lines)
+    return markdown_table([f"perplexity at {format_length(target)} over full-length's", *texts], lines)
 
 
 def _paired_table(arm: str, rows: Rows, text: str) -> str:
@@ -198,7 +199,11 @@ def _paired_table(arm: str, rows: Rows, text: str) -> str:
         if variant != arm:
             lines.append(_line(f"against {arm_name(variant)}", cells))
     compared = any(row.measured for variant, row in rows.items() if variant != arm)
-    return table([f"{arm_name(arm)}'s perplexity, %, {text}", *map(format_length, windows)], lines) if compared else ""
+    return (
+        markdown_table([f"{arm_name(arm)}'s perplexity, %, {text}", *map(format_length, windows)], lines)
+        if compared
+        else ""
+    )
 
 
 def _signed(values: Sequence[float]) -> str:
@@ -220,7 +225,7 @@ def _perplexity_table(setting: Setting, rows: Rows, text: str, original: int) ->
         values = published.get(variant, ())
         reported = [format_reported(values, _place(setting, window, original)) for window in beside]
         lines.append(_line(variant, [_mean(row.perplexity(text, window)) for window in windows], reported))
-    return table(head, lines)
+    return markdown_table(head, lines)
 
 
 def _published(published: paper.Published, text: str) -> tuple[str, dict[str, tuple[float, ...]]]:
@@ -258,7 +263,7 @@ def _position_table(rows: Rows, text: str, length: int, original: int) -> str:
     for variant, row in rows.items():
         losses = [row.by_position(text, length, begin, end) for begin, end in places]
         lines.append(_line(variant, [format_number(perplexity_of(one.mean)) if one else "–" for one in losses]))
-    return table(head, lines)
+    return markdown_table(head, lines)
 
 
 def _curve_table(setting: Setting, rows: Rows, text: str) -> str:
@@ -271,7 +276,7 @@ def _curve_table(setting: Setting, rows: Rows, text: str) -> str:
         values = published.get(variant, ())
         cells = [format_number(curve[n]) if n in curve else "–" for n in lengths]
         lines.append(_line(variant, cells, [format_reported(values, 0), format_reported(values, 1)]))
-    return table(head, lines)
+    return markdown_table(head, lines)
 
 
 def _ability_table(rows: Rows, original: int) -> str:
@@ -298,7 +303,7 @@ def _ability_table(rows: Rows, original: int) -> str:
                     *apart,
                 ]
             )
-    return table(head, lines, left=2) if lines else ""
+    return markdown_table(head, lines, left=2) if lines else ""
 
 
 def _benchmarks(label: str) -> str:
@@ -308,7 +313,7 @@ def _benchmarks(label: str) -> str:
         for (arm, where), values in paper.ABILITY.items()
         if where in ("", label)
     ]
-    return table(["the paper, per cent", *paper.BENCHMARKS, "mean"], lines) if len(lines) > 1 else ""
+    return markdown_table(["the paper, per cent", *paper.BENCHMARKS, "mean"], lines) if len(lines) > 1 else ""
 
 
 def _step_table(rows: Rows) -> str:
@@ -319,7 +324,7 @@ def _step_table(rows: Rows) -> str:
         means = [sum(row.steps[s]) / len(row.steps[s]) if s in row.steps else math.nan for s in steps]
         published = [format_number(value) for value in paper.BY_STEP.get(variant, ())]
         lines.append(_line(variant, [format_number(perplexity_of(mean)) for mean in means], published))
-    return table(head, lines)
+    return markdown_table(head, lines)
 
 
 def _retrieval_table(exhibit: Exhibit, setting: Setting, rows: Rows, task: str) -> str:
@@ -332,7 +337,7 @@ def _retrieval_table(exhibit: Exhibit, setting: Setting, rows: Rows, task: str) 
         published = setting.retrieved.get(variant, (None,) * len(beside)) if beside else ()
         lines.append(_line(variant, shares, [share or "–" for share in published]))
     title = "passkeys" if task == "passkey" else task_title(task)
-    return table([f"{title} found", *map(format_length, lengths), *(f"paper {n}x" for n in beside)], lines)
+    return markdown_table([f"{title} found", *map(format_length, lengths), *(f"paper {n}x" for n in beside)], lines)
 
 
 def _trials(setting: Setting, rows: Rows) -> str:
@@ -371,9 +376,3 @@ def _line(variant: str, cells: Sequence[str], published: Sequence[str] = ()) -> 
     if cells and all(cell == "–" for cell in cells):
         cells = ["not measured", *cells[1:]]
     return [arm_name(variant), *cells, *published]
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
-    """A Markdown table, its first ``left`` columns to the left and the others to the right."""
-    rows = [head, ["---"] * left + ["---:"] * (len(head) - left), *lines]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

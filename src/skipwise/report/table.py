@@ -1,6 +1,7 @@
 """A table of text, as pages, terminals and Markdown show it."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from skipwise.results.statistics import Interval
@@ -15,6 +16,12 @@ class Table:
     head: list[str]  # of each column; the first is of the rows' labels
     rows: list[list[str]]  # cells, the label first
     strong: frozenset[int] = frozenset()  # numbers of the rows that stand out
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a Markdown table, its first ``left`` columns to the left and the others to the right."""
+    rows = [head, ["---"] * left + ["---:"] * (len(head) - left), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def format_interval(value: Interval | None, brief: bool) -> str:

@@ -20,7 +20,7 @@ from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_tables
 from skipwise.report.shown import Shown
 from skipwise.report.summary import Judgement, Row, standing_out
-from skipwise.report.table import Table, format_interval, format_number
+from skipwise.report.table import Table, format_interval, format_number, markdown_table
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
 
@@ -162,8 +162,7 @@ def summary_markdown(folder: Folder) -> str:
     head, rows = summary_cells(folder)
     if not rows:
         return ""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *([plain(row[0]), *row[1:]] for row in rows)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return markdown_table(head, [[plain(row[0]), *row[1:]] for row in rows]) + "\n"
 
 
 def summary_cells(folder: Folder) -> tuple[list[str], list[list[str]]]:
