@@ -2,31 +2,46 @@
 
     python -m tools.reproduction_docs OUT --set evaluation.documents=4
 
-Arms of OUT replace those of the same folder name; all others stay. The recipe changes of the commands that made OUT are
+Arms of OUT replace those of the same folder name; others stay while an exhibit has them. The recipe changes of the commands that made OUT are
 needed to find its arms again; those given here replace the archive's.
 """
 
 import argparse
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from reproduction.archive import ARCHIVE, pack, unpack
-from reproduction.reproduce import publish_pages
+from reproduction.archive import ARCHIVE, Published, pack, unpack
+from reproduction.exhibits import EXHIBITS
+from reproduction.reproduce import Asked, publish_pages
+from reproduction.runs import seeds_in
+from reproduction.scales import SCALES
 from skipwise.cli.terminal import new_console
 from skipwise.recipes.loading import parse_changes
 
 
 def publish(out: Path, archive: Path, changes: dict) -> None:
-    """Add the arms and costs of ``out`` to ``archive``, which is made if it is missing."""
+    """Add the arms and costs of ``out`` to ``archive``, which is made if it is missing; leave out arms that no exhibit has any more."""
     with tempfile.TemporaryDirectory() as folder:
         together = Path(folder)
-        known = unpack(archive, together).changes if archive.exists() else {}
+        known = unpack(archive, together) if archive.exists() else Published({}, {})
+        changes = changes or dict(known.changes)
         shutil.copytree(out / "arms", together / "arms", dirs_exist_ok=True, ignore=shutil.ignore_patterns("model"))
         if (out / "costs.jsonl").exists():
             with open(together / "costs.jsonl", "a", encoding="utf-8") as costs:
                 costs.write((out / "costs.jsonl").read_text(encoding="utf-8"))
-        pack(together, archive, changes or known)
+        asked = Asked(["all"], replace(SCALES["nano"], bases=known.bases), seeds_in(together), changes)
+        planned = {run.folder(together).name for name in EXHIBITS for run in asked.plan(name)}
+        for arm in (together / "arms").iterdir():
+            if arm.name in planned:
+                continue
+            if (out / "arms" / arm.name).exists():
+                raise SystemExit(
+                    f"{out}: no exhibit has the arm {arm.name} under the changes {changes}; give theirs by --set"
+                )
+            shutil.rmtree(arm)
+        pack(together, archive, changes)
 
 
 if __name__ == "__main__":

@@ -347,7 +347,7 @@ def test_every_key_of_run_json_may_be_missing(tmp_path, info) -> None:
 def test_a_fact_of_another_type_is_refused_and_named(tmp_path, info, said) -> None:
     folder = run_folder(tmp_path / "a", [*ORIGINAL, *POSE])
     write_json(folder / "run.json", info)  # so that its hash is right
-    with pytest.raises(RunError, match=rf"run\.json has \S*{re.escape(said)}.*; restore it, or delete it to go on"):
+    with pytest.raises(RunError, match=rf"run\.json has \S*{re.escape(said)}.*; restore it. Of a run, remove it"):
         read_folder(folder)
 
 
@@ -370,7 +370,7 @@ def test_folders_that_cannot_be_read_are_explained(tmp_path) -> None:
     for number, text in enumerate(("{", "[" * 100_000)):
         broken = run_folder(tmp_path / str(number), POSE[:2])
         (broken / "run.json").write_text(text)
-        with pytest.raises(RunError, match=r"run\.json is damaged \(.*; delete it to go on"):
+        with pytest.raises(RunError, match=r"run\.json is damaged \(.*; restore it. Of a run, remove it"):
             read_folder(broken)
     (broken / "run.json").write_text(json.dumps(INFO))
     (broken / "recipe.yaml").unlink()
