@@ -53,8 +53,8 @@ def _lines(out: Path) -> Iterator[dict[str, Any]]:
         for record in _records(arm / "results.jsonl"):
             if record["kind"] != "coverage":  # computed, not measured
                 yield {"arm": arm.name, "record": record}
-    for record in _records(out / "costs.jsonl"):
-        yield {"record": record}
+    for line in dict.fromkeys(json.dumps(record) for record in _records(out / "costs.jsonl")):  # published before: once
+        yield {"record": json.loads(line)}
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:

@@ -143,17 +143,18 @@ def _judge_more_passkeys(claim: FindsMore, rows: Mapping[str, Scores], target: i
         # Prompts of one seed are asked of one model: the models are the sample.
         apart, over = seeds_interval(differences), f"over {len(ours)} seeds"
     else:  # one seed, or seeds whose differences happen to be equal, which would give an interval of no width
+        seeds = len(ours) if len(ours) == len(theirs) else 1
         answers = (
             {
                 (str(seed), number): hit
-                for seed, one in enumerate(rows[arm].answers["passkey", target])
+                for seed, one in enumerate(rows[arm].answers["passkey", target][:seeds])
                 for number, hit in one.items()
             }
             for arm in (claim.arm, claim.other)
         )
         if (paired := share_difference(*answers)) is None:
             return Finding(rule)
-        of = "one seed" if len(ours) == 1 else f"{len(ours)} seeds"
+        of = "one seed" if seeds == 1 else f"{seeds} seeds"
         apart, over = paired, f"over the prompts of {of}, which both were asked"
     points = f"{100 * apart.low:+.0f} to {100 * apart.high:+.0f} points"
     return Finding(rule, apart.low > 0, f"{told}; difference {points}, 95% interval {over}")

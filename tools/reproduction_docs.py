@@ -33,14 +33,14 @@ def publish(out: Path, archive: Path, changes: dict) -> None:
                 costs.write((out / "costs.jsonl").read_text(encoding="utf-8"))
         asked = Asked(["all"], replace(SCALES["nano"], bases=known.bases), seeds_in(together), changes)
         planned = {run.folder(together).name for name in EXHIBITS for run in asked.plan(name)}
-        for arm in (together / "arms").iterdir():
-            if arm.name in planned:
-                continue
-            if (out / "arms" / arm.name).exists():
-                raise SystemExit(
-                    f"{out}: no exhibit has the arm {arm.name} under the changes {changes}; give theirs by --set"
-                )
-            shutil.rmtree(arm)
+        new, arms = ({arm.name for arm in (folder / "arms").iterdir()} for folder in (out, together))
+        if lost := new - planned or (set() if (arms - new) & planned else arms - new):
+            raise SystemExit(
+                f"no exhibit has the arms {', '.join(sorted(lost))} under the changes {changes}; give theirs by --set"
+            )
+        for name in sorted(arms - planned):
+            print(f"left out, because no exhibit has it any more: {name}")
+            shutil.rmtree(together / "arms" / name)
         pack(together, archive, changes)
 
 

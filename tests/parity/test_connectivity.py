@@ -173,7 +173,7 @@ def test_a_mixture_of_experts_may_round_otherwise_and_is_refused_if_it_looks_ahe
 def test_every_pair_of_chunks_is_judged(rounding: float) -> None:
     _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=0.0), rounding)
     with pytest.raises(ModelError, match="do not attend to each other"):
-        _require_causal_connection(Probe("sdpa", "float32", forward=rounding / 4, backward=rounding / 4), rounding)
+        _require_causal_connection(Probe("sdpa", "float32", forward=rounding / 5, backward=0.0), rounding)
     with pytest.raises(ModelError, match="not causal"):
         _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=rounding + 0.01), rounding)
 

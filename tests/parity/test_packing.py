@@ -174,7 +174,7 @@ def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_pat
     require_apart(llama(TARGET, vocab_size=300), *one)
     mixed = llama(TARGET, vocab_size=300)
     mixed.set_attn_implementation("eager")  # adds a bool mask to its scores
-    with pytest.raises(ModelError, match="packed conversations attend to each other under eager attention"):
+    with pytest.raises(ModelError, match="packed documents attend to each other under eager attention"):
         require_apart(mixed, *one)
     settings = Training(max_steps=2, batch_size=2, per_device_train_batch_size=2, precision="float32", use_cpu=True)
     for model, message in ((llama(TARGET, vocab_size=300), ""), (mixed, "attend to each other")):

@@ -92,14 +92,16 @@ def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console:
     extension = extension_of(config, recipe)
     parts = [*planned(recipe, extension.rope.original_length, extension.target_length)]
     seconds = measuring_seconds(parts, ForwardCost.of_config(config), Speed(rate, rate))
-    console.print(f"Besides training, {told_measuring(seconds)}, on one GPU.")
+    unwritten = ", without the writing of RULER's answers" if any(part.written for part in parts) else ""
+    console.print(f"Besides training, {told_measuring(seconds)}, on one GPU{unwritten}.")
     weights = _BF16 * (parameters_of(config) or 0)
     for lengths in beyond_memory(parts, config, _BF16, weights, memory):
         console.print(_told_too_long(lengths, memory), style="yellow", soft_wrap=True)
 
 
 def _told_too_long(lengths: TooLong, memory: float) -> str:
-    instead = f"Leave it out, {lengths.instead}, and measure" if lengths.fitting else "Measure"
+    named = lengths.fitting or lengths.setting == "keep"
+    instead = f"Leave it out, {lengths.instead}, and measure" if named else "Measure"
     return (
         f"Measuring at {lengths.longest:,} tokens does not fit: it takes {lengths.needed / 1e9:.1f} GB at the least, of "
         f"{memory / 1e9:.1f} GB. {instead} it on a larger GPU, or prompts through a server (skipwise evaluate)."

@@ -17,7 +17,8 @@ from skipwise.model.memory import token_bytes
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import OTHER_TEXT
 
-READ = {"windows": "windows", "segment_lengths": "segments", "passkey_lengths": "prompts"}  # by the setting of a length
+# What is read, by the setting that chooses its length; to keep the best step, segments of the target are read during training.
+READ = {"windows": "windows", "segment_lengths": "segments", "keep": "segments", "passkey_lengths": "prompts"}
 _OTHER = "other text in segments"
 
 
@@ -63,6 +64,8 @@ class TooLong:
     @property
     def instead(self) -> str:
         """The setting with the lengths that may fit, as ``--set`` takes it."""
+        if self.setting == "keep":
+            return "--set evaluation.keep=last"
         return f"--set evaluation.{self.setting}=[{', '.join(map(str, self.fitting))}]"
 
 
@@ -73,14 +76,15 @@ def workload_of(batch: Batch) -> Workload:
         return Workload(task, "passkey_lengths", batch.length, batch.tokens, batch.written)
     if batch.data == OTHER_TEXT:
         return Workload(f"{_OTHER} of", "", batch.length, batch.tokens)
-    setting = "windows" if batch.slides else "segment_lengths"
+    during = batch.requests[0].step is not None
+    setting = "windows" if batch.slides else "keep" if during else "segment_lengths"
     return Workload(f"{READ[setting]} of", setting, batch.length, batch.tokens)
 
 
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     """What a recipe measures before any text is known.
 
-    At most: every text has as many documents as are asked for, and no prompts share a beginning.
+    At most: every text has as many documents as are asked for, and no prompts share a beginning. As ``RunEvaluation`` has it.
     """
     asked, arms = specification_of(recipe, original, target, "float32"), len(recipe.evaluation.arms)
     document, texts = np.empty(asked.tokens_read(max(asked.windows)) or max(asked.windows)), arms * len(asked.texts)
@@ -89,18 +93,18 @@ def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
         fed = fed_tokens([document], length, asked.stride_of(length))
         return Workload("windows of", "windows", length, times * asked.documents * fed, when=when)
 
-    def segments(length: int, times: int, when: str = "") -> Workload:
-        return Workload("segments of", "segment_lengths", length, times * asked.segments * length, when=when)
-
     yield from (windows(length, texts) for length in asked.windows)
-    yield from (segments(length, texts) for length in asked.segment_lengths)
+    if "original" in recipe.evaluation.arms and original not in asked.windows and original <= asked.windows[-1]:
+        yield windows(original, len(asked.texts))
+    for length in asked.segment_lengths:
+        yield Workload("segments of", "segment_lengths", length, texts * asked.segments * length)
     if recipe.evaluation.other and (readers := {*recipe.evaluation.arms} - {"pi-only"}):
         length = longest_segment(original)
         yield Workload(f"{_OTHER} of", "", length, len(readers) * len(KINDS) * most_segments(length) * length)
     if steps := len(recipe.measured_steps):  # of the first text
         yield windows(asked.windows[-1], steps, " during training")
         if recipe.evaluation.keep == "best":
-            yield segments(target, steps, " during training")
+            yield Workload("segments of", "keep", target, steps * asked.segments * target, when=" during training")
     for task in asked.tasks:
         answer = ruler_task(task.removeprefix(RULER))[0].answer_tokens if is_ruler(task) else 0
         for length in asked.prompt_lengths:

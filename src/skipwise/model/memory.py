@@ -57,7 +57,9 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
 
 def experts_of(config: PretrainedConfig) -> int:
     """Return how many experts a layer of a mixture has; 0 of a dense model."""
-    return max(getattr(config, name, None) or 0 for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    sections = (config, getattr(config, "ffn_config", None))  # DBRX has one
+    return max(getattr(section, name, None) or 0 for section in sections for name in names)
 
 
 def head_size(config: PretrainedConfig) -> int:

@@ -119,9 +119,10 @@ def _explain(error: ValidationError) -> str:
     """Return one line per key: its value, the rule, the nearest valid name."""
     lines: dict[str, str] = {}
     for problem in error.errors():
+        unknown = problem["type"] == "extra_forbidden"
         # Of a setting that may be of several kinds pydantic names each, as list[str].
-        key = ".".join(str(part) for part in problem["loc"] if "[" not in str(part)) or "recipe"
-        if problem["type"] == "extra_forbidden":
+        key = ".".join(str(part) for part in problem["loc"] if unknown or "[" not in str(part)) or "recipe"
+        if unknown:
             valid = list(_section_at(problem["loc"][:-1]).model_fields)
             lines[key] = f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}"
         else:
@@ -131,7 +132,8 @@ def _explain(error: ValidationError) -> str:
             said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
             told = rule if said else f"{key} = {_short(problem['input'])}: {rule}"
             lines[key] = f"{lines[key]}, or {rule}" if key in lines else told
-    return "\n".join(lines.values())
+    # Of a list with a wrong place the place is said, not that another kind was wanted.
+    return "\n".join(told for key, told in lines.items() if not any(place.startswith(f"{key}.") for place in lines))
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:

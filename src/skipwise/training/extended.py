@@ -40,7 +40,7 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
     if rules is not None:
         model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
     try:
-        with blocked_attention(model):  # as in training
+        with blocked_attention(model):  # as training has it
             probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
     except Exception as error:
         if isinstance(error, SkipwiseError) or out_of_memory(error):

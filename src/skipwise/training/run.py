@@ -18,6 +18,10 @@ from skipwise.results.run_folder import RunFolder
 from skipwise.training.arguments import OF_EVALUATION
 
 
+class _OtherVersionError(RunError):
+    """A run was begun by a version whose methods had other settings."""
+
+
 def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: bool) -> RunFolder:
     """Return the folder of a new run, or of the one to resume; nothing is written before ``begin_run``.
 
@@ -67,7 +71,7 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
     named = [folder for folder, end in number.items() if re.fullmatch(r"(-\d+)?", end)]
     for folder in sorted(named, key=lambda folder: int(number[folder][1:] or 1), reverse=True):
         run = RunFolder(folder)
-        with suppress(RunError):  # it is damaged, or an earlier version began it: not the one that is asked for
+        with suppress(_OtherVersionError):
             if run.recipe.exists() and not _differences(deciding_settings(_read(run)), deciding_settings(recipe)):
                 return folder
     raise RunError(f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out")
@@ -146,13 +150,13 @@ def _read(run: RunFolder) -> Recipe:
     # What the file lacks it got from today's method.
     written: dict[str, Any] = read_file(run.recipe)
     if "method" not in written:
-        raise RunError(
+        raise _OtherVersionError(
             f"{run.path} was begun by skipwise 0.1, before there were methods; go on with that version, or give another --out"
         )
     for section, settings in SETTINGS.get(str(recipe.method), {}).items():
         part = written.get(section, {})
         if part is not None and (lacks := settings.keys() - part.keys()):
-            raise RunError(
+            raise _OtherVersionError(
                 f"{run.path} was begun by a version without {section}.{min(lacks)}; go on with that version, or give another --out"
             )
     return recipe

@@ -2,13 +2,19 @@
 
 import pytest
 import torch
-from transformers import DeepseekV3Config, DynamicCache, Gemma3nTextConfig, MistralConfig, PretrainedConfig
+from transformers import DbrxConfig, DeepseekV3Config, DynamicCache, Gemma3nTextConfig, MistralConfig, PretrainedConfig
 
 from skipwise.model import memory
 from skipwise.model.cache_argument import CACHE
-from skipwise.model.memory import machine_memory, parameters_of, token_bytes
+from skipwise.model.memory import experts_of, machine_memory, parameters_of, token_bytes
 from skipwise.model.step_cost import _Counted
 from tests import families, tiny
+
+
+def test_experts_are_counted_wherever_a_config_names_them() -> None:
+    assert experts_of(families.config("llama")) == 0
+    assert experts_of(DbrxConfig(ffn_config={"moe_num_experts": 8})) == 8
+    assert experts_of(DeepseekV3Config(n_routed_experts=4)) == 4
 
 
 @pytest.mark.parametrize("family", families.NAMES)

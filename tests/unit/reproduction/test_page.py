@@ -13,6 +13,7 @@ from reproduction.reproduce import NOTES, Asked
 from reproduction.runs import seeds_in
 from reproduction.scales import SCALES
 from skipwise.errors import RecipeError, RunError
+from tools.reproduction_docs import publish
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,16 @@ def test_no_published_arm_is_lost(published) -> None:
     out, asked = published
     planned = {run.folder(out).name for name in EXHIBITS for run in asked.plan(name)}
     assert {arm.name for arm in (out / "arms").iterdir()} <= planned
+
+
+def test_arms_that_no_exhibit_has_are_not_published(tmp_path) -> None:
+    """Under other changes than theirs all arms of a command would be such."""
+    archive = tmp_path / "records.jsonl.zst"
+    archive.write_bytes(ARCHIVE.read_bytes())
+    (tmp_path / "out" / "arms" / "pose-000000000000").mkdir(parents=True)
+    with pytest.raises(SystemExit, match="no exhibit has the arms pose-000000000000 under"):
+        publish(tmp_path / "out", archive, {})
+    assert archive.read_bytes() == ARCHIVE.read_bytes()
 
 
 def test_the_published_page_is_short_and_links_to_every_exhibit() -> None:

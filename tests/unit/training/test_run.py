@@ -1,6 +1,7 @@
 """Which folder a run takes, what it is resumed by, and what holds no run."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,10 +105,14 @@ def test_the_newest_run_of_the_recipe_is_resumed(tmp_path, monkeypatch) -> None:
     assert runs == [Path("runs/name"), Path("runs/name-2"), Path("runs/name-3")]
     begun(Path("runs/name-12"), seed=1)
     Path("runs/name-2-other").mkdir()
-    (Path("runs/name-11")).mkdir()
-    Path("runs/name-11/recipe.yaml").write_text("method: unknown")  # of another version
+    Path("runs/name-11").mkdir()
+    Path("runs/name-11/recipe.yaml").write_text("seed: 0")  # of another version: it names no method
     assert open_run(load_recipe(), None, "name", resume=True).path == Path("runs/name-2")
     assert open_run(load_recipe(None, {"seed": 1}), None, "name", resume=True).path == Path("runs/name-12")
+    Path("runs/name-11/recipe.yaml").write_text("method: [")
+    with pytest.raises(RunError, match="name-11 holds no run that can be read"):  # perhaps the one that is meant
+        open_run(load_recipe(), None, "name", resume=True)
+    shutil.rmtree("runs/name-11")
     with pytest.raises(RunError, match="no run of this recipe under runs/name"):
         open_run(load_recipe(None, {"seed": 2}), None, "name", resume=True)
 
