@@ -84,6 +84,8 @@ def test_what_a_recipe_measures_is_counted_before_any_text_is_known() -> None:
     more = seconds(stepped)
     assert more["windows of 128 tokens during training"] == 2 * 3 * 128 * (150 + 2 * 64)  # step 5 and the last
     assert more["segments of 128 tokens during training"] == 2 * 7 * 128 * (150 + 2 * 64)
+    far = seconds(changes | {"evaluation.windows": [128]})  # of which the original reads its own window besides
+    assert far["windows of 64 tokens"] == 3 * 3 * 64 * (150 + 2 * 32)
 
 
 def test_what_takes_longest_is_said() -> None:
@@ -105,6 +107,15 @@ def test_lengths_that_fit_are_proposed_where_there_are_some() -> None:
     for none in beyond_memory(parts, config, 2, 1000, 1000):
         assert "GB. Measure it on a larger GPU" in _told_too_long(none, 1000)
         assert "--set" not in _told_too_long(none, 1000)
+
+
+def test_segments_that_keep_the_best_step_have_their_own_way_out() -> None:
+    stepped = {"evaluation.steps": [5], "evaluation.keep": "best", "training.max_steps": 10}
+    alone = {"evaluation.windows": [64], "evaluation.passkey_trials": 0, "evaluation.segment_lengths": [64]}
+    parts, config = [*planned(load_recipe(None, stepped | alone), 64, 128)], LlamaConfig(num_hidden_layers=1)
+    [lengths] = beyond_memory(parts, config, 2, 0, 64 * token_bytes(config, 2, cached=False))
+    assert (lengths.longest, lengths.fitting) == (128, ())
+    assert "Leave it out, --set evaluation.keep=last, and measure it on" in _told_too_long(lengths, 1000)
 
 
 def test_text_that_ships_with_the_package_is_no_setting() -> None:
