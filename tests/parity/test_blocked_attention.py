@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, FalconConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from skipwise.evaluation.decoding import Reader
+from skipwise.evaluation.decoding import Reader, go_on_together
 from skipwise.evaluation.perplexity import inference, sliding_scores
 from skipwise.model import blocked_attention as blocked
 from skipwise.model.blocked_attention import attend
@@ -215,6 +215,24 @@ def test_a_single_query_attends_in_float32(calls, drawn, queries: int, mask: tor
     assert out.dtype == torch.bfloat16
     assert error < 3e-4 if queries == 1 and mask != torch.bfloat16 else 5e-4 < error < 0.02
     assert not calls
+
+
+@pytest.mark.parametrize(("by_blocks", "kept"), [(True, torch.float32), (False, torch.bfloat16)])
+def test_answers_that_are_written_together_are_kept_in_float32(calls, monkeypatch, by_blocks: bool, kept) -> None:
+    """Kept in bf16 all of a prompt would be cast for each token: four times the time at 2k."""
+    caches = []
+    monkeypatch.setattr(blocked, "is_faster", lambda: by_blocks)
+    monkeypatch.setattr(
+        "skipwise.evaluation.decoding.roomy_cache", lambda *how: caches.append(roomy_cache(*how)) or caches[-1]
+    )
+    model, ids = llama(640), [number % 250 + 1 for number in range(40)]
+    with inference(model, "bf16"):
+        reader = Reader(model)
+        begun = [reader.keep(ids, reader.begin(ids, []), 4, lambda ids: len(ids) == 4) for _ in range(2)]
+        together = go_on_together(model, begun)
+        alone = reader.go_on(ids, reader.begin(ids, []), lambda ids: len(ids) == 4)
+    assert {layer.keys.dtype for layer in caches[-1].layers} == {kept}
+    assert together == [alone, alone]
 
 
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from skipwise.model.blocked_attention import keeps_float32
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.key_value_cache import has_room, roomy_cache
 
@@ -138,7 +139,7 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
     Shorter prompts are padded on the left; a mask hides that, and positions do not count it.
     """
     width, more = max(one.tokens for one in begun), max(one.most - len(one.written) for one in begun)
-    cache = roomy_cache(model.config, width + more)
+    cache = roomy_cache(model.config, width + more, torch.float32 if keeps_float32(model) else None)
     for number, layers in enumerate(zip(*(one.cached for one in begun), strict=True)):
         keys, values = (
             torch.cat([pad(states, (0, 0, width - states.shape[2], 0)) for states in part])

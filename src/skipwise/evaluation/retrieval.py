@@ -25,7 +25,7 @@ from skipwise.model.precision import choose_precision
 _SHARE = 16  # of the memory, which may be held for answers that are written together
 _UNKNOWN_MEMORY = 2**34  # bytes, where the machine does not say
 _FEW = 16  # tokens; shorter answers are not worth the copies
-_COPIES = 3  # of keys and values: those kept, those padded, and those of the half that goes on
+_COPIES = 5  # of keys and values: those kept, and perhaps in float32 those padded and those of the half that goes on
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,13 @@ def blocked_attention(model: PreTrainedModel) -> Iterator[bool]:
         ALL_ATTENTION_FUNCTIONS["sdpa"] = stock
 
 
+def keeps_float32(model: PreTrainedModel) -> bool:
+    """Return whether keys and values of texts that are being written are best kept in float32: a single query attends in it here,
+    and what is kept in bf16 would be cast for each token. Under autocast, because some models multiply them by their weights."""
+    attends = model.device.type == "cpu" and ALL_ATTENTION_FUNCTIONS["sdpa"] is _forward
+    return attends and torch.is_autocast_enabled("cpu")
+
+
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
