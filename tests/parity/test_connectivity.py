@@ -15,7 +15,7 @@ from skipwise.errors import ModelError
 from skipwise.method.positions import ChunkRules, pose
 from skipwise.method.rng import Rng
 from skipwise.model.lora import adapt
-from skipwise.model.probe import Probe, _require_causal_connection, probe_connectivity
+from skipwise.model.probe import Probe, _require_causal_connection, _rounding, probe_connectivity
 from skipwise.recipes.schema import Lora
 from tests import families
 from tests.tiny import llama
@@ -149,9 +149,9 @@ def test_trainer_passes_the_mask_on_to_a_causal_kernel(tmp_path, monkeypatch) ->
 
 def mixture(kind: str, **changes: object) -> PreTrainedModel:
     """A tiny mixture of experts of a stock class."""
-    sizes = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 48}
+    sizes = {"vocab_size": 257, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 128}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 64}
-    experts = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    experts = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2}
     config = AutoConfig.for_model(kind, **sizes, **heads, **experts, initializer_range=0.2)
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, **changes)
@@ -169,9 +169,15 @@ def test_a_mixture_of_experts_may_round_otherwise_and_is_refused_if_it_looks_ahe
         probe_connectivity(model, 96, precision=precision)
 
 
+def test_only_a_mixture_of_experts_may_round_otherwise() -> None:
+    logits = torch.randn(9, 257, generator=torch.Generator().manual_seed(0))
+    assert _rounding(mixture("mixtral"), logits) == pytest.approx(0.02 * logits.std().item())
+    assert _rounding(llama(96), logits) == 0
+
+
 @pytest.mark.parametrize("rounding", [0.0, 0.02])
 def test_every_pair_of_chunks_is_judged(rounding: float) -> None:
-    _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=0.0), rounding)
+    _require_causal_connection(Probe("sdpa", "float32", forward=0.1, backward=rounding / 2), rounding)
     with pytest.raises(ModelError, match="do not attend to each other"):
         _require_causal_connection(Probe("sdpa", "float32", forward=rounding / 5, backward=0.0), rounding)
     with pytest.raises(ModelError, match="not causal"):

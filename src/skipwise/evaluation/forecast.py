@@ -100,8 +100,7 @@ def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console:
 
 
 def _told_too_long(lengths: TooLong, memory: float) -> str:
-    named = lengths.fitting or lengths.setting == "keep"
-    instead = f"Leave it out, {lengths.instead}, and measure" if named else "Measure"
+    instead = f"Leave it out, {lengths.instead}, and measure" if lengths.instead else "Measure"
     return (
         f"Measuring at {lengths.longest:,} tokens does not fit: it takes {lengths.needed / 1e9:.1f} GB at the least, of "
         f"{memory / 1e9:.1f} GB. {instead} it on a larger GPU, or prompts through a server (skipwise evaluate)."

@@ -193,11 +193,7 @@ def require_memory(
         return
     for lengths in beyond_memory([workload_of(batch) for batch in batches], config, itemsize, weights, memory):
         shorter = f"those of {lengths.fitting[-1]:,} may" if lengths.fitting else f"at most {lengths.most:,} may"
-        instead = (
-            lengths.instead
-            if lengths.fitting or lengths.setting == "keep"
-            else f"--set evaluation.{lengths.setting}=..."
-        )
+        instead = lengths.instead or f"--set evaluation.{lengths.setting}=..."
         raise EvaluationError(
             f"{READ[lengths.setting]} of {lengths.longest:,} tokens do not fit: reading one takes {lengths.needed / 1e9:,.0f} GB at "
             f"the least, and this {'machine' if device.type == 'cpu' else 'GPU'} has {memory / 1e9:,.0f} GB; {shorter}. Leave the "

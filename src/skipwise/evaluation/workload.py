@@ -63,9 +63,11 @@ class TooLong:
 
     @property
     def instead(self) -> str:
-        """The setting with the lengths that may fit, as ``--set`` takes it."""
+        """The option that leaves out what does not fit; empty where no length may fit, because an empty list is no setting."""
         if self.setting == "keep":
             return "--set evaluation.keep=last"
+        if not self.fitting:
+            return ""
         return f"--set evaluation.{self.setting}=[{', '.join(map(str, self.fitting))}]"
 
 

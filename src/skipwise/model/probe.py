@@ -138,7 +138,7 @@ def _require_causal_connection(probe: Probe, rounding: float) -> None:
             f"the model is not causal: a later chunk changed an earlier one's logits by {probe.backward:g}; "
             "PoSE trains next-token prediction"
         )
-    if not probe.forward > rounding / 4:
+    if not probe.forward > rounding / 4:  # which rounding does not reach, and tokens that are attended to exceed
         raise ModelError(
             f"chunks do not attend to each other under {probe.attention} attention: a change in one chunk left the "
             "logits of a later one unchanged, so training would learn nothing about distance. Pass an attention_mask "
