@@ -1,5 +1,28 @@
 """``python -m skipwise``, for launchers that start modules."""
 
+import os
+import sys
+
 from skipwise.cli import main
 
-main()
+
+def _main() -> None:
+    """Run the command. A process that a launcher started then ends without finalizing Python.
+
+    A worker thread of the process group may still be about to free a tensor, and needs Python's lock for it. Once Python is
+    being finalized, to ask for the lock ends the thread, and C++ then aborts the process ("terminate called without
+    an active exception": https://github.com/pytorch/pytorch/issues/38228 and 190489). The launcher would take a run that
+    is complete for one that failed.
+    """
+    launched = "RANK" in os.environ  # the run itself removes it
+    try:
+        main()
+    except SystemExit as end:
+        if not launched or not isinstance(end.code, int | None):
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code or 0)
+
+
+_main()

@@ -58,6 +58,7 @@ def extend(
     for key, value in {**SETTINGS, **changes}.items():
         command += ["--set", f"{key}={value}"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment["PYTHONFAULTHANDLER"] = "1"  # a process that C++ aborts says where
     return subprocess.run(
         [*command, "--out", str(out), *words], capture_output=True, text=True, check=False, env=environment
     )
@@ -105,7 +106,8 @@ def test_lora_and_a_teacher_train_in_two_processes_as_in_one(files, tmp_path, wo
 @pytest.mark.parametrize("words", [ddp, zero3])
 def test_a_run_that_was_stopped_goes_on_in_as_many_processes(files, alone, tmp_path, words) -> None:
     out = tmp_path / "two"
-    assert extend(files, out, *words).returncode == 0
+    done = extend(files, out, *words)
+    assert done.returncode == 0, done.stdout + done.stderr
     wanted = load_model(str(out / "model")).state_dict()
     other = ["--launch", "zero3" if "ddp" in words else "ddp", "--processes", "2"]
     for lost in ("model", "checkpoints/checkpoint-20"):

@@ -46,6 +46,16 @@ from skipwise.cli import main
 sys.argv = ["skipwise", "perplexity", "nowhere", "--data", "nothing"]
 main()
 """
+THREADS_COMPUTE = """
+import runpy, sys, threading, torch
+def compute():
+    while True:
+        torch.zeros(100) + 1
+for _ in range(2):
+    threading.Thread(target=compute, daemon=True).start()
+sys.argv = ["skipwise", *sys.argv[1:]]
+runpy.run_module("skipwise", run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize(
@@ -99,6 +109,17 @@ def test_a_process_of_a_launcher_keeps_the_default(monkeypatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with explained("extend"):
         assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("words", "status"), [(["--version"], 0), (["perplexity", "nowhere", "--data", "nothing"], 1)])
+def test_a_process_of_a_launcher_ends_well_while_threads_compute(words: list[str], status: int) -> None:
+    """As the process group's do; Python's own end would abort the process."""
+    command = [sys.executable, "-c", THREADS_COMPUTE, *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "RANK": "0", "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == status, done.stderr
+    assert done.stdout + done.stderr  # what was printed is not lost
 
 
 def test_the_launcher_of_several_processes_says_that_it_was_stopped(capsys) -> None:
