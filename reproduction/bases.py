@@ -104,15 +104,14 @@ def make_base(name: str, data: Data, console: Console) -> Path:
 def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) -> None:
     """Train ``folder/model`` from nothing on a text less what is held out, with the embedded model's tokenizer; or go on."""
     tokenizer, checkpoints = load_tokenizer("nano"), folder / "checkpoints"
+    same_text = data.model_dump(include={*data.reading, "source", "max_tokens", "held_out", "cache", "workers"})
     dataset = PoseDataset.from_source(
-        data,
+        Data(**same_text, passkey=0.1),
         tokenizer,
         train_length=base.window,
         target_length=base.window,
-        held_out=data.held_out,
         positions=Positions(scheme="short"),
         examples=settings.max_steps * settings.batch_size,
-        passkey=0.1,
     )
     model = new_model(base, tokenizer.vocab_size)
     train(model, dataset, collate, settings, folder=checkpoints, seed=0, resume=checkpoints.exists())

@@ -30,6 +30,7 @@ _PUBLIC = {
     "probe_connectivity": "skipwise.model.probe",
     "Extension": "skipwise.model.rope",
     "plan_extension": "skipwise.model.rope",
+    "Data": "skipwise.recipes.schema",
     "Positions": "skipwise.recipes.schema",
     "Recipe": "skipwise.recipes.schema",
     "load_recipe": "skipwise.recipes.loading",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.model.rope import Extension as Extension
     from skipwise.model.rope import plan_extension as plan_extension
     from skipwise.recipes.loading import load_recipe as load_recipe
+    from skipwise.recipes.schema import Data as Data
     from skipwise.recipes.schema import Positions as Positions
     from skipwise.recipes.schema import Recipe as Recipe
     from skipwise.training.collator import PoseCollator as PoseCollator

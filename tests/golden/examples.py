@@ -72,7 +72,7 @@ def _plans(source: Path, tokenizer: PreTrainedTokenizerBase, positions: Any, tra
     position_ids, content, shown = [], [], {}
     for seed in _SEEDS:
         data = skipwise.PoseDataset.from_source(
-            source,
+            skipwise.Data(source=str(source), held_out=0),
             tokenizer,
             train_length=train,
             target_length=target,
@@ -110,16 +110,12 @@ def batches(text: Path) -> Golden:
 def _batches(text: Path, tokenizer: PreTrainedTokenizerBase, changes: dict[str, object]) -> Golden:
     recipe = skipwise.load_recipe("nano-pose", changes)
     data = skipwise.PoseDataset.from_source(
-        text,
+        recipe.data.model_copy(update={"source": str(text)}),
         tokenizer,
         train_length=_NANO_WINDOW,
         target_length=recipe.target,
-        held_out=recipe.data.held_out,
         positions=recipe.positions,
         seed=recipe.seed,
-        passkey=recipe.data.passkey,
-        min_context=recipe.data.min_context,
-        train_jumps=recipe.data.train_jumps,
         examples=recipe.training.max_steps * _BATCH,
     )
     found = {}

@@ -19,7 +19,7 @@ from skipwise.data.window import collate
 from skipwise.errors import DataError, ModelError, RecipeError
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
-from skipwise.recipes.schema import Data, Positions, Training
+from skipwise.recipes.schema import Data, Positions, Teacher, Training
 from skipwise.training.require_positions import RequirePositions
 from skipwise.training.trainer import train
 from tests import families
@@ -110,7 +110,7 @@ def test_a_prompt_among_packed_conversations_holds_no_conversation_that_is_left_
     """In the store held-out conversations stand between the others."""
     ours, window = np.arange(0, len(store), 2), 500
     options: dict[str, Any] = {"train_length": window, "target_length": 4 * window, "examples": 20}
-    options |= {"tokenizer": byte_tokenizer(), "positions": Positions(scheme=scheme), prompt: 1.0}
+    options |= {"tokenizer": byte_tokenizer(), "positions": Positions(scheme=scheme), "data": Data(**{prompt: 1})}
     data = PoseDataset(store, ours, **options)
     held: set[str] = set()
     for index in range(20):
@@ -214,7 +214,7 @@ def test_other_schemes_do_not_pack(store: TokenStore) -> None:
 
 
 def test_a_teacher_reads_each_conversation_from_its_beginning_to_its_skip(store: TokenStore) -> None:
-    data = data_of(store, teacher_weight=1.0)
+    data = data_of(store, teacher=Teacher(weight=1))
     for example in packed_examples(data):
         for part in texts_of(example):
             taught, places = example["teacher_weights"][part], example["teacher_positions"][part]

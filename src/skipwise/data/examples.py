@@ -24,7 +24,7 @@ from skipwise.errors import DataError, at_least, counted
 from skipwise.method.lengths import parse_length
 from skipwise.method.positions import Plans, end_anchored_skips
 from skipwise.method.rng import Rng
-from skipwise.recipes.schema import Data, Positions
+from skipwise.recipes.schema import Data, Positions, Teacher, require_shares
 
 # Draw numbers of what is chosen before the plan; far above those that a plan uses. 2**40 + 1 is that of data.cutting.
 _DOCUMENT, _PROMPT = 2**40, 2**40 + 2
@@ -53,8 +53,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         data = PoseDataset.from_source("corpus/", load_tokenizer(name), train_length="4k", target_length="32k")
         Trainer(model, TrainingArguments("out"), train_dataset=data, data_collator=collate).train()
 
-    ``answer_weight``, ``first_digit_weight``, ``teacher_weight`` and ``written_weight`` are for the trainer of ``skipwise
-    extend``, which alone applies them; in a Trainer of yours leave them out.
+    Only the trainer of ``skipwise extend`` applies ``teacher`` and the weights of answers in ``data``; in a Trainer of yours
+    leave them out.
 
     Args:
         store: the tokens.
@@ -64,31 +64,25 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         target_length: L_t in tokens.
         tokenizer: writes passkey and retrieval prompts; required if either share is above 0.
         positions: the scheme and its options; default: PoSE with two chunks.
+        data: what is trained of the text, and what shares of the examples are prompts: ``passkey``, no longer than
+            ``train_length``, and ``retrieval`` (``training_prompts``), whose positions under ``pose`` skip once, anywhere from the
+            first fact to the questions. Unless the two weights of answers are 1, examples also have ``label_weights``,
+            float32 [tokens]. Under ``assistant_only``, and of tokenised data whose labels leave text out, prompts train only
+            their answers, every example holds something that is trained (``answer_windows``), and documents that have
+            nothing are left out. Where the text is read from does not matter here. Default: all text, no prompts.
+        teacher: what a teacher's term counts. Its ``weight`` counts up to the first skip, where teacher and student have read
+            the same at the same positions; 0 behind it, and where a prompt follows. With one, examples also have
+            ``teacher_weights``, float32 [tokens], and ``teacher_positions``, int64 [tokens], at which it reads: a text begins
+            at each 0.
+        written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them. The share
+            ``teacher.written`` of the examples is made of them, joined at random to ``train_length``; the term counts
+            ``teacher.written_weight`` there, on each text to its end. Without ``written`` no example is.
         examples: the length of the data set; default: the documents' tokens / ``train_length``.
         seed: of the whole sequence of examples.
-        train_jumps: train the first label of a chunk too (``ExampleRules``).
-        min_context: tokens of its own text that a trained label needs directly before it (``ExampleRules``).
-        passkey: the share of examples that end in a passkey prompt no longer than ``train_length``.
-        retrieval: the share of examples that tell facts and ask for them (``training_prompts``). Under ``pose`` their
-            positions skip once, anywhere from the first fact to the questions.
-        retrieval_end: that share at the end of the data set, to which it goes in a line; None: as at its beginning.
-        answer_weight: what the labels of those answers count, where another label counts 1.
-        first_digit_weight: what the first digit of such an answer counts; None: as the rest of it. Unless both are 1, examples
-            also have ``label_weights``, float32 [tokens].
-        written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them.
-        written_share: the share of examples that are made of them, joined at random to ``train_length``.
-        teacher_weight: what a teacher's term counts where a label counts 1: this number up to the first skip, where teacher and
-            student have read the same at the same positions, and 0 behind it, and where a prompt follows.
-        written_weight: the same in the examples made of ``written``, where it teaches on each text to its end; None: as
-            ``teacher_weight``. If either is above 0, examples also have ``teacher_weights``, float32 [tokens], and
-            ``teacher_positions``, int64 [tokens], at which it reads: a text begins at each 0.
-        assistant_only: of conversations, train only what the assistant says (``conversations``), and of prompts only the answers.
-            Of tokenised data with labels that is so without it: what they leave out is never trained. Either way every
-            example holds something that is trained (``answers``), and documents that have nothing are left out.
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
-        RecipeError: a length or the seed breaks its rule.
+        RecipeError: a length or the seed breaks its rule, or the shares exceed all of the examples.
     """
 
     def __init__(
@@ -100,31 +94,22 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         target_length: int | str,
         tokenizer: PreTrainedTokenizerBase | None = None,
         positions: Positions | None = None,
+        data: Data | None = None,
+        teacher: Teacher | None = None,
+        written: np.ndarray | None = None,
         examples: int | None = None,
         seed: int = 0,
-        train_jumps: bool = False,
-        min_context: int = 0,
-        passkey: float = 0.0,
-        retrieval: float = 0.0,
-        retrieval_end: float | None = None,
-        answer_weight: float = 1.0,
-        first_digit_weight: float | None = None,
-        written: np.ndarray | None = None,
-        written_share: float = 0.0,
-        teacher_weight: float = 0.0,
-        written_weight: float | None = None,
-        assistant_only: bool = False,
     ) -> None:
         at_least("seed", seed, 0)
+        data = data or Data()
+        require_shares(data, teacher)
         if len(documents) == 0:
             raise DataError("no document is left to train on; give more text, or lower data.min_tokens")
         lengths = parse_length(train_length), parse_length(target_length)
-        self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
-        self.store, self.documents, self.tokenizer = store, np.asarray(documents), tokenizer
-        self.seed, self.passkey, self.answer_weight = seed, passkey, answer_weight
-        self.first_digit_weight = answer_weight if first_digit_weight is None else first_digit_weight
-        self.retrieval = retrieval, retrieval if retrieval_end is None else retrieval_end
-        self._without_context = assistant_only or store.labelled
+        self.rules = ExampleRules(*lengths, positions or Positions(), data.train_jumps, data.min_context)
+        self.store, self.documents, self.tokenizer, self.seed = store, np.asarray(documents), tokenizer, seed
+        self.data, self.teacher, self.written = data, teacher, written
+        self._without_context = data.assistant_only or store.labelled
         self._answers = Answers(store, self.rules.context) if self._without_context and len(store.context) else None
         if self._answers:
             self.documents = self.documents[self._answers.counts[self.documents] > 0]
@@ -133,9 +118,6 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
                 f"in none of {counted(len(documents), 'document')} can a token be trained: it needs {counted(self.rules.context, 'token')} of its "
                 "document before it; give longer answers, labels that are not all -100, or a smaller data.min_context"
             )
-        self.written, self.written_share = written, written_share
-        self.teacher_weight = teacher_weight
-        self.written_weight = teacher_weight if written_weight is None else written_weight
         self._lengths = store.lengths[self.documents]
         self._ends = np.cumsum(self._lengths)
         self._examples = int(self._ends[-1]) // lengths[0] if examples is None else examples
@@ -152,16 +134,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         # A document that is too short for a plan is reported here, not in a worker.
         shortest = self._lengths[~self._short].min(initial=lengths[1], keepdims=True)
         plans = self.rules.plan(Rng.of(seed, 0, 0), np.minimum(shortest, lengths[1]))
-        if assistant_only and not len(store.context):
+        if data.assistant_only and not len(store.context):
             raise DataError(
                 "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
                 "out, or give records with messages"
             )
-        for prompts in {"retrieval": retrieval}, {"retrieval_end": self.retrieval[1]}:
-            _check_shares({"passkey": passkey, **prompts, "written": written_share})
-        _check_prompts({"passkey": passkey, "retrieval": max(self.retrieval)}, tokenizer, lengths[0])
-        if written_share:
-            _check_written(written, written_share, plans.position_ids().shape[1])
+        _check_prompts({"passkey": data.passkey, "retrieval": data.most_retrieval}, tokenizer, lengths[0])
+        if teacher and teacher.written and written is not None:
+            _check_written(written, plans.position_ids().shape[1])
 
     @classmethod
     def from_source(
@@ -171,26 +151,32 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         *,
         train_length: int | str,
         target_length: int | str,
-        held_out: float = 0.0,
+        positions: Positions | None = None,
         **options: Any,
     ) -> "PoseDataset":
         """Tokenise a source (cached) and use its documents of at least ``train_length`` tokens that are not held out, and all
         conversations.
 
-        A ``Data`` section says how the text is read and tokenised; its other settings do not apply. ``held_out`` is the
-        share of documents held out by name. ``options`` are those of the class.
+        ``source`` is a file, a folder, a data set or ``stdlib``, a tenth of whose documents is held out by name; or ``data`` as
+        the class takes it, which says that and everything else of the text. ``options`` are those of the class.
         """
-        if not 0 <= held_out < 1:
-            raise DataError(f"held_out = {held_out:g} must be at least 0 and below 1, a share of the documents")
-        store = build_token_store(source, tokenizer)
-        train, _ = split_by_name(store, held_out)
-        refuse_margin(options.get("positions"))
-        whole = (options.get("positions") or Positions()).scheme == "full"
-        window = parse_length(target_length if whole else train_length)
-        shortest = 2 if store.holds_conversations and not whole else window
-        documents = np.intersect1d(train, keep_long(store, shortest, "target_length" if whole else "train_length"))
+        refuse_margin(positions)
+        data, whole = Data.of(source), (positions or Positions()).scheme == "full"
+        store = build_token_store(data, tokenizer)
+        train, _ = split_by_name(store, data.held_out)
+        shortest = shortest_used(store, data, parse_length(target_length if whole else train_length), whole=whole)
+        setting = "target_length" if whole else "train_length"
+        if shortest == data.min_tokens:
+            setting = "min_tokens"
         return cls(
-            store, documents, train_length=train_length, target_length=target_length, tokenizer=tokenizer, **options
+            store,
+            np.intersect1d(train, keep_long(store, shortest, setting)),
+            train_length=train_length,
+            target_length=target_length,
+            tokenizer=tokenizer,
+            positions=positions,
+            data=data,
+            **options,
         )
 
     def __len__(self) -> int:
@@ -214,16 +200,16 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             if kind in replaced:
                 text = self._text(windows[row], int(origins[row]))
                 windows[row] = replaced[kind](int(indices[row]), text, positions[row])
-        weighted = {self.answer_weight, self.first_digit_weight} != {1} and max(self.retrieval) > 0
-        taught = bool(self.teacher_weight or self.written_weight)
-        return [window.example(weighted=weighted, taught=taught) for window in windows]
+        weighted = self.data.weighs_answers
+        return [window.example(weighted=weighted, taught=self.teacher is not None) for window in windows]
 
     def _kinds(self, indices: np.ndarray, rng: Rng) -> np.ndarray:
         """Return what each example is, int64 [examples]: 0 ends in a passkey prompt, 1 is a retrieval prompt, 2 text of the
         base, 3 text."""
-        begin, end = self.retrieval
+        begin, end = self.data.retrieval, self.data.last_retrieval
         prompts = begin + (end - begin) * indices / len(self)
-        shares = np.stack([np.full(len(indices), self.passkey), prompts, np.full(len(indices), self.written_share)])
+        written = 0.0 if self.teacher is None or self.written is None else self.teacher.written
+        shares = np.stack([np.full(len(indices), self.data.passkey), prompts, np.full(len(indices), written)])
         return (np.cumsum(shares, axis=0) <= rng.uniform(_PROMPT)).sum(0)
 
     def plans(self, indices: np.ndarray) -> Plans:
@@ -262,7 +248,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             labels[self.store.is_context(rows)] = IGNORED
         taught = positions == places
         taught[:, :-1] &= texts[:, 1:] == texts[:, :-1]  # behind a text follows another one
-        columns = zip(input_ids, positions, labels, places, texts, self.teacher_weight * taught, strict=True)
+        columns = zip(input_ids, positions, labels, places, texts, self._weight * taught, strict=True)
         return [Window(*column) for column in columns]
 
     def _pack(self, index: int, chosen: int) -> Packed:
@@ -301,8 +287,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             positions = np.arange(len(labels))
             positions[at:] += rng.choice(end_anchored_skips(len(labels), self.rules.target_length))
         label_weights = np.ones(len(labels), dtype=np.float32)
-        label_weights[prompt.asked :] = self.answer_weight
-        label_weights[prompt.first_digits] = self.first_digit_weight
+        label_weights[prompt.asked :] = self.data.answer_weight
+        label_weights[prompt.first_digits] = self.data.of_first_digit
         taught = self._taught(positions, prompt.text_follows)
         return one_text(prompt.ids, positions, labels, taught, label_weights=label_weights)
 
@@ -314,7 +300,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         Where a text begins behind another one the model reads both. There it differs from the teacher for another reason than
         what it forgot, so the first tokens, a quarter of the text at the most, are not taught.
         """
-        assert self.written is not None  # _check_written
+        assert self.teacher is not None
+        assert self.written is not None
         (pieces, tokens), length = self.written.shape, len(text)
         chosen = self._rng(index).choice(pieces, -(-length // tokens), replace=False)
         ids = self.written[chosen].ravel()[:length].astype(np.int64)
@@ -322,7 +309,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         labels = ids.copy()
         labels[places < max(self.rules.min_context, not self.rules.train_jumps)] = IGNORED
         settled = (places >= min(_SETTLED, tokens // 4)) | (np.arange(length) < tokens)
-        taught = self.written_weight * (settled & (places < tokens - 1))
+        taught = self.teacher.of_written * (settled & (places < tokens - 1))
         return one_text(ids, np.arange(length), labels, taught, places=places)
 
     def _text(self, window: Window, origin: int) -> np.ndarray:
@@ -336,33 +323,32 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     def _taught(self, positions: np.ndarray, text_follows: np.ndarray) -> np.ndarray:
         """Return the teacher's weights where it has read the same at the same positions, and text follows."""
-        return self.teacher_weight * (text_follows & (positions == np.arange(len(positions))))
+        return self._weight * (text_follows & (positions == np.arange(len(positions))))
+
+    @property
+    def _weight(self) -> float:
+        return self.teacher.weight if self.teacher else 0.0
 
     def _rng(self, index: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, int(self._epoch), index])
 
 
-def _check_shares(shares: dict[str, float]) -> None:
-    """Refuse shares that the examples cannot have."""
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise DataError(f"{name} = {share:g} must lie in 0..1, a share of the examples")
-    asked = {name: share for name, share in shares.items() if share}
-    if (together := sum(asked.values())) > 1:
-        raise DataError(f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one")
+def shortest_used(store: TokenStore, data: Data, window: int, *, whole: bool) -> int:
+    """Return how many tokens a training document has at least; conversations are packed, but in windows of the ``whole`` target."""
+    if store.holds_conversations and not whole:
+        return data.min_tokens or 2
+    return max(data.min_tokens or 0, window)
 
 
-def _check_written(written: np.ndarray | None, share: float, window: int) -> None:
-    """Refuse too few texts to fill a window of so many tokens, each once."""
-    if written is None or written.ndim != 2:
-        raise DataError(
-            f"written_share = {share:g} needs texts; give written, an array [texts, tokens], or set it to 0"
-        )
+def _check_written(written: np.ndarray, window: int) -> None:
+    """Refuse what are not texts, and too few to fill a window of so many tokens, each once."""
+    if written.ndim != 2:
+        raise DataError(f"written must be texts, an array [texts, tokens], and has the shape {written.shape}")
     texts, tokens = written.shape
     if texts * tokens < window:
         raise DataError(
             f"written holds {counted(texts, 'text')} of {tokens:,} tokens, and a window of {window:,} needs "
-            f"{-(-window // max(tokens, 1))} of them, each once; write more, or set written_share to 0"
+            f"{-(-window // max(tokens, 1))} of them, each once; write more, or set teacher.written to 0"
         )
 
 

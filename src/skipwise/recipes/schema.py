@@ -165,6 +165,26 @@ class Data(Section):
         return source if isinstance(source, Data) else cls(source=str(source))
 
     @property
+    def last_retrieval(self) -> float:
+        """The share of retrieval prompts at the end of training."""
+        return self.retrieval if self.retrieval_end is None else self.retrieval_end
+
+    @property
+    def most_retrieval(self) -> float:
+        """The largest share of retrieval prompts during training."""
+        return max(self.retrieval, self.last_retrieval)
+
+    @property
+    def of_first_digit(self) -> float:
+        """What the first digit of an answer counts."""
+        return self.answer_weight if self.first_digit_weight is None else self.first_digit_weight
+
+    @property
+    def weighs_answers(self) -> bool:
+        """Whether there are answers whose labels count another number than those of text."""
+        return self.most_retrieval > 0 and {self.answer_weight, self.of_first_digit} != {1}
+
+    @property
     def reading(self) -> dict[str, Any]:
         """The settings besides ``source`` that decide which documents there are."""
         return self.model_dump(include={"text_field", "split", "subset", "stream"})
@@ -267,6 +287,25 @@ class Teacher(Section):
         return self
 
 
+def require_shares(data: Data, teacher: Teacher | None) -> None:
+    """Require the shares of prompts and of the base's text to leave one example for each.
+
+    Raises:
+        RecipeError: they exceed all of the examples, at the beginning or at the end of training.
+    """
+    rises = data.last_retrieval > data.retrieval
+    shares = {
+        "data.passkey": data.passkey,
+        "data.retrieval_end" if rises else "data.retrieval": data.most_retrieval,
+        "teacher.written": teacher.written if teacher else 0.0,
+    }
+    asked = {name: share for name, share in shares.items() if share}
+    if (together := sum(asked.values())) > 1:
+        raise RecipeError(
+            f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one of them"
+        )
+
+
 class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
@@ -365,15 +404,7 @@ class Recipe(Section):
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
                 "a chunk has at least one token"
             )
-        shares = {"data.passkey": self.data.passkey, "data.retrieval": self.data.retrieval}
-        if (end := self.data.retrieval_end) is not None and end > self.data.retrieval:
-            shares = {"data.passkey": self.data.passkey, "data.retrieval_end": end}
-        shares |= {"teacher.written": self.teacher.written} if self.teacher else {}
-        asked = {name: share for name, share in shares.items() if share}
-        if (together := sum(asked.values())) > 1:
-            raise ValueError(
-                f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one of them"
-            )
+        _reported(lambda teacher: require_shares(self.data, teacher))(self.teacher)
         self._require_own_loss()
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:

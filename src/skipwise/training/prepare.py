@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.examples import PoseDataset
+from skipwise.data.examples import PoseDataset, shortest_used
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
 from skipwise.errors import DataError, ModelError, RecipeError, counted
@@ -131,20 +131,11 @@ class PreparedRun:
             target_length=self.extension.reach,
             tokenizer=self.tokenizer,
             positions=recipe.positions,
+            data=recipe.data,
+            teacher=recipe.teacher,
+            written=written,
             examples=recipe.training.max_steps * recipe.training.batch_size,
             seed=recipe.seed,
-            train_jumps=recipe.data.train_jumps,
-            min_context=recipe.data.min_context,
-            passkey=recipe.data.passkey,
-            retrieval=recipe.data.retrieval,
-            retrieval_end=recipe.data.retrieval_end,
-            answer_weight=recipe.data.answer_weight,
-            first_digit_weight=recipe.data.first_digit_weight,
-            written=written,
-            written_share=recipe.teacher.written if recipe.teacher and written is not None else 0.0,
-            teacher_weight=recipe.teacher.weight if recipe.teacher else 0.0,
-            written_weight=recipe.teacher.of_written if recipe.teacher else 0.0,
-            assistant_only=recipe.data.assistant_only,
         )
 
 
@@ -168,7 +159,7 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     train, held_out = split_by_name(store, recipe.data.held_out)
     window = window_of(recipe, extension)
     packs = store.holds_conversations and recipe.positions.scheme != "full"
-    shortest = recipe.data.min_tokens or 2 if packs else max(recipe.data.min_tokens or 0, window)
+    shortest = shortest_used(store, recipe.data, window, whole=recipe.positions.scheme == "full")
     setting = _decides_the_shortest(recipe, window, shortest)
     long = np.intersect1d(train, keep_long(store, shortest, setting))
     if len(long) == 0:

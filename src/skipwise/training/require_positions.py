@@ -144,6 +144,5 @@ def _refuse_weights(fields: Mapping[str, Any]) -> None:
     if ignored := [name for name in _WEIGHTS if name in fields]:
         raise RecipeError(
             f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies "
-            "answer_weight, first_digit_weight, teacher_weight and written_weight; leave them out of the PoseDataset, or extend by "
-            "skipwise extend"
+            "a teacher and data's answer_weight and first_digit_weight; leave them out of the PoseDataset, or extend by skipwise extend"
         )

@@ -158,7 +158,7 @@ def test_a_long_conversation_is_read_around_its_answer(tmp_path: Path) -> None:
         train_length=TRAIN,
         target_length=TARGET,
         examples=100,
-        assistant_only=True,
+        data=Data(assistant_only=True),
     )
     said = [tokenizer.decode(e["labels"][e["labels"] != IGNORED]) for e in data.__getitems__(range(100))]
     assert all(text and text in "At nine.</s>" for text in said)

@@ -361,8 +361,8 @@ def test_only_what_the_assistant_says_is_trained_if_asked(tmp_path: Path) -> Non
     made = tokenizer(CHATML)
     store = build_token_store(write(tmp_path, "jsonl", record), made)
     options = {"train_length": 64, "target_length": 256, "examples": 40}
-    alone = PoseDataset(store, np.arange(3), **options, assistant_only=True)
-    whole = PoseDataset(store, np.arange(3), **options, assistant_only=True)
+    alone = PoseDataset(store, np.arange(3), **options, data=Data(assistant_only=True))
+    whole = PoseDataset(store, np.arange(3), **options, data=Data(assistant_only=True))
     whole._without_context = False  # the same windows, of which everything is trained
     trained = 0
     for index in range(40):
@@ -512,9 +512,8 @@ def test_of_a_mixture_texts_are_trained_whole_and_of_conversations_what_the_assi
     rows = [{"messages": messages(*TURNS)}, {"text": "%" * 440}] * 3  # no turn has such a sign
     (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = build_token_store(Data(source=str(tmp_path / "both.jsonl"), cache=str(tmp_path / "c")), tokenizer(CHATML))
-    data = PoseDataset(
-        store, np.arange(6), train_length=200, target_length=800, assistant_only=True, examples=24, train_jumps=True
-    )
+    trains = Data(assistant_only=True, train_jumps=True)
+    data = PoseDataset(store, np.arange(6), train_length=200, target_length=800, data=trains, examples=24)
     sign = store.tokens[store.offsets[1] + 5]
     chat = np.arange(store.offsets[1])
     of_assistant = {int(id) for id in store.tokens[chat[~store.is_context(chat)]]}
@@ -581,7 +580,7 @@ def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> Non
     )
     assert not store.is_context(np.arange(10)).any()
     with pytest.raises(DataError, match=r"assistant_only .* this text has no conversation"):
-        PoseDataset(store, np.arange(1), train_length=64, target_length=256, assistant_only=True)
+        PoseDataset(store, np.arange(1), train_length=64, target_length=256, data=Data(assistant_only=True))
 
 
 def test_a_text_field_that_is_there_is_read_and_turns_may_be_named_by_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
 from skipwise.data.window import collate
 from skipwise.errors import DataError, RecipeError
-from skipwise.recipes.schema import Data, Positions
+from skipwise.recipes.schema import Data, Positions, Teacher
 from tests.tiny import byte_tokenizer, corpus
 
 
@@ -52,7 +52,7 @@ def test_every_token_is_the_documents_token_at_its_place(store: TokenStore, cont
 
 
 def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: TokenStore) -> None:
-    masked, trained = dataset(store), dataset(store, train_jumps=True)
+    masked, trained = dataset(store), dataset(store, data=Data(train_jumps=True))
     jumps = 0
     for a, b in zip(masked.__getitems__(range(100)), trained.__getitems__(range(100)), strict=True):
         assert (b["labels"] == b["input_ids"]).all()
@@ -65,7 +65,7 @@ def test_the_label_after_a_jump_of_the_text_is_left_out_and_no_other(store: Toke
 
 @pytest.mark.parametrize("train_jumps", [False, True])
 def test_labels_with_little_of_their_text_before_them_are_left_out(store: TokenStore, train_jumps: bool) -> None:
-    data = dataset(store, min_context=5, train_jumps=train_jumps)
+    data = dataset(store, data=Data(min_context=5, train_jumps=train_jumps))
     _, plans, origins, _ = data._drawn(np.arange(60))
     rows = origins[:, None] + plans.content_indices()
     for row, example in zip(rows, data.__getitems__(range(60)), strict=True):
@@ -80,9 +80,10 @@ def test_labels_with_little_of_their_text_before_them_are_left_out(store: TokenS
 def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     store = stored(tmp_path, words=400)
-    options = {"passkey": 1.0, "tokenizer": tokenizer, "train_length": 400, "target_length": 1280}
+    options = {"tokenizer": tokenizer, "train_length": 400, "target_length": 1280}
+    all_, some = (dataset(store, **options, data=Data(passkey=1.0, min_context=context)) for context in (0, 5))
     for index in range(20):
-        plain, masked = dataset(store, **options)[index], dataset(store, **options, min_context=5)[index]
+        plain, masked = all_[index], some[index]
         text = int(np.argmax(plain["labels"] == IGNORED))  # the label behind the text is left out by both
         (left_out,) = np.nonzero(plain["labels"] != masked["labels"])
         assert left_out.tolist() == list(range(min(5, text)))
@@ -93,9 +94,9 @@ def test_a_passkey_prompt_keeps_its_labels_whatever_the_context(tmp_path: Path) 
 def test_the_base_teaches_text_up_to_the_first_skip(tmp_path: Path, scheme: str, prompts: str) -> None:
     store = stored(tmp_path, words=400)
     shared = {"train_length": 400, "target_length": 1280, "positions": Positions(scheme=scheme, contiguous=0.2)}
-    options = {**shared, "tokenizer": byte_tokenizer(), prompts: 0.3}
+    options = {**shared, "tokenizer": byte_tokenizer(), "data": Data(**{prompts: 0.3})}
     taught, same, plain = (
-        dataset(store, **options, teacher_weight=0.5),
+        dataset(store, **options, teacher=Teacher(weight=0.5)),
         dataset(store, **options),
         dataset(store, **shared),
     )
@@ -123,7 +124,7 @@ def test_the_base_teaches_text_up_to_the_first_skip(tmp_path: Path, scheme: str,
 
 def test_positions_of_a_retrieval_prompt_skip_once_between_telling_and_asking(tmp_path: Path) -> None:
     store = stored(tmp_path, words=400)
-    options = {"retrieval": 1.0, "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
+    options = {"data": Data(retrieval=1), "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
     data, lasts = dataset(store, **options), []
     for index in range(40):
         example, positions = data[index], data[index]["position_ids"]
@@ -145,8 +146,8 @@ def test_positions_of_a_retrieval_prompt_skip_once_between_telling_and_asking(tm
 
 def test_labels_of_answers_count_as_asked(tmp_path: Path) -> None:
     store = stored(tmp_path, words=400)
-    options = {"retrieval": 0.5, "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
-    plain, weighed = dataset(store, **options), dataset(store, **options, answer_weight=5)
+    options = {"tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
+    plain, weighed = (dataset(store, **options, data=Data(retrieval=0.5, answer_weight=weight)) for weight in (1, 5))
     answers = 0
     for index in range(40):
         example = weighed[index]
@@ -163,17 +164,16 @@ def test_labels_of_answers_count_as_asked(tmp_path: Path) -> None:
         text = str(byte_tokenizer().decode(before[before != IGNORED]))
         assert not any(letter.isdigit() for letter in text)
     assert 10 < answers < 30
-    assert "label_weights" not in dataset(store, **{**options, "retrieval": 0.0}, answer_weight=5)[0]
+    assert "label_weights" not in dataset(store, **options, data=Data(answer_weight=5))[0]
 
 
 def test_first_digits_of_answers_count_as_asked(tmp_path: Path) -> None:
     store = stored(tmp_path, words=400)
-    options = {"retrieval": 1.0, "tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
-    alike, first = (
-        dataset(store, **options, answer_weight=5),
-        dataset(store, **options, answer_weight=5, first_digit_weight=9),
+    options = {"tokenizer": byte_tokenizer(), "train_length": 400, "target_length": 1280}
+    alike, first, only = (
+        dataset(store, **options, data=Data(retrieval=1, answer_weight=weight, first_digit_weight=of_first))
+        for weight, of_first in ((5, None), (5, 9), (1, 9))
     )
-    only = dataset(store, **options, first_digit_weight=9)
     for index in range(40):
         example = first[index]
         weights = example["label_weights"]
@@ -191,11 +191,13 @@ def test_first_digits_of_answers_count_as_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize("train_jumps", [False, True])
 def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_jumps: bool) -> None:
     texts = 500 + np.arange(20)[:, None] * 30 + np.arange(30)  # twenty texts of 30 tokens that stand nowhere else
-    shared = {"train_length": 400, "target_length": 1280, "train_jumps": train_jumps}
-    shared |= {"passkey": 0.2, "tokenizer": byte_tokenizer()}
+    shared = {"train_length": 400, "target_length": 1280, "tokenizer": byte_tokenizer()}
+    shared |= {
+        "data": Data(passkey=0.2, train_jumps=train_jumps),
+        "teacher": Teacher(weight=0, written=0.3, written_weight=2),
+    }
     store = stored(tmp_path, words=400)
-    data = dataset(store, **shared, written=texts, written_share=0.3, written_weight=2.0)
-    plain = dataset(store, **shared, written_weight=2.0)
+    data, plain = dataset(store, **shared, written=texts), dataset(store, **shared)
     begins, chosen = np.arange(400) % 30 == 0, []
     for index in range(60):
         example = data[index]
@@ -219,27 +221,27 @@ def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_ju
 
 
 def test_too_few_written_texts_to_fill_a_window_are_refused(store: TokenStore) -> None:
-    texts = np.zeros((12, 8), dtype=np.int64)
+    texts, few, all_ = np.zeros((12, 8), dtype=np.int64), Teacher(written=1e-9), Teacher(written=1)
     with pytest.raises(DataError, match=r"written holds 12 texts of 8 tokens, and a window of 100 needs 13 of them"):
-        dataset(store, train_length=100, target_length=1280, written=texts, written_share=1e-9)
-    dataset(store, train_length=96, target_length=1280, written=texts, written_share=1.0)[0]
+        dataset(store, train_length=100, target_length=1280, written=texts, teacher=few)
+    dataset(store, train_length=96, target_length=1280, written=texts, teacher=all_)[0]
     full = {
         "train_length": 96,
         "target_length": 100,
         "positions": Positions(scheme="full"),
     }  # reads windows of the target
     with pytest.raises(
-        DataError, match="a window of 100 needs 13 of them, each once; write more, or set written_share to 0"
+        DataError, match=r"a window of 100 needs 13 of them, each once; write more, or set teacher\.written to 0"
     ):
-        dataset(store, **full, written=texts, written_share=1e-9)
+        dataset(store, **full, written=texts, teacher=few)
     dataset(store, train_length=100, target_length=1280, written=texts)
 
 
 def test_shares_of_prompts_are_drawn_apart(tmp_path: Path) -> None:
     store = stored(tmp_path, words=400)
-    data = dataset(store, train_length=400, target_length=1280, tokenizer=byte_tokenizer(), passkey=0.3, retrieval=0.3)
-    only = dataset(store, train_length=400, target_length=1280, tokenizer=byte_tokenizer(), passkey=0.3)
-    plain = dataset(store, train_length=400, target_length=1280)
+    options = {"train_length": 400, "target_length": 1280, "tokenizer": byte_tokenizer()}
+    shares = Data(passkey=0.3, retrieval=0.3), Data(passkey=0.3), Data()
+    data, only, plain = (dataset(store, **options, data=share) for share in shares)
     passkeys = [i for i in range(200) if not equal(only[i], plain[i])]
     prompts = [i for i in range(200) if not equal(data[i], plain[i])]
     assert all(equal(data[i], only[i]) for i in passkeys)
@@ -249,10 +251,10 @@ def test_shares_of_prompts_are_drawn_apart(tmp_path: Path) -> None:
 def test_the_share_of_retrieval_prompts_goes_in_a_line_to_its_end(tmp_path: Path) -> None:
     store = stored(tmp_path, words=400)
     settings = {"train_length": 400, "target_length": 1280, "tokenizer": byte_tokenizer(), "examples": 1000}
-    plain, always = dataset(store, **settings), dataset(store, **settings, retrieval=0.8)
+    plain, always = dataset(store, **settings), dataset(store, **settings, data=Data(retrieval=0.8))
 
     def places(**shares: float) -> np.ndarray:
-        data = dataset(store, **settings, **shares)
+        data = dataset(store, **settings, data=Data(**shares))
         found = [*data.__getitems__(range(500)), *data.__getitems__(range(999, 499, -1))[::-1]]
         prompts = [not equal(example, plain[i]) for i, example in enumerate(found)]
         assert all(equal(found[i], always[i]) for i in np.flatnonzero(prompts))
@@ -266,18 +268,18 @@ def test_the_share_of_retrieval_prompts_goes_in_a_line_to_its_end(tmp_path: Path
 def test_full_length_windows_hold_prompts_as_long_as_themselves(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     store = stored(tmp_path, words=400)
-    settings = {"train_length": 400, "target_length": 1280, "passkey": 1.0, "tokenizer": tokenizer}
+    settings = {"train_length": 400, "target_length": 1280, "data": Data(passkey=1), "tokenizer": tokenizer}
     data = dataset(store, positions=Positions(scheme="full"), **settings)
     longest = max(1280 - int(np.argmax(example["labels"] == IGNORED)) for example in data.__getitems__(range(30)))
     assert longest > 800
 
 
 def test_a_context_that_may_leave_no_label_is_refused(store: TokenStore) -> None:
-    dataset(store, min_context=31)
+    dataset(store, data=Data(min_context=31))
     with pytest.raises(
         DataError, match=r"min_context 32 may leave no label of 64 tokens in 2 chunks; choose a value below 32"
     ):
-        dataset(store, min_context=32)
+        dataset(store, data=Data(min_context=32))
 
 
 def test_contiguous_text_keeps_every_label_though_positions_jump(store: TokenStore) -> None:
@@ -297,7 +299,7 @@ def test_text_of_less_than_one_example_is_refused(tmp_path) -> None:
     with pytest.raises(
         DataError, match=r"tokens of text are fewer than one example of 256; .*how many examples to draw"
     ):
-        PoseDataset.from_source(str(tmp_path), tokenizer, train_length=256, target_length=512, held_out=0)
+        PoseDataset.from_source(Data(source=str(tmp_path), held_out=0), tokenizer, train_length=256, target_length=512)
 
 
 def test_an_example_is_a_function_of_seed_epoch_and_index(store: TokenStore) -> None:
@@ -331,7 +333,7 @@ def test_long_documents_are_sources_of_many_spans(store: TokenStore) -> None:
 def test_passkey_examples_hold_a_whole_prompt_and_its_answer(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     store = stored(tmp_path, words=120)
-    data = dataset(store, train_length=400, target_length=1280, passkey=1.0, tokenizer=tokenizer)
+    data = dataset(store, train_length=400, target_length=1280, data=Data(passkey=1), tokenizer=tokenizer)
     texts = [tokenizer.decode(e["input_ids"]) for e in data.__getitems__(range(5))]
     for text in texts:
         before, _, answer = text.rpartition("The pass key is ")
@@ -349,11 +351,12 @@ def test_the_full_scheme_reads_documents_of_the_target_length(tmp_path: Path) ->
     for name, words in (("long", 900), ("short", 30)):
         (tmp_path / f"{name}.txt").write_text("word " * words)
     options = {"train_length": 64, "positions": Positions(scheme="full")}
-    data = PoseDataset.from_source(tmp_path, byte_tokenizer(), target_length=1024, **options)
+    text = Data(source=str(tmp_path), held_out=0)
+    data = PoseDataset.from_source(text, byte_tokenizer(), target_length=1024, **options)
     assert len(data.documents) == 1
     assert len(data[0]["input_ids"]) == 1024
     with pytest.raises(DataError, match=r"all are under 8,192 tokens: .* Lower `target_length`, or join"):
-        PoseDataset.from_source(tmp_path, byte_tokenizer(), target_length=8192, **options)
+        PoseDataset.from_source(text, byte_tokenizer(), target_length=8192, **options)
 
 
 def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
@@ -364,28 +367,19 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
     with pytest.raises(RecipeError, match="seed -1 must be at least 0 and a whole number; correct it"):
         dataset(store, seed=-1)
     with pytest.raises(DataError, match="needs a tokenizer"):
-        dataset(store, passkey=0.1)
-    with pytest.raises(DataError, match=r"passkey = 2 must lie in 0\.\.1"):
-        dataset(store, passkey=2)
+        dataset(store, data=Data(passkey=0.1))
     with pytest.raises(DataError, match="too short for a retrieval prompt"):
-        dataset(store, passkey=0.5, tokenizer=byte_tokenizer())
+        dataset(store, data=Data(passkey=0.5), tokenizer=byte_tokenizer())
     with pytest.raises(DataError, match="too short for retrieval prompts of 254 tokens"):
-        dataset(store, retrieval=0.5, tokenizer=byte_tokenizer())
-    with pytest.raises(DataError, match=r"passkey \+ retrieval = 1.5 must not exceed 1"):
-        dataset(store, passkey=0.5, retrieval=1.0, tokenizer=byte_tokenizer())
-    with pytest.raises(DataError, match=r"retrieval_end = -1 must lie in 0\.\.1"):
-        dataset(store, retrieval_end=-1)
-    with pytest.raises(DataError, match=r"passkey \+ retrieval_end = 1.5 must not exceed 1"):
-        dataset(store, passkey=0.5, retrieval_end=1.0, tokenizer=byte_tokenizer())
+        dataset(store, data=Data(retrieval=0.5), tokenizer=byte_tokenizer())
+    with pytest.raises(RecipeError, match=r"data.passkey \+ data.retrieval = 1.5 must not exceed 1"):
+        dataset(store, data=Data(passkey=0.5, retrieval=1), tokenizer=byte_tokenizer())
+    with pytest.raises(RecipeError, match=r"data.passkey \+ teacher.written = 1.5 must not exceed 1"):
+        dataset(store, data=Data(passkey=0.5), teacher=Teacher(written=1), tokenizer=byte_tokenizer())
     with pytest.raises(DataError, match=r"retrieval = 0\.5 needs a tokenizer"):
-        dataset(store, retrieval_end=0.5)
-    with pytest.raises(DataError, match=r"written = 1.5 must lie in 0\.\.1"):
-        dataset(store, written_share=1.5)
-    for none in (None, np.zeros(8, dtype=np.int64)):
-        with pytest.raises(
-            DataError, match=r"written_share = 1 needs texts; give written, an array \[texts, tokens\], or"
-        ):
-            dataset(store, written_share=1.0, written=none)
+        dataset(store, data=Data(retrieval_end=0.5))
+    with pytest.raises(DataError, match=r"written must be texts, an array \[texts, tokens\], and has the shape \(8,\)"):
+        dataset(store, teacher=Teacher(written=1), written=np.zeros(8, dtype=np.int64))
     with pytest.raises(DataError, match="train length 7 is too short for 2 chunks; choose at least 8 tokens"):
         dataset(store, train_length=7)
 
@@ -409,11 +403,23 @@ def test_from_source_reads_a_folder(tmp_path: Path) -> None:
     assert data[0]["position_ids"].shape == (64,)
 
 
-@pytest.mark.parametrize("held_out", [-0.1, 1, 10, float("nan")])
-def test_a_held_out_share_that_is_none_is_refused(tmp_path: Path, held_out: float) -> None:
-    source = Data(source=str(corpus(tmp_path / "text")), cache=str(tmp_path))
-    with pytest.raises(DataError, match=f"held_out = {held_out:g} must be at least 0 and below 1"):
-        PoseDataset.from_source(source, byte_tokenizer(), train_length=64, target_length="1k", held_out=held_out)
+def test_from_source_takes_every_setting_of_its_section(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text("word " * (20 + 10 * number))
+    options = {"train_length": 64, "target_length": "1k"}
+
+    def of(**settings: object) -> PoseDataset:
+        return PoseDataset.from_source(Data(source=str(tmp_path), **settings), byte_tokenizer(), **options)
+
+    every = of(held_out=0)
+    assert len(every.documents) == 30
+    assert len(of(held_out=0, min_tokens=600).documents) == sum(every.store.lengths >= 600) < 30
+    assert 10 < len(of(held_out=0.3).documents) < 30
+    named = PoseDataset.from_source(str(tmp_path), byte_tokenizer(), **options)
+    assert named.documents.tolist() == of(held_out=0.1).documents.tolist()
+    assert (of(held_out=0, min_context=9)[0]["labels"][:9] == IGNORED).all()
+    with pytest.raises(DataError, match="Lower `min_tokens`, or join documents"):
+        of(min_tokens=100_000)
 
 
 def test_lengths_may_be_written_as_people_write_them(store: TokenStore) -> None:

@@ -90,7 +90,7 @@ def test_a_prompts_text_is_not_trained_where_labels_leave_text_out(tmp_path: Pat
         target_length=600,
         examples=8,
         tokenizer=byte_tokenizer(),
-        retrieval=1.0,
+        data=Data(retrieval=1),
     )
     for index in range(8):
         labels = data[index]["labels"]

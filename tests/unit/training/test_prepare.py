@@ -47,9 +47,17 @@ def test_every_setting_reaches_the_prepared_run(tmp_path) -> None:
 
 
 def test_the_methods_weights_reach_the_examples(tmp_path) -> None:
-    data = prepared(tmp_path, **{"method": "skipwise", "train_length": 300}).dataset(np.ones((30, 64), dtype=np.int64))
-    assert (data.answer_weight, data.first_digit_weight, data.written_weight) == (4, 32, 16)
-    assert (data.retrieval, data.written_share, data.teacher_weight) == ((0.15, 0.15), 0.15, 0)
+    run = prepared(tmp_path, **{"method": "skipwise", "train_length": 300, "training.batch_size": 50})
+    data = run.dataset(np.ones((30, 64), dtype=np.int64))
+    examples = data.__getitems__(range(100))
+    prompts, written = (
+        [example[name].max() > most for example in examples]
+        for name, most in (("label_weights", 1), ("teacher_weights", 0))
+    )
+    assert {*np.concatenate([example["label_weights"] for example in examples])} == {1, 4, 32}
+    assert {*np.concatenate([example["teacher_weights"] for example in examples])} == {0, 16}
+    assert 5 < sum(prompts) < 30
+    assert 5 < sum(written) < 30
 
 
 def test_positions_are_drawn_to_the_end_of_the_margin(tmp_path) -> None:

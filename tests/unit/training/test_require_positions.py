@@ -13,7 +13,7 @@ from skipwise.data.window import collate
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model.rope import plan_extension, reach_of, set_interpolation
 from skipwise.model.sliding import mask_by_position
-from skipwise.recipes.schema import Positions
+from skipwise.recipes.schema import Data, Positions, Teacher
 from skipwise.training.collator import PoseCollator
 from skipwise.training.require_positions import RequirePositions, _require_extended
 from tests import families
@@ -88,27 +88,28 @@ def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any
 @pytest.mark.parametrize(
     "weights",
     [
-        {"retrieval": 0.5, "answer_weight": 8},
-        {"retrieval": 0.5, "first_digit_weight": 8},
-        {"teacher_weight": 1.0},
-        {"written_weight": 1.0},
+        {"data": {"answer_weight": 8}},
+        {"data": {"first_digit_weight": 8}},
+        {"teacher": Teacher()},
+        {"teacher": Teacher(weight=0, written=0.5, written_weight=1)},
     ],
 )
 def test_weights_that_a_stock_trainer_would_drop_or_ignore_are_refused(
-    tmp_path: Path, weights: dict[str, float], kept: bool
+    tmp_path: Path, weights: dict[str, Any], kept: bool
 ) -> None:
-    def trained(**options: float) -> int:
-        data = PoseDataset.from_source(text, byte_tokenizer(), train_length=320, target_length=640, **options)
+    def trained(data: dict[str, float] | None = None, teacher: Teacher | None = None) -> int:
+        text = Data(source=str(source), retrieval=0.5, **data or {})
+        data = PoseDataset.from_source(text, byte_tokenizer(), train_length=320, target_length=640, teacher=teacher)
         arguments = replace(trainer(tmp_path).args, remove_unused_columns=not kept)
         made = Trainer(llama(window=640).train(), arguments, collate, data, callbacks=[RequirePositions(640)])
         made.train()
         return int(made.state.global_step)
 
-    text = corpus(tmp_path / "text")
-    assert trained(retrieval=0.5) == 1
+    source = corpus(tmp_path / "text")
+    assert trained() == 1
     with pytest.raises(
         RecipeError,
-        match="only skipwise extend applies answer_weight, first_digit_weight, teacher_weight and written_weight",
+        match="only skipwise extend applies a teacher and data's answer_weight and first_digit_weight; leave them out",
     ):
         trained(**weights)
 
