@@ -298,8 +298,8 @@ def test_a_model_that_asks_for_the_name_of_its_attention_stays_causal(calls) -> 
     ids = torch.randint(257, (1, 600), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         stock = model(input_ids=ids).logits
-        with blocked.blocked_attention(model) as by_blocks:
-            assert by_blocks
+        with blocked.blocked_attention(model):
+            assert blocked.attends_by_blocks(model)
             torch.testing.assert_close(model(input_ids=ids).logits, stock)
             assert probe_connectivity(model, 2048, precision="float32").backward == 0
 

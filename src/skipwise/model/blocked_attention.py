@@ -44,29 +44,33 @@ def is_faster() -> bool:
 
 
 @contextmanager
-def blocked_attention(model: PreTrainedModel) -> Iterator[bool]:
+def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
     """In this context ``model`` attends by blocks where that is faster: on a CPU in bf16, in place of torch's fused attention.
 
-    A single query, of a text that is being written, attends by torch's own in float32. The context's value is whether attention
-    is changed so. The function that transformers has by the name ``sdpa`` is changed, not the model's choice of it, because some
-    models ask for that name and do another thing under any other: Falcon would add a mask of True and False to its scores.
+    A single query, of a text that is being written, attends by torch's own in float32. The function that transformers has by the
+    name ``sdpa`` is changed, not the model's choice of it, because some models ask for that name and do another thing under any
+    other: Falcon would add a mask of True and False to its scores.
     """
     if model.device.type != "cpu" or model.config.get_text_config()._attn_implementation != "sdpa" or not is_faster():
-        yield False
+        yield
         return
     stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = _forward
     try:
-        yield True
+        yield
     finally:
         ALL_ATTENTION_FUNCTIONS["sdpa"] = stock
+
+
+def attends_by_blocks(model: PreTrainedModel) -> bool:
+    """Return whether a context of ``blocked_attention`` has changed how ``model`` attends."""
+    return model.device.type == "cpu" and ALL_ATTENTION_FUNCTIONS["sdpa"] is _forward
 
 
 def keeps_float32(model: PreTrainedModel) -> bool:
     """Return whether keys and values of texts that are being written are best kept in float32: a single query attends in it here,
     and what is kept in bf16 would be cast for each token. Under autocast, because some models multiply them by their weights."""
-    attends = model.device.type == "cpu" and ALL_ATTENTION_FUNCTIONS["sdpa"] is _forward
-    return attends and torch.is_autocast_enabled("cpu")
+    return attends_by_blocks(model) and torch.is_autocast_enabled("cpu")
 
 
 def attend(

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from skipwise.model.blocked_attention import blocked_attention
+from skipwise.model.blocked_attention import attends_by_blocks, blocked_attention, keeps_float32
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.key_value_cache import roomy_cache
@@ -137,11 +137,12 @@ class Teacher:
         with (
             self._frozen(),
             in_mode(model, training=False),
-            blocked_attention(model) as in_float32,
-            # Some models multiply what is kept by weights of theirs.
-            autocast(model.device, "bf16") if in_float32 and low else nullcontext(),
+            blocked_attention(model),
+            autocast(model.device, "bf16")
+            if attends_by_blocks(model) and low
+            else nullcontext(),  # for ``keeps_float32``
         ):
-            kept = torch.float32 if in_float32 else None  # so that nothing is cast again for each token
+            kept = torch.float32 if keeps_float32(model) else None
             each = length * token_bytes(model.config, (kept or model.dtype).itemsize, cached=True)
             at_once = max(1, min(_WRITTEN_BYTES // each, _WRITTEN_AT_ONCE))
             for rows in written.split(at_once):

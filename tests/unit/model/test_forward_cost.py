@@ -106,10 +106,10 @@ def test_a_layer_is_timed_with_the_attention_of_a_run(monkeypatch, timed, layers
     entered = []
 
     @contextmanager
-    def attending(model: torch.nn.Module) -> Iterator[bool]:
+    def attending(model: torch.nn.Module) -> Iterator[None]:
         entered.append(model)
-        with blocked_attention(model) as in_float32:
-            yield in_float32
+        with blocked_attention(model):
+            yield
 
     monkeypatch.setattr("skipwise.model.forward_cost.blocked_attention", attending)
     monkeypatch.setattr("skipwise.model.forward_cost._seconds", lambda run, device: (run(), 1.0)[1])
