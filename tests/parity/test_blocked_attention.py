@@ -238,8 +238,10 @@ def test_answers_that_are_written_together_are_kept_in_float32(calls, monkeypatc
 @pytest.mark.parametrize("held", [torch.float32, torch.bfloat16])
 def test_the_teacher_writes_with_keys_and_values_in_float32(calls, monkeypatch, held: torch.dtype) -> None:
     caches: list[Any] = []
+    autocast: list[bool] = []
 
     def kept(*args: Any) -> Any:
+        autocast.append(torch.is_autocast_enabled("cpu"))
         caches.append(roomy_cache(*args))
         return caches[-1]
 
@@ -253,6 +255,7 @@ def test_the_teacher_writes_with_keys_and_values_in_float32(calls, monkeypatch, 
     with torch.autocast("cpu", torch.bfloat16, enabled=held == torch.float32):
         Teacher(model, 640).write(starts, 40, 0)
     assert {layer.keys.dtype for layer in caches[1].layers} == {torch.bfloat16}
+    assert autocast == [True, held == torch.float32]  # by torch's own attention a model in bf16 writes as it is
 
 
 def test_a_teacher_in_bf16_writes_where_the_model_itself_multiplies_what_is_kept(calls) -> None:
@@ -298,8 +301,11 @@ def test_a_model_that_asks_for_the_name_of_its_attention_stays_causal(calls) -> 
     ids = torch.randint(257, (1, 600), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         stock = model(input_ids=ids).logits
+        eager = llama(640)
+        eager.set_attn_implementation("eager")
         with blocked.blocked_attention(model):
             assert blocked.attends_by_blocks(model)
+            assert not blocked.attends_by_blocks(eager)
             torch.testing.assert_close(model(input_ids=ids).logits, stock)
             assert probe_connectivity(model, 2048, precision="float32").backward == 0
 

@@ -6,7 +6,6 @@ positions are new in every epoch, and the same on every worker, rank and machine
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,7 +53,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         Trainer(model, TrainingArguments("out"), train_dataset=data, data_collator=collate).train()
 
     Only the trainer of ``skipwise extend`` applies ``teacher`` and the weights of answers in ``data``; in a Trainer of yours
-    leave them out.
+    leave them out. The share ``retrieval_end`` is that of the last example; a Trainer that shuffles draws both shares mixed.
 
     Args:
         store: the tokens.
@@ -66,17 +65,18 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         positions: the scheme and its options; default: PoSE with two chunks.
         data: what is trained of the text, and what shares of the examples are prompts: ``passkey``, no longer than
             ``train_length``, and ``retrieval`` (``training_prompts``), whose positions under ``pose`` skip once, anywhere from the
-            first fact to the questions. Unless the two weights of answers are 1, examples also have ``label_weights``,
-            float32 [tokens]. Under ``assistant_only``, and of tokenised data whose labels leave text out, prompts train only
-            their answers, every example holds something that is trained (``answer_windows``), and documents that have
-            nothing are left out. Where the text is read from does not matter here. Default: all text, no prompts.
-        teacher: what a teacher's term counts. Its ``weight`` counts up to the first skip, where teacher and student have read
+            first fact to the questions. Where answers of these count another number than 1, examples also have
+            ``label_weights``, float32 [tokens]. Under ``assistant_only``, and of tokenised data whose labels leave text out,
+            prompts train only their answers, every example holds something that is trained (``answer_windows``), and documents
+            that have nothing are left out. What says which documents there are (``source``, ``held_out``, ``min_tokens``, ...)
+            is for ``from_source``. Default: all text, no prompts.
+        teacher: what a teacher's term counts (``skipwise.recipes.schema.Teacher``). Its ``weight`` counts up to the first skip, where teacher and student have read
             the same at the same positions; 0 behind it, and where a prompt follows. With one, examples also have
             ``teacher_weights``, float32 [tokens], and ``teacher_positions``, int64 [tokens], at which it reads: a text begins
             at each 0.
-        written: texts to train on without skips, int64 [texts, tokens], as ``Teacher.write`` returns them. The share
-            ``teacher.written`` of the examples is made of them, joined at random to ``train_length``; the term counts
-            ``teacher.written_weight`` there, on each text to its end. Without ``written`` no example is.
+        written: texts to train on without skips, int64 [texts, tokens], as ``skipwise.model.teacher.Teacher.write``
+            returns them. The share ``teacher.written`` of the examples is made of them, joined at random to ``train_length``;
+            the term counts ``teacher.written_weight`` there, on each text to its end.
         examples: the length of the data set; default: the documents' tokens / ``train_length``.
         seed: of the whole sequence of examples.
 
@@ -108,7 +108,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), data.train_jumps, data.min_context)
         self.store, self.documents, self.tokenizer, self.seed = store, np.asarray(documents), tokenizer, seed
-        self.data, self.teacher, self.written = data, teacher, written
+        self.data, self.teacher = data, teacher
+        self.written = None if written is None else np.asarray(written)
         self._without_context = data.assistant_only or store.labelled
         self._answers = Answers(store, self.rules.context) if self._without_context and len(store.context) else None
         if self._answers:
@@ -139,9 +140,9 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
                 "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
                 "out, or give records with messages"
             )
-        _check_prompts({"passkey": data.passkey, "retrieval": data.most_retrieval}, tokenizer, lengths[0])
-        if teacher and teacher.written and written is not None:
-            _check_written(written, plans.position_ids().shape[1])
+        _check_prompts(data, tokenizer, lengths[0])
+        if teacher and teacher.written:
+            _check_written(self.written, teacher.written, plans.position_ids().shape[1])
 
     @classmethod
     def from_source(
@@ -152,31 +153,50 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         train_length: int | str,
         target_length: int | str,
         positions: Positions | None = None,
-        **options: Any,
+        teacher: Teacher | None = None,
+        written: np.ndarray | None = None,
+        examples: int | None = None,
+        seed: int = 0,
     ) -> "PoseDataset":
-        """Tokenise a source (cached) and use its documents of at least ``train_length`` tokens that are not held out, and all
-        conversations.
+        """Tokenise a source (cached), and draw from its documents that are not held out.
 
-        ``source`` is a file, a folder, a data set or ``stdlib``, a tenth of whose documents is held out by name; or ``data`` as
-        the class takes it, which says that and everything else of the text. ``options`` are those of the class.
+        A document has at least as many tokens as a window, ``train_length`` (the target under the scheme ``full``), or
+        ``min_tokens``, if that is more. Conversations may be shorter.
+
+        Args:
+            source: a file, a folder, a data set or ``stdlib``, of which a tenth of the documents is held out by name; or a
+                ``Data``, all of whose settings apply.
+            tokenizer: the model's.
+            train_length, target_length, positions, teacher, written, examples, seed: as the class takes them.
+
+        Raises:
+            DataError: the text cannot be read, or no document of it is left to train on; and what the class raises.
         """
         refuse_margin(positions)
         data, whole = Data.of(source), (positions or Positions()).scheme == "full"
         store = build_token_store(data, tokenizer)
         train, _ = split_by_name(store, data.held_out)
-        shortest = shortest_used(store, data, parse_length(target_length if whole else train_length), whole=whole)
-        setting = "target_length" if whole else "train_length"
-        if shortest == data.min_tokens:
-            setting = "min_tokens"
+        window = parse_length(target_length if whole else train_length)
+        shortest = shortest_used(store, data, window, whole=whole)
+        setting = "data.min_tokens" if shortest != window else "target_length" if whole else "train_length"
+        documents = np.intersect1d(train, keep_long(store, shortest, setting))
+        if not len(documents):
+            raise DataError(
+                f"data.held_out = {data.held_out:g} leaves none of {counted(len(store), 'document')} with {shortest:,} tokens or more "
+                "to train on; give Data(source=..., held_out=0), or more documents"
+            )
         return cls(
             store,
-            np.intersect1d(train, keep_long(store, shortest, setting)),
+            documents,
             train_length=train_length,
             target_length=target_length,
             tokenizer=tokenizer,
             positions=positions,
             data=data,
-            **options,
+            teacher=teacher,
+            written=written,
+            examples=examples,
+            seed=seed,
         )
 
     def __len__(self) -> int:
@@ -340,10 +360,12 @@ def shortest_used(store: TokenStore, data: Data, window: int, *, whole: bool) ->
     return max(data.min_tokens or 0, window)
 
 
-def _check_written(written: np.ndarray, window: int) -> None:
+def _check_written(written: np.ndarray | None, share: float, window: int) -> None:
     """Refuse what are not texts, and too few to fill a window of so many tokens, each once."""
-    if written.ndim != 2:
-        raise DataError(f"written must be texts, an array [texts, tokens], and has the shape {written.shape}")
+    if written is None or written.ndim != 2:
+        raise DataError(
+            f"teacher.written = {share:g} needs texts; give written, an array [texts, tokens], or set it to 0"
+        )
     texts, tokens = written.shape
     if texts * tokens < window:
         raise DataError(
@@ -361,14 +383,15 @@ def _check_packing(rules: ExampleRules, short: np.ndarray) -> None:
         )
 
 
-def _check_prompts(shares: dict[str, float], tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
+def _check_prompts(data: Data, tokenizer: PreTrainedTokenizerBase | None, train_length: int) -> None:
     """Refuse prompts without a tokenizer, and a train length that no prompt fits."""
-    for name, share in shares.items():
-        if share and tokenizer is None:
+    if tokenizer is None:
+        for name, share in data.prompts.items():
             raise DataError(f"{name} = {share:g} needs a tokenizer to write the prompts; give the model's own")
-    if shares["passkey"] and tokenizer is not None:
+        return
+    if data.passkey:
         training_passkey(tokenizer, train_length, np.random.default_rng(0))
-    if shares["retrieval"] and tokenizer is not None:
+    if data.most_retrieval:
         require_room(tokenizer, train_length)
 
 

@@ -64,7 +64,8 @@ def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
 
 def attends_by_blocks(model: PreTrainedModel) -> bool:
     """Return whether a context of ``blocked_attention`` has changed how ``model`` attends."""
-    return model.device.type == "cpu" and ALL_ATTENTION_FUNCTIONS["sdpa"] is _forward
+    changed = ALL_ATTENTION_FUNCTIONS["sdpa"] is _forward
+    return changed and model.device.type == "cpu" and model.config.get_text_config()._attn_implementation == "sdpa"
 
 
 def keeps_float32(model: PreTrainedModel) -> bool:

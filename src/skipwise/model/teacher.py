@@ -138,9 +138,8 @@ class Teacher:
             self._frozen(),
             in_mode(model, training=False),
             blocked_attention(model),
-            autocast(model.device, "bf16")
-            if attends_by_blocks(model) and low
-            else nullcontext(),  # for ``keeps_float32``
+            # Where keys and values are kept in float32, some models multiply them by their bf16 weights.
+            autocast(model.device, "bf16") if attends_by_blocks(model) and low else nullcontext(),
         ):
             kept = torch.float32 if keeps_float32(model) else None
             each = length * token_bytes(model.config, (kept or model.dtype).itemsize, cached=True)

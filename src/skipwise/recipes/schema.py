@@ -34,6 +34,11 @@ def _reported(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return reporting
 
 
+def _spelled(source: Any) -> Any:
+    """A path as its name."""
+    return str(source) if isinstance(source, Path) else source
+
+
 def _no_truth(value: Any) -> Any:
     """Refuse true, which pydantic would read as 1."""
     if isinstance(value, bool):
@@ -119,9 +124,15 @@ class Positions(Section):
 
 
 class Data(Section):
-    """The text, and what training uses of it."""
+    """The text, and what training uses of it; a recipe's section ``data``, whose settings are listed with the recipes.
 
-    source: Name = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
+    Raises:
+        pydantic.ValidationError: a setting is unknown, or breaks its rule.
+    """
+
+    source: Annotated[Name, BeforeValidator(_spelled)] = Field(
+        "stdlib", description="a file, a folder, a Hugging Face data set, or stdlib"
+    )
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
     stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
@@ -173,6 +184,14 @@ class Data(Section):
     def most_retrieval(self) -> float:
         """The largest share of retrieval prompts during training."""
         return max(self.retrieval, self.last_retrieval)
+
+    @property
+    def prompts(self) -> dict[str, float]:
+        """The shares of prompts that there are, of each kind the largest during training, by the setting that says it."""
+        rises = self.last_retrieval > self.retrieval
+        of_retrieval = "data.retrieval_end" if rises else "data.retrieval"
+        shares = {"data.passkey": self.passkey, of_retrieval: self.most_retrieval}
+        return {name: share for name, share in shares.items() if share}
 
     @property
     def of_first_digit(self) -> float:
@@ -293,13 +312,7 @@ def require_shares(data: Data, teacher: Teacher | None) -> None:
     Raises:
         RecipeError: they exceed all of the examples, at the beginning or at the end of training.
     """
-    rises = data.last_retrieval > data.retrieval
-    shares = {
-        "data.passkey": data.passkey,
-        "data.retrieval_end" if rises else "data.retrieval": data.most_retrieval,
-        "teacher.written": teacher.written if teacher else 0.0,
-    }
-    asked = {name: share for name, share in shares.items() if share}
+    asked = data.prompts | ({"teacher.written": teacher.written} if teacher and teacher.written else {})
     if (together := sum(asked.values())) > 1:
         raise RecipeError(
             f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one of them"
@@ -437,7 +450,7 @@ class Recipe(Section):
             "data.first_digit_weight": self.data.first_digit_weight or 1,
         }
         weighing = {name: weight for name, weight in weights.items() if weight != 1}
-        if (self.data.retrieval or self.data.retrieval_end) and weighing:
+        if self.data.most_retrieval and weighing:
             named = " and ".join(f"{name} {weight:g}" for name, weight in weighing.items())
             raise ValueError(
                 f"{named} weigh{'s' if len(weighing) == 1 else ''} labels in {replaces}; set "

@@ -123,7 +123,9 @@ class PreparedRun:
 
         ``written`` are the texts of the base. Without them plans can be drawn, but no example is made of such texts.
         """
-        recipe = self.recipe
+        recipe, teacher = self.recipe, self.recipe.teacher
+        if teacher and written is None:
+            teacher = teacher.model_copy(update={"written": 0.0})
         return PoseDataset(
             self.store,
             self.train,
@@ -132,7 +134,7 @@ class PreparedRun:
             tokenizer=self.tokenizer,
             positions=recipe.positions,
             data=recipe.data,
-            teacher=recipe.teacher,
+            teacher=teacher,
             written=written,
             examples=recipe.training.max_steps * recipe.training.batch_size,
             seed=recipe.seed,

@@ -143,6 +143,6 @@ def _refuse_weights(fields: Mapping[str, Any]) -> None:
     """Refuse fields that only the trainer of ``skipwise extend`` reads."""
     if ignored := [name for name in _WEIGHTS if name in fields]:
         raise RecipeError(
-            f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies "
-            "a teacher and data's answer_weight and first_digit_weight; leave them out of the PoseDataset, or extend by skipwise extend"
+            f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies them; make the "
+            "PoseDataset without a teacher, and leave answer_weight and first_digit_weight out of its Data, or extend by skipwise extend"
         )

@@ -167,8 +167,8 @@ class _Trainer(Trainer):
             if (weights is None) != (self.teacher is None):
                 lacks = "teacher_weights" if weights is None else "teacher"
                 raise RecipeError(
-                    f"there is no {lacks}: a teacher and a data set with teacher_weight or written_weight above 0 need each "
-                    "other; give both, or neither"
+                    f"there is no {lacks}: a teacher that trains along and a PoseDataset made with teacher= need each other; give both, "
+                    "or neither"
                 )
             self._sliced = self._needs_slices(ids.numel())
         if not self._apart and inputs["attention_mask"].ndim == 4:  # the first batch with packed texts

@@ -165,6 +165,7 @@ def test_labels_of_answers_count_as_asked(tmp_path: Path) -> None:
         assert not any(letter.isdigit() for letter in text)
     assert 10 < answers < 30
     assert "label_weights" not in dataset(store, **options, data=Data(answer_weight=5))[0]
+    assert "label_weights" in dataset(store, **options, data=Data(retrieval=0.5, retrieval_end=0, answer_weight=5))[0]
 
 
 def test_first_digits_of_answers_count_as_asked(tmp_path: Path) -> None:
@@ -192,12 +193,11 @@ def test_first_digits_of_answers_count_as_asked(tmp_path: Path) -> None:
 def test_examples_of_written_texts_are_the_texts_joined(tmp_path: Path, train_jumps: bool) -> None:
     texts = 500 + np.arange(20)[:, None] * 30 + np.arange(30)  # twenty texts of 30 tokens that stand nowhere else
     shared = {"train_length": 400, "target_length": 1280, "tokenizer": byte_tokenizer()}
-    shared |= {
-        "data": Data(passkey=0.2, train_jumps=train_jumps),
-        "teacher": Teacher(weight=0, written=0.3, written_weight=2),
-    }
+    shared |= {"data": Data(passkey=0.2, train_jumps=train_jumps), "written": texts}
     store = stored(tmp_path, words=400)
-    data, plain = dataset(store, **shared, written=texts), dataset(store, **shared)
+    data, plain = (
+        dataset(store, **shared, teacher=Teacher(weight=0, written=share, written_weight=2)) for share in (0.3, 1e-9)
+    )
     begins, chosen = np.arange(400) % 30 == 0, []
     for index in range(60):
         example = data[index]
@@ -376,10 +376,15 @@ def test_what_cannot_be_drawn_from_is_explained(store: TokenStore) -> None:
         dataset(store, data=Data(passkey=0.5, retrieval=1), tokenizer=byte_tokenizer())
     with pytest.raises(RecipeError, match=r"data.passkey \+ teacher.written = 1.5 must not exceed 1"):
         dataset(store, data=Data(passkey=0.5), teacher=Teacher(written=1), tokenizer=byte_tokenizer())
-    with pytest.raises(DataError, match=r"retrieval = 0\.5 needs a tokenizer"):
+    with pytest.raises(RecipeError, match=r"data.passkey \+ data.retrieval = 1.1 must not exceed 1"):
+        dataset(store, data=Data(passkey=0.6, retrieval=0.5, retrieval_end=0), tokenizer=byte_tokenizer())
+    with pytest.raises(DataError, match=r"data.retrieval_end = 0\.5 needs a tokenizer"):
         dataset(store, data=Data(retrieval_end=0.5))
-    with pytest.raises(DataError, match=r"written must be texts, an array \[texts, tokens\], and has the shape \(8,\)"):
-        dataset(store, teacher=Teacher(written=1), written=np.zeros(8, dtype=np.int64))
+    for none in (None, np.zeros(8, dtype=np.int64)):
+        with pytest.raises(
+            DataError, match=r"teacher.written = 1 needs texts; give written, an array \[texts, tokens\], or"
+        ):
+            dataset(store, teacher=Teacher(written=1), written=none)
     with pytest.raises(DataError, match="train length 7 is too short for 2 chunks; choose at least 8 tokens"):
         dataset(store, train_length=7)
 
@@ -405,21 +410,27 @@ def test_from_source_reads_a_folder(tmp_path: Path) -> None:
 
 def test_from_source_takes_every_setting_of_its_section(tmp_path: Path) -> None:
     for number in range(30):
-        (tmp_path / f"{number}.txt").write_text("word " * (20 + 10 * number))
+        (tmp_path / f"{number}.txt").write_text("word " * (10 + 10 * number))
     options = {"train_length": 64, "target_length": "1k"}
 
     def of(**settings: object) -> PoseDataset:
         return PoseDataset.from_source(Data(source=str(tmp_path), **settings), byte_tokenizer(), **options)
 
     every = of(held_out=0)
-    assert len(every.documents) == 30
+    assert len(every.documents) == 29  # one has 50 tokens, fewer than a window
     assert len(of(held_out=0, min_tokens=600).documents) == sum(every.store.lengths >= 600) < 30
-    assert 10 < len(of(held_out=0.3).documents) < 30
+    assert 10 < len(of(held_out=0.3).documents) < 29
     named = PoseDataset.from_source(str(tmp_path), byte_tokenizer(), **options)
     assert named.documents.tolist() == of(held_out=0.1).documents.tolist()
+    assert sum(every.store.lengths >= 64) == len(of(held_out=0, min_tokens=32).documents)  # a window at least
     assert (of(held_out=0, min_context=9)[0]["labels"][:9] == IGNORED).all()
-    with pytest.raises(DataError, match="Lower `min_tokens`, or join documents"):
+    with pytest.raises(DataError, match=r"Lower `data\.min_tokens`, or join documents"):
         of(min_tokens=100_000)
+    with pytest.raises(
+        DataError, match=r"data.held_out = 0.999 leaves none of 30 documents .* Data\(source=..., held_out=0\)"
+    ):
+        of(held_out=0.999)
+    assert Data(source=tmp_path) == Data(source=str(tmp_path))
 
 
 def test_lengths_may_be_written_as_people_write_them(store: TokenStore) -> None:

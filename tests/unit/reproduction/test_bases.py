@@ -16,8 +16,10 @@ from benchmarks import hundred_million
 from reproduction import bases
 from reproduction.bases import BASES, base_folder, make_base, new_model
 from skipwise.data.examples import PoseDataset
+from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import split_by_name
 from skipwise.model.config import load_config
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.rope import plan_extension
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Data
@@ -75,6 +77,19 @@ def test_the_base_of_a_hundred_million_parameters_is_trained_on_nothing_that_is_
     _, held_out = split_by_name(dataset.store, 0.1)
     assert len(held_out)
     assert not set(held_out) & set(dataset.documents)
+
+
+@pytest.mark.parametrize(("held_out", "max_tokens"), [(0, None), (0.5, None), (0, 9000)])
+def test_a_base_is_trained_on_the_text_that_names_its_folder(tiny: Data, monkeypatch, held_out, max_tokens) -> None:
+    seen: list[PoseDataset] = []
+    monkeypatch.setattr(bases, "train", lambda model, dataset, *_, **__: seen.append(dataset))
+    asked = tiny.model_copy(update={"held_out": held_out, "max_tokens": max_tokens, "retrieval": 0.5, "min_context": 9})
+    bases.train_base(BASES["LLaMA2"], bases._settings(BASES["LLaMA2"]), asked, base_folder("LLaMA2", asked))
+    [dataset] = seen
+    store = build_token_store(asked, load_tokenizer("nano"))
+    assert dataset.store.fingerprint == store.fingerprint
+    assert len(dataset.documents) == len(split_by_name(store, held_out)[0])
+    assert (dataset.data.passkey, dataset.data.retrieval, dataset.data.min_context) == (0.1, 0, 0)
 
 
 def test_the_table_takes_the_loss_at_the_largest_window_of_each_arm_and_seed(tmp_path) -> None:
