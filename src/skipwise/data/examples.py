@@ -166,8 +166,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         Args:
             source: a file, a folder, a data set or ``stdlib``, of which a tenth of the documents is held out by name; or a
                 ``Data``, all of whose settings apply.
-            tokenizer: the model's.
-            train_length, target_length, positions, teacher, written, examples, seed: as the class takes them.
+            tokenizer: the model's; the other arguments are those of the class.
 
         Raises:
             DataError: the text cannot be read, or no document of it is left to train on; and what the class raises.
