@@ -66,7 +66,7 @@ def _tables(exhibit: Exhibit, setting: Setting, runs: Sequence[ArmRun], rows: Ro
     texts = dict.fromkeys(text for row in rows.values() for text, _ in row.nll)
     read = dict.fromkeys(place for row in rows.values() for place in row.segments)
     parts: list[str] = []
-    if arm := next((arm for arm in exhibit.compared if arm in rows and rows[arm].nll), None):
+    if (arm := exhibit.compared) and arm in rows and rows[arm].nll:
         parts += [_paired_table(arm, rows, text) for text in texts]
     if "ratios" in exhibit.show and texts:
         parts.append(_ratio_table(exhibit, rows, list(texts), target))
