@@ -70,10 +70,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             prompts train only their answers, every example holds something that is trained (``answer_windows``), and documents
             that have nothing are left out. What says which documents there are (``source``, ``held_out``, ``min_tokens``, ...)
             is for ``from_source``. Default: all text, no prompts.
-        teacher: what a teacher's term counts (``skipwise.recipes.schema.Teacher``). Its ``weight`` counts up to the first skip, where teacher and student have read
-            the same at the same positions; 0 behind it, and where a prompt follows. With one, examples also have
-            ``teacher_weights``, float32 [tokens], and ``teacher_positions``, int64 [tokens], at which it reads: a text begins
-            at each 0.
+        teacher: what a teacher's term counts (``skipwise.recipes.schema.Teacher``). Its ``weight`` counts up to the first skip,
+            where teacher and student have read the same at the same positions; 0 behind it, and where a prompt follows. With
+            one, examples also have ``teacher_weights``, float32 [tokens], and ``teacher_positions``, int64 [tokens], at which
+            it reads: a text begins at each 0.
         written: texts to train on without skips, int64 [texts, tokens], as ``skipwise.model.teacher.Teacher.write``
             returns them. The share ``teacher.written`` of the examples is made of them, joined at random to ``train_length``;
             the term counts ``teacher.written_weight`` there, on each text to its end.
@@ -178,11 +178,12 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         window = parse_length(target_length if whole else train_length)
         shortest = shortest_used(store, data, window, whole=whole)
         setting = "data.min_tokens" if shortest != window else "target_length" if whole else "train_length"
-        documents = np.intersect1d(train, keep_long(store, shortest, setting))
+        long = keep_long(store, shortest, setting)
+        documents = np.intersect1d(train, long)
         if not len(documents):
             raise DataError(
-                f"data.held_out = {data.held_out:g} leaves none of {counted(len(store), 'document')} with {shortest:,} tokens or more "
-                "to train on; give Data(source=..., held_out=0), or more documents"
+                f"data.held_out = {data.held_out:g} leaves none of {counted(len(long), 'document')} of {shortest:,} tokens or more to "
+                "train on; give Data(source=..., held_out=0), or more documents"
             )
         return cls(
             store,

@@ -307,7 +307,7 @@ class Teacher(Section):
 
 
 def require_shares(data: Data, teacher: Teacher | None) -> None:
-    """Require the shares of prompts and of the base's text to leave one example for each.
+    """Require the shares of prompts and of the base's text to be at most 1 together.
 
     Raises:
         RecipeError: they exceed all of the examples, at the beginning or at the end of training.

@@ -427,7 +427,7 @@ def test_from_source_takes_every_setting_of_its_section(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Lower `data\.min_tokens`, or join documents"):
         of(min_tokens=100_000)
     with pytest.raises(
-        DataError, match=r"data.held_out = 0.999 leaves none of 30 documents .* Data\(source=..., held_out=0\)"
+        DataError, match=r"data.held_out = 0.999 leaves none of 29 documents .* Data\(source=..., held_out=0\)"
     ):
         of(held_out=0.999)
     assert Data(source=tmp_path) == Data(source=str(tmp_path))
