@@ -104,11 +104,9 @@ def make_base(name: str, data: Data, console: Console) -> Path:
 def train_base(base: SmallBase, settings: Training, data: Data, folder: Path) -> None:
     """Train ``folder/model`` from nothing on a text less what is held out, with the embedded model's tokenizer; or go on."""
     tokenizer, checkpoints = load_tokenizer("nano"), folder / "checkpoints"
-    text = Data(
-        source=data.source, held_out=data.held_out, max_tokens=data.max_tokens, cache=data.cache, **data.reading
-    )
+    shared = data.model_dump(include={*data.reading, "source", "held_out", "max_tokens", "cache"})
     dataset = PoseDataset.from_source(
-        text.model_copy(update={"passkey": 0.1}),
+        Data(**shared, passkey=0.1),
         tokenizer,
         train_length=base.window,
         target_length=base.window,

@@ -53,7 +53,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         Trainer(model, TrainingArguments("out"), train_dataset=data, data_collator=collate).train()
 
     Only the trainer of ``skipwise extend`` applies ``teacher`` and the weights of answers in ``data``; in a Trainer of yours
-    leave them out. The share ``retrieval_end`` is that of the last example; a Trainer that shuffles draws both shares mixed.
+    leave them out. The share of retrieval prompts goes from ``retrieval`` to ``retrieval_end`` by an example's index, so a Trainer
+    that shuffles sees both from the beginning.
 
     Args:
         store: the tokens.
