@@ -53,6 +53,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     run.require_same(**prepared.decides, **evaluation.fingerprints)
     _require_windows(prepared, run)
     _require_label(prepared, run)
+    _require_precision(prepared, run)
     curves = _coverage(prepared)
     print_plan(prepared, console)
     if run.model.exists():
@@ -121,6 +122,16 @@ def _require_label(prepared: PreparedRun, run: RunFolder) -> None:
         raise RunError(
             f"{run.path} was begun when a model of this recipe was called {recipe.positions.scheme}, and now it is {recipe.arm}; "
             "finish it with the version of skipwise that its run.json names, or begin a run with another --out"
+        )
+
+
+def _require_precision(prepared: PreparedRun, run: RunFolder) -> None:
+    """Require a run to go on in the precision that it began with: ``auto`` may choose another one on another machine."""
+    begun = run.read().get("precision")
+    if begun not in (None, prepared.precision):
+        raise RunError(
+            f"{run.path} was begun in {begun}, and on this machine training.precision = {prepared.recipe.training.precision!r} "
+            f"is {prepared.precision}; finish it on a machine of the first kind, or begin a run with another --out"
         )
 
 

@@ -228,9 +228,9 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
     assert "Unfinished" not in printed
     assert without_time(tmp_path / "both") == without_time(tmp_path / "x") == ones | twos
     assert (tmp_path / "both" / "numbers.csv").read_text() == (tmp_path / "x" / "numbers.csv").read_text()
-    assert "both exists and is not empty" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "both")
+    assert "both exists and is not overwritten" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "both")
     message = refused(monkeypatch, capsys, "merge", "1", "--out", "1/run.json")
-    assert "1/run.json exists and is a file, and merge writes a folder; give another --out" in message
+    assert "1/run.json exists and is not overwritten; give another folder" in message
     other = [*ASKED, "--seed", "1", "--tasks", "none", "--documents", "1", "--out", "other"]
     run(monkeypatch, "evaluate", evaluated, "--data", "text", *other)
     assert "differ in documents (1, 4)" in refused(monkeypatch, capsys, "merge", "1", "other", "--out", "y")

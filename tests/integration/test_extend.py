@@ -254,6 +254,17 @@ def test_a_run_with_other_windows_is_not_gone_on_with(finished, files, monkeypat
     assert "finish it with the version of skipwise that its run.json names" in told
 
 
+def test_a_run_goes_on_in_the_precision_that_it_began_with(finished, files, monkeypatch, capsys, tmp_path) -> None:
+    """``auto`` chooses by the machine, and a resume may be on another one."""
+    copy = tmp_path / "run"
+    shutil.copytree(finished, copy)
+    facts = read_json(copy / "run.json")
+    assert facts["precision"] == "float32"
+    write_json(copy / "run.json", facts | {"precision": "bf16"})
+    told = refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
+    assert "was begun in bf16, and on this machine training.precision = 'float32' is float32; finish it on" in told
+
+
 def test_a_run_whose_records_have_an_older_label_is_not_gone_on_with(finished, monkeypatch, capsys, tmp_path) -> None:
     """As one of version 0.2.0 by another scheme under Skipwise's method; two labels would be two models."""
     copy = tmp_path / "run"
@@ -301,6 +312,19 @@ def test_resume_measures_again_what_is_to_be_measured_on_other_text(finished, mo
     assert {r.tokens for r in new} == {599}
     rows = rows_of([read_folder(copy)])
     assert {r.tokens for row in rows for r in row.readings(512)} == {599}
+
+
+def test_a_report_shows_the_readings_of_today_also_if_older_ones_were_made_later(
+    finished, monkeypatch, tmp_path
+) -> None:
+    """Back at the first settings nothing is measured, and the last records in the file are those of the others."""
+    copy, before = shutil.copytree(finished, tmp_path / "run"), rows_of([read_folder(finished)])
+    for settings in (["evaluation.stride=64", "evaluation.tokens_per_document=600"], []):
+        run(monkeypatch, "extend", "--resume", "--out", copy, *(word for each in settings for word in ("--set", each)))
+        rows = rows_of([read_folder(copy)])
+        found = {(r.stride, r.tokens) for row in rows for window in row.perplexity for r in row.readings(window)}
+        assert (found == {(64, 599)}) == bool(settings)
+    assert [row.perplexity for row in rows] == [row.perplexity for row in before]
 
 
 def test_the_report_of_a_resumed_run_shows_what_its_recipe_asks_for(finished, monkeypatch, tmp_path) -> None:
@@ -480,6 +504,10 @@ def test_a_disk_that_is_full_at_the_model_is_said(finished, monkeypatch, capsys,
     assert "the disk ran full" in message
     assert "the model of" in message
     assert "checkpoint 4 is intact" in message
+    monkeypatch.undo()
+    run(monkeypatch, "extend", "--resume", "--out", copy)
+    trained, before = (json.loads((folder / "run.json").read_text())["training"] for folder in (copy, finished))
+    assert trained == before  # no step was left to train, so it tells nothing of speed
 
 
 def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp_path) -> None:
@@ -491,3 +519,9 @@ def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp
     monkeypatch.setattr("skipwise.results.run_folder.RunFolder.record", full)
     message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
     assert "the disk cannot be written (run.json): No space left on device; what was written is kept" in message
+    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr("skipwise.report.page.draw_figures", full)
+        message = refused(patch, capsys, "report", copy, "--out", tmp_path / "page")
+    assert "the disk cannot be written" in message
+    assert "another --out" not in message

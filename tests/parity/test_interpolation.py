@@ -146,7 +146,7 @@ def test_stock_transformers_computes_the_same_with_settings(family: str, case: i
     dim = families.ROTATED.get(family, 16)
     rope = Rope(rope_of(families.config(family))["rope_theta"], dim, 1024)
     name, settings = told(rope)[case]
-    config = families.config(family)
+    config = families.config(family, max_position_embeddings=1024)
     asked = {key: value for key, value in vars(settings).items() if value is not None}
     extension = plan_extension(config, target_length=8192, original_length=1024, interpolation=name, rope=asked)
     set_interpolation(config, extension)

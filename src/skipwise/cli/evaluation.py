@@ -1,7 +1,7 @@
 """Commands that measure models, and those that show what was measured."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ from skipwise.cli.terminal import new_console, prepare_process
 from skipwise.errors import RecipeError, counted
 from skipwise.method.limits import MOST_TRIALS
 from skipwise.recipes.names import model_name
+
+if TYPE_CHECKING:
+    from skipwise.evaluation.specification import Specification
 
 
 @grouped
@@ -87,7 +90,7 @@ def evaluate(
     from skipwise.evaluation.benchmarks import Benchmarks
     from skipwise.evaluation.evaluate import evaluate, plan_models
     from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.specification import is_ruler, read_tasks, specification_for
+    from skipwise.evaluation.specification import read_tasks, specification_for
     from skipwise.model.precision import choose_precision
 
     asked = read_lengths(lengths)
@@ -113,18 +116,7 @@ def evaluate(
         key_loss=key_loss,
         server=serving.engine if serving else None,
     )
-    if not (specification.documents or specification.tasks or benchmarks):
-        raise RecipeError(
-            "--documents 0 and --tasks none leave nothing to measure; give documents, tasks or benchmarks"
-        )
-    if not benchmarks and (data_dir or include_path or limit):
-        raise RecipeError(
-            "--data-dir, --include-path and --limit are of benchmarks: name some by --benchmarks, or leave them out"
-        )
-    if ruler_data and not any(map(is_ruler, specification.tasks)):
-        raise RecipeError(
-            "--ruler-data is read by RULER's tasks, and none is asked: add ruler to --tasks, or leave it out"
-        )
+    _require_read(specification, benchmarks, bool(data_dir or include_path or limit))
     chosen, part = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None, read_shard(shard)
     if dry_run:
         plan = plan_models(found, specification, console)
@@ -136,6 +128,24 @@ def evaluate(
         return
     folder = evaluate(found, specification, shard=part, benchmarks=chosen, server=serving, out=out, console=console)
     _show(folder.path, console)
+
+
+def _require_read(specification: "Specification", benchmarks: str | None, of_benchmarks: bool) -> None:
+    """Require something to measure, and refuse options that nothing would read; some are ``of_benchmarks``."""
+    from skipwise.evaluation.specification import is_ruler
+
+    if not (specification.documents or specification.tasks or benchmarks):
+        raise RecipeError(
+            "--documents 0 and --tasks none leave nothing to measure; give documents, tasks or benchmarks"
+        )
+    if of_benchmarks and not benchmarks:
+        raise RecipeError(
+            "--data-dir, --include-path and --limit are of benchmarks: name some by --benchmarks, or leave them out"
+        )
+    if specification.ruler_data and not any(map(is_ruler, specification.tasks)):
+        raise RecipeError(
+            "--ruler-data is read by RULER's tasks, and none is asked: add ruler to --tasks, or leave it out"
+        )
 
 
 @grouped

@@ -13,7 +13,7 @@ import typer
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED
-from skipwise.recipes.names import expanded, model_name
+from skipwise.recipes.names import expanded, model_name, recordable
 
 if TYPE_CHECKING:
     from skipwise.evaluation.server import Server
@@ -86,9 +86,16 @@ class TextOptions:
         str,
         typer.Option(parser=expanded, metavar="TEXT", help="text to measure on: file, folder, data set name, stdlib"),
     ] = "stdlib"
-    text_field: Annotated[str, typer.Option(help="of JSON Lines, Parquet or a data set: what holds the text")] = "text"
-    split: Annotated[str, typer.Option(help="of a Hugging Face data set")] = "train"
-    subset: Annotated[str | None, typer.Option(help="of a data set on the hub; default: its own")] = None
+    text_field: Annotated[
+        str,
+        typer.Option(
+            parser=recordable, metavar="FIELD", help="of JSON Lines, Parquet or a data set: what holds the text"
+        ),
+    ] = "text"
+    split: Annotated[str, typer.Option(parser=recordable, metavar="NAME", help="of a Hugging Face data set")] = "train"
+    subset: Annotated[
+        str | None, typer.Option(parser=recordable, metavar="NAME", help="of a data set on the hub; default: its own")
+    ] = None
 
     def read(self) -> "Data":
         """The text as a recipe names it."""
@@ -172,10 +179,10 @@ def read_lengths(text: str | None) -> list[int]:
 
 
 def _is_one_number(thousands: str, rest: str) -> bool:
-    """Whether two parts are one length, as 2,048 or 16,384: three digits that begin with 0, or a power of two together."""
+    """Whether two parts are one length, as 2,048 or 98,304: three digits that begin with 0, or a multiple of 1,024 together."""
     if not (thousands.isdecimal() and rest.isdecimal() and len(rest) == 3):
         return False
-    return rest.startswith("0") or int(thousands + rest).bit_count() == 1
+    return rest.startswith("0") or int(thousands + rest) % 1024 == 0
 
 
 def read_length(text: str | None) -> int | None:

@@ -17,11 +17,14 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from datetime import date
 from typing import Any
 
 from skipwise.data.spans import Spans, complement, runs
 from skipwise.errors import DataError, reason
 
+#: What templates take for today, as Llama 3.2's: with the day of tokenising, the same text would have other tokens each day.
+TODAY = date(2025, 1, 1)
 FORMS = (("messages",), ("conversations",), ("prompt", "completion"))
 TOOLS = "tools"  # of a record: what the assistant may call
 
@@ -39,6 +42,8 @@ _SAYS = (*_CALLS, "reasoning_content", "reasoning", "thinking")  # what an assis
 _BY_HAND = "write the conversation as text yourself and give its input_ids, with labels"
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 _MARKED = re.compile(r"\{%-?\s*generation\b")
+_NOW = "strftime_now("  # what templates call for the day
+_ASKED_NOW = re.compile(rf"{re.escape(_NOW)}\s*(['\"])(.*?)\1\s*\)")
 
 Message = dict[str, Any]
 
@@ -106,8 +111,14 @@ def conversation_encoder(tokenizer: Any) -> Callable[[str, str], tuple[list[int]
     assistant does not say.
 
     Raises:
-        DataError: by the function, where the tokenizer has no chat template, or the template refuses the conversation.
+        DataError: the tokenizer gives no offsets; by the function, where the tokenizer has no chat template, or the template
+            refuses the conversation.
     """
+    if not getattr(tokenizer, "is_fast", False):
+        raise DataError(
+            f"a tokenizer of class {type(tokenizer).__name__} does not say which characters its tokens stand for, so what the "
+            "assistant says cannot be found; choose a model with a fast tokenizer, or give text"
+        )
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
 
     def encode(conversation: str, name: str) -> tuple[list[int], Spans]:
@@ -149,6 +160,7 @@ def _encode_messages(held: Mapping[str, Any], name: str, tokenizer: Any, special
             return_dict=True,
             return_assistant_tokens_mask=True,
             add_generation_prompt=False,
+            **_at_a_fixed_date(tokenizer, tools),
         )
         return list(made["input_ids"]), runs([bool(one) for one in made["assistant_masks"]])
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False)
@@ -210,7 +222,8 @@ def _rendered(
     instead: str = "correct or remove the record, or correct the template",
 ) -> str:
     try:
-        text = str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=False))
+        day = _at_a_fixed_date(tokenizer, tools)
+        text = str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=False, **day))
     except Exception as error:  # a template may raise what it likes, and jinja its own
         raise DataError(
             f"{name}: the tokenizer's chat template refuses this conversation ({reason(error)}); {instead}"
@@ -220,6 +233,22 @@ def _rendered(
             f"{name}: the tokenizer's chat template renders nothing of this conversation; correct the template"
         )
     return text
+
+
+def tells_the_date(template: str) -> bool:
+    """Whether a chat template writes the day on which it is rendered."""
+    return _NOW in template
+
+
+def _at_a_fixed_date(tokenizer: Any, tools: Any) -> dict[str, str]:
+    """The template in which ``TODAY`` stands in the place of the day, if it asks for that.
+
+    transformers takes no function in the place of its own.
+    """
+    if not tells_the_date(str(tokenizer.chat_template)):
+        return {}
+    template = tokenizer.get_chat_template(tools=tools)
+    return {"chat_template": _ASKED_NOW.sub(lambda call: repr(TODAY.strftime(call[2])), template)}
 
 
 def _listed(value: Any, field: str, where: str) -> list[Any]:

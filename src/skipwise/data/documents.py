@@ -87,7 +87,8 @@ def other_source(data: Data, source: str) -> Data:
 
 def _is_saved(folder: Path) -> bool:
     """Return whether ``Dataset.save_to_disk`` or ``DatasetDict.save_to_disk`` wrote a folder."""
-    return folder.is_dir() and any((folder / name).exists() for name in ("dataset_dict.json", "state.json"))
+    parts = ("dataset_dict.json",), ("state.json", "dataset_info.json")
+    return folder.is_dir() and any(all((folder / name).exists() for name in names) for names in parts)
 
 
 def _refuse_parts(data: Data, *names: str) -> None:

@@ -108,7 +108,7 @@ def open_saved(folder: Path, data: Data) -> Corpus:
     import datasets
 
     try:
-        dataset = datasets.load_from_disk(str(folder))
+        dataset = datasets.load_from_disk(str(folder), keep_in_memory=False)  # in memory it would not name its files
     except Exception as error:  # datasets, pyarrow and json each raise their own
         raise DataError(
             f"{printable(folder)}: this saved Hugging Face data set cannot be loaded ({reason(error)}); save it again"

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import FileLock
 from rich.console import Console
 
-from skipwise.data.conversations import Conversation, conversation_encoder
+from skipwise.data.conversations import TODAY, Conversation, conversation_encoder, tells_the_date
 from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import FileCorpus, open_corpus
 from skipwise.data.draft import Draft, keep_private, private_mode
@@ -87,9 +87,10 @@ def build_token_store(
     kind = corpus.kind()
     template = "" if chat is None and kind is not Conversation else f" {chat}"
     if template and kind is not Tokenised:
-        template += f" {_CONVERSATIONS}"
+        template += f" {_CONVERSATIONS}" + (f" {TODAY}" if tells_the_date(str(chat)) else "")
     without = f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}"
-    names, cache = (_sha256(without), _sha256(without + template)), _cache(data)
+    names = _sha256(without), _sha256(without + template)
+    cache = Path(data.cache) if data.cache else default_cache()
     if kind is not str:
         names = names[1], names[1]
     try:
@@ -138,15 +139,6 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
         rules = {name: rule for name, rule in saved.items() if name not in ("truncation", "padding")}
     about = [type(tokenizer).__name__, tokenizer.special_tokens_map, splits_special(tokenizer), rules]
     return _sha256(json.dumps(about, sort_keys=True, default=str))
-
-
-def _cache(data: Data) -> Path:
-    try:
-        return Path(data.cache) if data.cache else default_cache()
-    except RuntimeError as error:
-        raise DataError(
-            f"$SKIPWISE_CACHE is {os.environ.get('SKIPWISE_CACHE')!r}: {error}; write the path in full"
-        ) from error
 
 
 def _build(

@@ -52,9 +52,12 @@ class RunEvaluation:
     def facts(self) -> dict[str, object]:
         """What is measured, for ``run.json``: a resumed run may ask for less than its records hold."""
         asked = self.specification
+        windows = {*asked.windows, self.extension.rope.original_length}
         return {
             "documents": self.documents,
+            "tokens": {text.source: [len(one.tokens) for one in text.documents] for text in self.texts},
             "windows": asked.windows,
+            "strides": {str(window): asked.stride_of(window) for window in sorted(windows)},
             "prompt_lengths": asked.prompt_lengths,
             "trials": asked.trials,
             "other": self.other is not None,

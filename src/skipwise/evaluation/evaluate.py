@@ -32,6 +32,7 @@ from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
 from skipwise.model.precision import default_device
 from skipwise.results import token_losses
+from skipwise.results.files import new_folder
 from skipwise.results.records import Measured
 from skipwise.results.results_file import append_record, drop_cut_off_record, read_records
 from skipwise.results.run_folder import RunFolder
@@ -193,17 +194,15 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
                     f"{folder.path} and an earlier part answer the same request differently ({record.key}: "
                     f"{_answer(record)}); measure one of them again"
                 )
-    whole = RunFolder(out)
-    if not whole.is_free:
-        why = "is not empty" if whole.path.is_dir() else "is a file, and merge writes a folder"
-        raise RunError(f"{out} exists and {why}; give another --out")
-    whole.begin(**facts[0])
-    for folder in folders:
-        for kept in (folder.path / token_losses.FOLDER).glob(f"*{token_losses.ENDING}"):
-            (whole.path / token_losses.FOLDER).mkdir(exist_ok=True)
-            shutil.copyfile(kept, whole.path / token_losses.FOLDER / kept.name)
-    append_record(whole.results, *merged.values())
-    return whole
+    with new_folder(out) as drafted:  # a merge that a full disk or a kill ends is repeated
+        whole = RunFolder(drafted)
+        whole.begin(**facts[0])
+        for folder in folders:
+            for kept in (folder.path / token_losses.FOLDER).glob(f"*{token_losses.ENDING}"):
+                (drafted / token_losses.FOLDER).mkdir(exist_ok=True)
+                shutil.copyfile(kept, drafted / token_losses.FOLDER / kept.name)
+        append_record(whole.results, *merged.values())
+    return RunFolder(out)
 
 
 def _answer(record: Any) -> dict[str, Any]:

@@ -1,6 +1,10 @@
 """Lengths in tokens as people write them: ``2048`` or ``2k`` (k = 1,024)."""
 
+import re
+
 from skipwise.errors import RecipeError
+
+_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+k?")  # 1,5 and 2,04 are none
 
 
 def parse_length(value: float | str) -> int:
@@ -9,7 +13,9 @@ def parse_length(value: float | str) -> int:
     Raises:
         RecipeError: the value is not a positive whole number of tokens.
     """
-    text = str(value).strip().lower().replace(",", "").replace("_", "")
+    text = str(value).strip().lower().replace("_", "")
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
     try:
         tokens = float(text[:-1]) * 1024 if text.endswith("k") else float(text)
     except ValueError:

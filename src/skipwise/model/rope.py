@@ -96,8 +96,8 @@ def plan_extension(
         margin: share of the target by which positions are extended beyond it (``Extension.reach``), 0 to 1.
 
     Raises:
-        ModelError: no RoPE, one that switches or is scaled already, a target not above the original, or a
-            sliding window below it.
+        ModelError: no RoPE, one that switches or is scaled already, an ``original_length`` beyond the config's positions,
+            a target not above the original, or a sliding window below it.
         RecipeError: the interpolation or ``existing_rope`` is unknown, or a setting of ``rope`` is, or breaks its rule.
     """
     given = {"interpolation": interpolation, "existing_rope": existing_rope, "rope": dict(rope or {})}
@@ -106,7 +106,10 @@ def plan_extension(
     current = rope_of(config)
     _check_numbers(config, current)
     _check_scaling(config, current, existing_rope)
-    original = parse_length(original_length) if original_length is not None else _original_length(config, current)
+    original = _original_length(config, current)
+    if original_length is not None:
+        original = parse_length(original_length)
+        _check_given_length(config, original)
     target = parse_length(target_length) if target_length is not None else 8 * original
     if original < 2:
         raise ModelError(f"original length {original} must be at least 2 tokens; give original_length")
@@ -346,6 +349,16 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
     raise ModelError(
         f"config is already {kind}{times} (original {original:,}): {_REPLACE}{unless}, or start from the base model"
     )
+
+
+def _check_given_length(config: PretrainedConfig, original: int) -> None:
+    """Refuse an original length beyond the config's window, as that of another model's recipe: the factor would be too small."""
+    longest = config.max_position_embeddings
+    if original > longest:
+        raise ModelError(
+            f"original_length {original:,} exceeds the {longest:,} positions of the model's config; leave it out (of a recipe "
+            "made for another model: --set original_length=null), or correct max_position_embeddings in config.json"
+        )
 
 
 def _check_sliding_window(config: PretrainedConfig, target: int) -> None:

@@ -53,7 +53,7 @@ def save_extended(
     if origin:
         origin.write(temporary)
     difference = reload_difference(model, temporary, extension)
-    if difference > _TOLERANCE:
+    if not difference <= _TOLERANCE:  # NaN is above it too
         raise ModelError(
             f"the saved checkpoint gives logits {difference:g} away from the model's at positions beyond "
             f"{extension.rope.original_length:,}; do not use it. It was left in {temporary}"

@@ -9,16 +9,26 @@ PACKAGED = ("nano", "smollm2")  # models that come by name, without a folder or 
 _LONGEST = 255  # bytes of one part of a path, on every common file system
 
 
+def recordable(name: str) -> str:
+    """Return ``name``.
+
+    Raises:
+        RecipeError: it is not UTF-8.
+    """
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"{name!r} is not UTF-8, so no record could name it; rename it") from None
+    return name
+
+
 def expanded(name: str) -> str:
     """Return ``name`` with a leading ``~`` as the home folder.
 
     Raises:
         RecipeError: no file system or record could hold it, or it names a home folder that is not there.
     """
-    try:
-        parts = name.encode().split(b"/")
-    except UnicodeEncodeError:
-        raise RecipeError(f"{name!r} is not UTF-8, so no record could name it; rename the file or folder") from None
+    parts = recordable(name).encode().split(b"/")
     if "\x00" in name:
         raise RecipeError(f"{name!r} has a zero byte, which no path may have; leave it out")
     if (longest := max(map(len, parts))) > _LONGEST:

@@ -1,7 +1,8 @@
 """YAML as recipes use it: plain values, read and written without surprises.
 
 Beyond ``yaml.safe_load``, which builds no objects, this refuses a key that is given twice, and aliases that hold
-themselves or stand for more values than any recipe has. ``1e-5`` is a number.
+themselves or stand for more values than any recipe has. Numbers are decimal: ``1e-5`` is one, and ``0200`` and ``1:30``, in which
+YAML 1.1 sees 128 and 90, are texts.
 """
 
 import os
@@ -19,16 +20,25 @@ _DEEPEST = 20  # levels
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 asks for a point in ``1e-5``, and reads it as text."""
+    """Reads decimal numbers. YAML 1.1 has octal ones and some to the base 60, and asks for a point in ``1e-5``."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts that ``_Loader`` would read as numbers get quotes."""
+    """Texts that ``_Loader`` or another program would read as numbers get quotes."""
 
 
-_WITH_EXPONENT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_WHOLE = re.compile(r"^[-+]?(0|[1-9][\d_]*)$")
+_POINT = re.compile(r"^([-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$")
+_EXPONENT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
+_Loader.yaml_implicit_resolvers = {
+    first: [rule for rule in rules if rule[0] not in (_INT, _FLOAT)]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(_INT, _WHOLE, "-+0123456789")
+_Loader.add_implicit_resolver(_FLOAT, _POINT, "-+.0123456789")
 for _each in (_Loader, _Dumper):
-    _each.add_implicit_resolver("tag:yaml.org,2002:float", _WITH_EXPONENT, "-+.0123456789")
+    _each.add_implicit_resolver(_FLOAT, _EXPONENT, "-+.0123456789")
 
 
 def to_text(values: Any) -> str:

@@ -116,7 +116,8 @@ def _shown(value: Any) -> Any:
 
 
 def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
-    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before.
+    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before, or read
+    its documents by another stride, or further.
 
     An evaluation asks for all of its records. What ``run.json`` does not say is asked for.
     """
@@ -130,7 +131,11 @@ def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
             return record.length in asked["prompt_lengths"] and record.trial < asked["trials"]
         case ReadingRecord(mode="sliding") if isinstance(asked.get("documents"), dict):
             own = [info.get("model", {}).get("original_length")] if record.arm == "original" else []
-            asked_for = "windows" not in asked or record.window in [*asked["windows"], *own]
-            return asked_for and record.document in asked["documents"].get(record.data, [])
+            window = "windows" not in asked or record.window in [*asked["windows"], *own]
+            stride = record.stride == asked.get("strides", {}).get(str(record.window), record.stride)
+            names = asked["documents"].get(record.data, [])
+            tokens = dict(zip(names, asked.get("tokens", {}).get(record.data, []), strict=False))
+            read = record.document in names and record.edges[-1] == tokens.get(record.document, record.edges[-1])
+            return window and stride and read
         case _:
             return True

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from skipwise.errors import RunError, counted
+from skipwise.errors import RunError, counted, out_of_room
 from skipwise.recipes.arms import arm_name
 from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
@@ -134,6 +134,8 @@ def _writing(page: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if out_of_room(error):  # another folder would lack what was measured in this one
+            raise
         raise RunError(
             f"the report cannot be written to {page}, its figures to {page.parent / 'figures'}: {error}; "
             "give another --out"

@@ -34,10 +34,18 @@ Seal = dict[str, dict[str, Any]]  # file: its bytes and digest
 
 
 def default_cache() -> Path:
-    """``$SKIPWISE_CACHE``, else skipwise in the user's cache folder."""
-    if chosen := os.environ.get("SKIPWISE_CACHE"):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skipwise"
+    """``$SKIPWISE_CACHE``, else skipwise in the user's cache folder.
+
+    Raises:
+        RunError: it lies in the home of a user who has none.
+    """
+    chosen = os.environ.get("SKIPWISE_CACHE")
+    try:
+        if chosen:
+            return Path(chosen).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skipwise"
+    except RuntimeError as error:
+        raise RunError(f"$SKIPWISE_CACHE is {chosen!r}: {error}; write the path in full") from None
 
 
 @contextmanager

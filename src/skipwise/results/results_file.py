@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
-from skipwise.errors import CutOffWarning, RunError, reason
+from skipwise.errors import CutOffWarning, RunError, out_of_room, reason
 from skipwise.results.records import Measured, Record
 
 SCHEMA = 2
@@ -126,7 +126,10 @@ def _require_records(path: Path, lines: list[bytes], begin: int = 0) -> None:
         _parse(path, number, line.decode(errors="replace"))
 
 
-def _unusable(path: Path, error: OSError) -> RunError:
+def _unusable(path: Path, error: OSError) -> Exception:
+    """The message for results that cannot be written; of a full disk the command line says that what was written is kept."""
+    if out_of_room(error):
+        return error
     return RunError(f"results cannot be written to {path}: {error}; give another --out")
 
 

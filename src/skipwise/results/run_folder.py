@@ -61,6 +61,8 @@ class _Evaluation(_Facts):
     prompt_lengths: list[Count] = []
     trials: Natural = 0
     documents: Annotated[Any, AfterValidator(_documents)] = 0
+    tokens: dict[str, list[Count]] = {}  # of each document, by text
+    strides: dict[str, Count] = {}  # by window
 
 
 class _Model(_Facts):
@@ -100,6 +102,7 @@ class _Run(_Facts):
     fingerprints: dict[str, str] | None = {}
     model: _Model = _Model()
     data: dict[str, Any] = {}
+    precision: str = ""
     probe: dict[str, Any] = {}
     training: _Training = _Training()
     evaluation: _Evaluation = _Evaluation()

@@ -41,6 +41,7 @@ _DECIDED = {
     "num_train_epochs": "set training.max_steps",
     "resume_from_checkpoint": "pass --resume",
     "save_strategy": "set training.save_steps",
+    "enable_jit_checkpoint": "a run that is stopped keeps its last checkpoint: set training.save_steps",
     "save_only_model": "a checkpoint must be resumable: set training.save_total_limit to keep fewer",
     "logging_strategy": "set training.logging_steps",
     "logging_nan_inf_filter": "a non-finite loss stops the run",
@@ -49,6 +50,7 @@ _DECIDED = {
     "dataloader_in_order": "an exact resume needs the examples in order",
     "ignore_data_skip": "resume is exact",
     "include_num_input_tokens_seen": "tokens are always counted",
+    "save_on_each_node": "the first process saves, to the run folder that all machines see",
     "auto_find_batch_size": "set training.per_device_train_batch_size",
     **dict.fromkeys(OF_EVALUATION, "the evaluation section measures after training"),
     **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "choose --launch, or accelerate launch with its own config"),
@@ -182,7 +184,15 @@ def _check_arguments(args: TrainingArguments) -> None:
         raise RecipeError(
             f"training.log_level or log_level_replica = {error} is no level; choose debug, info, warning, error or passive"
         ) from None
-    how = cast(dict[str, Any], args.gradient_checkpointing_kwargs or {})
+    accelerator = cast(Any, args.accelerator_config)
+    if accelerator.split_batches or "num_steps" in (accelerator.gradient_accumulation_kwargs or {}):
+        raise RecipeError(
+            "training.accelerator_config: split_batches and gradient_accumulation_kwargs.num_steps change how many examples a "
+            "step has; leave them out: training.batch_size and per_device_train_batch_size say it"
+        )
+    named = getattr(args, "activation_checkpointing_kwargs", None) or args.gradient_checkpointing_kwargs or {}
+    # Which layers are checkpointed and where to is transformers' own; it passes on the rest.
+    how = {name: value for name, value in cast(dict, named).items() if name not in ("every_n_layers", "offload")}
     checkpoint(torch.ones_like, torch.zeros(1, requires_grad=True), **{"use_reentrant": False, **how})
     if args.torch_compile:
         torch.compile(torch.ones_like, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)

@@ -82,7 +82,8 @@ def train_run(
     check_frequencies(model, prepared.extension)  # as it was trained: an engine may have cast it
     sharded = processes.sharding() is not None  # known until the processes are finished
     processes.finish()
-    if first:
+    trained = summary.tokens_per_second > 0  # a resume may find no step left, and then what the run recorded stays
+    if first and (trained or not run.read().get("training")):
         run.record(training=vars(summary) | {"precision": prepared.precision})
     return _whole(prepared, run) if sharded and first else model
 

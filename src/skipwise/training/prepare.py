@@ -116,12 +116,17 @@ class PreparedRun:
             "dropped": self.dropped,
             "held_out": len(self.held_out),
         }
-        return {"model": model, "data": data}
+        return {"model": model, "data": data, "precision": self.precision}
+
+    @cached_property
+    def planned(self) -> PoseDataset:
+        """The examples before the base has written: plans can be drawn, but no example is made of its texts."""
+        return self.dataset()
 
     def dataset(self, written: np.ndarray | None = None) -> PoseDataset:
         """Return the examples of the run in order: index = step * batch_size + place in the batch.
 
-        ``written`` are the texts of the base. Without them plans can be drawn, but no example is made of such texts.
+        ``written`` are the texts of the base.
         """
         recipe, teacher = self.recipe, self.recipe.teacher
         if teacher and written is None:
@@ -177,7 +182,7 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     run = PreparedRun(
         recipe, extension, train_length, window, tokenizer, store, long, held_out, shortest, dropped, default_device()
     )
-    run.dataset()  # refuses a position plan that does not fit the lengths
+    _ = run.planned  # refuses a position plan that does not fit the lengths
     return run
 
 
@@ -287,7 +292,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     recipe, ext, store = run.recipe, run.extension, run.store
     config = load_config(recipe.model)
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
-    data = run.dataset()
+    data = run.planned
     window = run.window
     setting = _decides_the_shortest(recipe, window, run.shortest)
     console.print(
@@ -348,7 +353,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def print_examples(run: PreparedRun, console: Console) -> None:
     """Print the positions of the first three examples, chunk by chunk."""
-    data, teacher = run.dataset(), run.recipe.teacher
+    data, teacher = run.planned, run.recipe.teacher
     for number in range(min(3, len(data))):
         positions = data[number]["position_ids"]
         cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]

@@ -148,7 +148,9 @@ def _read(run: RunFolder) -> Recipe:
     except RecipeError as error:
         raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name}: {error}") from None
     # What the file lacks it got from today's method.
-    written: dict[str, Any] = read_file(run.recipe)
+    written: dict[str, Any] | None = read_file(run.recipe)
+    if not written:
+        raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name} is empty; restore it")
     if "method" not in written:
         raise _OtherVersionError(
             f"{run.path} was begun by skipwise 0.1, before there were methods; go on with that version, or give another --out"

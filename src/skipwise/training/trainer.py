@@ -75,7 +75,8 @@ def train(
     Raises:
         RecipeError: a setting is wrong or contradicts another, the dataset is too short, or collate drops positions.
         RunError: ``folder`` holds checkpoints, or its newest checkpoint has lost or changed a file.
-        TrainingError: too little memory or disk space, or (NonFiniteLossError) a loss that is not finite.
+        TrainingError: too little memory or disk space, training that ends before its last step, or (NonFiniteLossError) a
+            loss that is not finite.
     """
     args = training_arguments(settings, folder, seed)
     checkpoint = _resume_point(folder, resume, args.world_size, run)
@@ -105,6 +106,11 @@ def train(
     finally:
         display.stop()
         model.config.use_cache = use_cache
+    if (done := trainer.state.global_step) < args.max_steps:  # a callback stopped it, of a tracker for example
+        raise TrainingError(
+            f"training ended without an error after step {done:,} of {args.max_steps:,}; pass --resume to go on from the last "
+            "checkpoint"
+        )
     seconds = time.perf_counter() - began
     if args.should_save:  # what an interrupted removal left, where no later save removes it
         checkpoints.rotate(folder, settings.save_total_limit)

@@ -7,7 +7,7 @@ from skipwise.errors import RecipeError
 
 
 @pytest.mark.parametrize(
-    "text", ["2,048", "8,192", "16,384", "32,768", "65,536,131,072", "262,144", "2k,4,096", "128,000"]
+    "text", ["2,048", "8,192", "16,384", "32,768", "65,536,131,072", "98,304", "2k,4,096", "128,000"]
 )
 def test_a_length_with_a_separator_of_thousands_is_no_list_of_two(text: str) -> None:
     with pytest.raises(RecipeError, match=rf"'{text}' is no list of lengths: .*as 2048,4096 or 2k,4k"):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -143,6 +144,21 @@ def encoded(made: Any, turns: list[dict[str, Any]], **more: Any) -> tuple[list[i
     for begin, end in context:
         said[begin:end] = [False] * (end - begin)
     return ids, said
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_template_that_writes_the_date_gives_the_same_tokens_every_day(marked: bool) -> None:
+    """As Llama 3.2's; with the date of the day, a resumed run would be trained on other tokens."""
+    asks = '{% if strftime_now is defined %}{% set day = strftime_now( "%d %b %Y") %}{% endif %}{{ day }}'
+    made = tokenizer(asks + (MARKED if marked else CHATML))
+    ids, _ = encoded(made, messages(*TURNS))
+    assert made.decode(ids).startswith("01 Jan 2025<|im_start|>")
+
+
+def test_a_tokenizer_without_offsets_is_refused() -> None:
+    slow = SimpleNamespace(is_fast=False, added_tokens_decoder={})
+    with pytest.raises(DataError, match=r"SimpleNamespace does not say which characters .*; choose a model with"):
+        conversation_encoder(slow)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

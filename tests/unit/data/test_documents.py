@@ -3,8 +3,10 @@
 import ast
 import gzip
 import hashlib
+import importlib
 import json
 import os
+import shutil
 import string
 import sys
 import sysconfig
@@ -174,6 +176,18 @@ class TestHuggingFace:
     def test_saved_data_set(self, saved):
         assert pairs(saved / "one") == [("one" + suffix, text) for suffix, text in DOCUMENTS]
         assert pairs(saved / "many", split="validation") == [("many:1", ROWS[1]["text"])]
+
+    def test_one_that_would_be_held_in_memory_is_known_by_its_files(self, saved, monkeypatch):
+        monkeypatch.setattr(datasets.config, "IN_MEMORY_MAX_SIZE", 1e9)
+        before = open_corpus(saved / "one").fingerprint()
+        shutil.rmtree(saved / "one")
+        datasets.Dataset.from_list([{"text": "other"}]).save_to_disk(str(saved / "one"))
+        assert open_corpus(saved / "one").fingerprint() != before
+
+    def test_a_folder_of_texts_with_a_state_is_no_saved_data_set(self, tmp_path):
+        write(tmp_path / "state.json", "{}")
+        write(tmp_path / "a.txt", "text")
+        assert "a.txt" in [name for name, _ in pairs(tmp_path)]
 
     @pytest.mark.parametrize("setting", [{"split": "test"}, {"subset": "en"}, {"stream": True, "max_tokens": 9}])
     def test_settings_of_the_hub_that_nothing_would_read(self, saved, setting):
@@ -395,7 +409,14 @@ def test_the_language_reference_is_a_text() -> None:
     assert len(names) > 50
     assert "specialnames" in names
     assert max(len(document.text) for document in documents) > 40_000
-    assert open_corpus("pydoc").fingerprint() == open_corpus("pydoc").fingerprint()
+
+
+def test_another_language_reference_is_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = open_corpus("pydoc").fingerprint()
+    assert open_corpus("pydoc").fingerprint() == before
+    topics = importlib.import_module("pydoc_data.topics").topics
+    monkeypatch.setitem(topics, "specialnames", f"{topics['specialnames']}.")
+    assert open_corpus("pydoc").fingerprint() != before
 
 
 def test_a_python_without_its_reference_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

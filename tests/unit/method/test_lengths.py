@@ -15,6 +15,7 @@ from skipwise.method.lengths import format_length, parse_length
         ("2_048", 2048),
         ("2k", 2048),
         (" 2K ", 2048),
+        ("1,048,576", 2**20),
         ("1.5k", 1536),
         ("128k", 131072),
         (1000.0, 1000),
@@ -25,7 +26,9 @@ def test_reads_what_people_write(written: int | str, tokens: int) -> None:
     assert parse_length(written) == tokens
 
 
-@pytest.mark.parametrize("wrong", [0, -1, "-2k", "1.5", "1.1k", "2x", "k", "", "nan", "inf", "two thousand", 2**40])
+@pytest.mark.parametrize(
+    "wrong", [0, -1, "-2k", "1.5", "1.1k", "2x", "k", "", "nan", "inf", "two thousand", 2**40, "1,5k", "2,04", "2,0480"]
+)
 def test_message_has_value_rule_and_way_out(wrong: int | str) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_length(wrong)

@@ -324,7 +324,7 @@ def test_a_model_of_text_and_more_names_its_text_model() -> None:
 
 
 def test_lengths_may_be_written_in_thousands() -> None:
-    extension = plan_extension(LlamaConfig(max_position_embeddings=64), target_length="2k", original_length="1k")
+    extension = plan_extension(LlamaConfig(max_position_embeddings=4096), target_length="2k", original_length="1k")
     assert (extension.target_length, extension.rope.original_length) == (2048, 1024)
 
 
@@ -466,6 +466,15 @@ def test_a_run_begun_before_there_were_settings_is_resumed(tmp_path) -> None:
     assert open_run(load_recipe(), run.path, "name", resume=True).path == run.path
     with pytest.raises(RunError, match=r"was begun with rope\.beta_fast = None, now it is 16"):
         open_run(load_recipe(None, {"rope.beta_fast": 16}), run.path, "name", resume=True)
+
+
+def test_the_original_length_of_another_models_recipe_is_refused() -> None:
+    config = LlamaConfig(max_position_embeddings=4096)
+    recipe = load_recipe("recipes/qwen3-8b-24gb.yaml", {"model": "mine"})
+    said = "original_length 32,768 exceeds the 4,096 positions .*--set original_length=null"
+    with pytest.raises(ModelError, match=said):
+        extension_of(config, recipe)
+    assert plan_extension(config, target_length="128k", original_length="4k").factor == 32
 
 
 @pytest.mark.parametrize("length", ["target_length", "original_length"])

@@ -32,6 +32,10 @@ def test_a_checkpoint_that_reloads_otherwise_is_refused(extended, tmp_path) -> N
     assert not (tmp_path / "model").exists()
     assert positions[0].max() == 511
     hook.remove()
+    hook = model.lm_head.register_forward_hook(lambda module, args, logits: logits * float("nan"))
+    with pytest.raises(ModelError, match="logits nan away from the model's"):
+        save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
+    hook.remove()
     (tmp_path / "model.partial" / "stale.bin").touch()
     model.train()
     save_extended(model, byte_tokenizer(), extension, tmp_path / "model")

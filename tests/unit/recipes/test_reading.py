@@ -1,12 +1,14 @@
 """What YAML a recipe may hold, and how the rest is refused, with the place."""
 
+import math
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from skipwise.errors import RecipeError
-from skipwise.recipes.reading import read_file, read_text
+from skipwise.recipes.reading import read_file, read_text, to_text
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 MERGES = "a0: &a0 {k: 1}\n" + "".join(
@@ -46,6 +48,16 @@ def test_an_alias_may_stand_for_a_value_and_merges_may_be_overridden() -> None:
     assert read_text("a: &a [1k, 2e3]\nb: *a\n") == {"a": ["1k", 2000.0], "b": ["1k", 2000.0]}
     assert read_text("a: &a {x: 1, y: 2}\nb:\n  <<: *a\n  x: 3\n")["b"] == {"x": 3, "y": 2}
     assert read_text("") is None
+
+
+def test_numbers_are_decimal() -> None:
+    """In YAML 1.1 the texts are 128, 90, 16 and 90.5."""
+    numbers = read_text("[200, 1_000, -3, 0, 1e-5, 2.5, .5, 1.e3, -.inf]")
+    assert numbers == [200, 1000, -3, 0, 1e-5, 2.5, 0.5, 1000.0, -math.inf]
+    assert [type(number) for number in numbers] == [int] * 4 + [float] * 5
+    texts = ["0200", "1:30", "0x10", "1:30.5"]
+    assert read_text(f"[{', '.join(texts)}]") == texts
+    assert yaml.safe_load(to_text(texts)) == texts  # another program reads them as texts too
 
 
 def test_a_file_that_is_no_recipe_says_why(tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from skipwise.errors import RunError
 from skipwise.results import files
-from skipwise.results.files import file_digest, read_json, replacing, require_sealed, seal, write_json, write_text
+from skipwise.results.files import (
+    default_cache,
+    file_digest,
+    read_json,
+    replacing,
+    require_sealed,
+    seal,
+    write_json,
+    write_text,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -285,3 +294,9 @@ class TestNewFolder:
         with pytest.raises(KeyError), files.new_folder(tmp_path / "out"):
             raise KeyError
         assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_in_the_home_of_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKIPWISE_CACHE", "~nobody-of-this-name/cache")
+    with pytest.raises(RunError, match=r"SKIPWISE_CACHE is '~nobody-of-this-name/cache': .*; write the path in full"):
+        default_cache()

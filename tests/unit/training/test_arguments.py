@@ -79,6 +79,18 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("lr_scheduler_type", "lineer", r"training: .*lineer.* is not a valid SchedulerType"),
         ("bf16", True, r"training.bf16 cannot be set: set training.precision"),
         ("seed", 3, r"training.seed cannot be set: set seed at the top"),
+        ("enable_jit_checkpoint", True, r"training.enable_jit_checkpoint cannot be set: .*set training.save_steps"),
+        ("save_on_each_node", True, r"training.save_on_each_node cannot be set: the first process saves"),
+        (
+            "accelerator_config",
+            {"split_batches": True},
+            r"training.accelerator_config: split_batches and .*leave them out",
+        ),
+        (
+            "accelerator_config",
+            {"gradient_accumulation_kwargs": {"num_steps": 4}},
+            r"training.accelerator_config: .*num_steps change how many examples a step has",
+        ),
         ("save_only_model", True, r"training.save_only_model cannot be set: .*resumable"),
         ("push_to_hub", True, r"training.push_to_hub cannot be set: .*afterwards, skipwise publish RUN OWNER/NAME"),
         ("max_grad_norm", -1, r"training.max_grad_norm = -1.0 must be above 0, or 0 for no clipping"),
@@ -145,6 +157,9 @@ def test_a_mode_of_compiling_that_is_not_there_is_named(tmp_path):
 def test_gradient_checkpointing_by_either_name(tmp_path):
     args = training_arguments(settings(gradient_checkpointing=True), tmp_path, 0)
     assert args.gradient_checkpointing or args.activation_checkpointing
+    how = {"every_n_layers": 2, "use_reentrant": True}  # transformers passes on the second alone
+    args = training_arguments(settings(gradient_checkpointing=True, gradient_checkpointing_kwargs=how), tmp_path, 0)
+    assert args.gradient_checkpointing_kwargs == how
 
 
 def test_accumulation_follows_from_the_global_batch(tmp_path, monkeypatch):

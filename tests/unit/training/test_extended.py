@@ -21,7 +21,7 @@ def test_after_sharded_training_the_whole_model_is_taken_from_its_checkpoint(mon
     monkeypatch.setattr(processes, "finish", finish)
     for name in ("_written", "_recorder", "check_frequencies"):
         monkeypatch.setattr(extended, name, lambda *_: None)
-    monkeypatch.setattr(extended, "train", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(extended, "train", lambda *_, **__: SimpleNamespace(tokens_per_second=1.0))
     monkeypatch.setattr(extended, "_whole", lambda *_: "whole")
     recipe = SimpleNamespace(training=None, seed=0)
     prepared = SimpleNamespace(

@@ -128,6 +128,9 @@ def test_places_that_hold_no_run(tmp_path) -> None:
     (tmp_path / "recipe.yaml").write_text("[1]")
     with pytest.raises(RunError, match=r"holds no run that can be read: recipe\.yaml: .* must hold keys and values"):
         recipe_of(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("# nothing")
+    with pytest.raises(RunError, match=r"holds no run that can be read: recipe\.yaml is empty; restore it"):
+        recipe_of(tmp_path)
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / ".lock").touch()
     assert open_run(load_recipe(), tmp_path / "killed", "name", resume=False)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError
 from skipwise.model.teacher import Teacher
@@ -122,6 +122,24 @@ def test_an_error_of_training_itself_stays_what_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "training_step", fail)
     with pytest.raises(ValueError, match="in the middle"):
         run(tmp_path)
+
+
+def test_training_that_a_callback_ends_early_is_not_taken_for_finished(tmp_path, monkeypatch):
+    class Stopping(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 2
+
+    start = training._Trainer.__init__
+
+    def stopped(trainer, *given, **options):
+        start(trainer, *given, **options)
+        trainer.add_callback(Stopping())
+
+    monkeypatch.setattr(training._Trainer, "__init__", stopped)
+    with pytest.raises(TrainingError, match="training ended without an error after step 2 of 4; pass --resume"):
+        run(tmp_path, save_steps=1)
+    monkeypatch.undo()
+    assert run(tmp_path, save_steps=1, resume=True)[1].steps == 4
 
 
 def test_examples_come_in_their_place_in_the_run(tmp_path):
