@@ -488,6 +488,8 @@ def test_a_model_that_lost_its_weights_is_not_taken_for_whole(finished, monkeypa
     assert "has lost model.safetensors; delete the folder, and --resume saves the model again" in message
     shutil.rmtree(copy / "model")
     run(monkeypatch, "extend", "--resume", "--out", copy)
+    facts, before = (read_json(folder / "run.json") for folder in (copy, finished))
+    assert facts["training"] == before["training"]  # no step was left to train, so that session tells nothing of speed
     ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (copy, finished))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
@@ -499,15 +501,12 @@ def test_a_disk_that_is_full_at_the_model_is_said(finished, monkeypatch, capsys,
     def full(*args, **kwargs) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("skipwise.training.extended.save_extended", full)
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    with monkeypatch.context() as patch:
+        patch.setattr("skipwise.training.extended.save_extended", full)
+        message = refused(patch, capsys, "extend", "--resume", "--out", copy)
     assert "the disk ran full" in message
     assert "the model of" in message
     assert "checkpoint 4 is intact" in message
-    monkeypatch.undo()
-    run(monkeypatch, "extend", "--resume", "--out", copy)
-    trained, before = (json.loads((folder / "run.json").read_text())["training"] for folder in (copy, finished))
-    assert trained == before  # no step was left to train, so it tells nothing of speed
 
 
 def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp_path) -> None:
@@ -516,10 +515,10 @@ def test_a_disk_that_is_full_anywhere_is_said(finished, monkeypatch, capsys, tmp
     def full(*args, **facts) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "run.json")
 
-    monkeypatch.setattr("skipwise.results.run_folder.RunFolder.record", full)
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
+    with monkeypatch.context() as patch:
+        patch.setattr("skipwise.results.run_folder.RunFolder.record", full)
+        message = refused(patch, capsys, "extend", "--resume", "--out", copy)
     assert "the disk cannot be written (run.json): No space left on device; what was written is kept" in message
-    monkeypatch.undo()
     with monkeypatch.context() as patch:
         patch.setattr("skipwise.report.page.draw_figures", full)
         message = refused(patch, capsys, "report", copy, "--out", tmp_path / "page")
