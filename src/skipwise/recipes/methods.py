@@ -44,9 +44,8 @@ def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         base = {**base}
         for section in {key for settings in SETTINGS.values() for key in settings}:
             keys = {key for settings in SETTINGS.values() for key in settings.get(section, {})}
-            if isinstance(
-                base.get(section), dict | None
-            ):  # what else a file may have there is refused by its type later
+            # What else a file may have in the place of a section is refused by its type later.
+            if isinstance(base.get(section), dict | None):
                 kept = {key: value for key, value in (base.pop(section, None) or {}).items() if key not in keys}
                 base |= {section: kept} if kept else {}
     return merged(base, changes)

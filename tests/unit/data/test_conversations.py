@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from pyarrow import parquet
 from tokenizers import AddedToken
 from tokenizers.processors import TemplateProcessing
 
-from skipwise.data import tokenising
+from skipwise.data import conversations, tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.cutting import IGNORED
 from skipwise.data.draft import text_digest
@@ -153,6 +154,17 @@ def test_a_template_that_writes_the_date_gives_the_same_tokens_every_day(marked:
     made = tokenizer(asks + (MARKED if marked else CHATML))
     ids, _ = encoded(made, messages(*TURNS))
     assert made.decode(ids).startswith("01 Jan 2025<|im_start|>")
+
+
+def test_with_another_fixed_date_a_store_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = write(tmp_path, "jsonl", {"messages": messages(*TURNS)}, rows=1)
+    made = tokenizer("{{ strftime_now('%Y') }}" + CHATML)
+    years = []
+    for year in (2025, 2030):
+        for module in (tokenising, conversations):
+            monkeypatch.setattr(module, "TODAY", date(year, 1, 1))
+        years.append(made.decode(build_token_store(text, made).tokens[:4]))
+    assert years == ["2025", "2030"]
 
 
 def test_a_tokenizer_without_offsets_is_refused() -> None:

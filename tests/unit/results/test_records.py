@@ -1,5 +1,6 @@
 """Records: what identifies one, what comes back from the disk, and what is refused and left unchanged."""
 
+import errno
 import json
 import math
 import os
@@ -363,3 +364,16 @@ def test_a_coverage_record_keeps_the_bends_of_the_curve() -> None:
     assert len(record.distances) <= 24
     for distance, probability in zip(record.distances, record.probability, strict=True):
         assert probability == curve.probability[distance - 1]
+
+
+def test_a_disk_that_is_full_is_no_reason_for_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line says that what was written is kept; in another folder it would be lost."""
+    for code, kind in ((errno.ENOSPC, OSError), (errno.EACCES, RunError)):
+
+        def refuse(file: int, code: int = code) -> None:
+            raise OSError(code, os.strerror(code))
+
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(kind) as caught:
+            append_record(tmp_path / "results.jsonl", READING)
+        assert ("give another --out" in str(caught.value)) == (code == errno.EACCES)
