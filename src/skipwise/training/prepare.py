@@ -95,8 +95,8 @@ class PreparedRun:
         return dict(zip(DECIDES, found, strict=True))
 
     @property
-    def facts(self) -> dict[str, dict[str, object]]:
-        """What ``run.json`` says of the model and of the text."""
+    def facts(self) -> dict[str, object]:
+        """What ``run.json`` says of the model, of the text, and of the precision."""
         extension, store = self.extension, self.store
         model = {
             "name": self.recipe.model,
