@@ -127,11 +127,13 @@ def _require_label(prepared: PreparedRun, run: RunFolder) -> None:
 
 def _require_precision(prepared: PreparedRun, run: RunFolder) -> None:
     """Require a run to go on in the precision that it began with: ``auto`` may choose another one on another machine."""
-    begun = run.read().get("precision")
+    facts = run.read()
+    begun = facts.get("precision") or facts.get("probe", {}).get("precision")  # the second up to version 0.2.0
     if begun not in (None, prepared.precision):
         raise RunError(
-            f"{run.path} was begun in {begun}, and on this machine training.precision = {prepared.recipe.training.precision!r} "
-            f"is {prepared.precision}; finish it on a machine of the first kind, or begin a run with another --out"
+            f"{run.path} was begun in {begun}, and training.precision = {prepared.recipe.training.precision!r} takes "
+            f"{prepared.precision} here; finish it on a machine of the first kind. skipwise report makes its page again anywhere, "
+            f"and skipwise evaluate {run.model} measures the model"
         )
 
 

@@ -1,6 +1,7 @@
 """``skipwise evaluate`` by the real command on real files: resume, shards, comparison, the page, and bad input."""
 
 import csv
+import errno
 import io
 import json
 import shutil
@@ -222,6 +223,16 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
     older = read_json(tmp_path / "2" / "run.json")
     assert older["evaluation"].pop("ruler_data") is None  # as if begun before that setting was there
     write_json(tmp_path / "2" / "run.json", older)
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("skipwise.evaluation.evaluate.append_record", full)
+        assert "the disk cannot be written" in refused(patch, capsys, "merge", "1", "2", "--out", "both")
+    assert not Path("both").exists()
+    assert "x cannot be written" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "1/run.json/x")
+    Path("both").mkdir()
     run(monkeypatch, "merge", "1", "2", tmp_path / "1", "--out", "both")  # one is named twice
     printed = capsys.readouterr().out
     assert "merged 2 folders: both" in printed

@@ -262,7 +262,10 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(finished, files, monk
     assert facts["precision"] == "float32"
     write_json(copy / "run.json", facts | {"precision": "bf16"})
     told = refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
-    assert "was begun in bf16, and on this machine training.precision = 'float32' is float32; finish it on" in told
+    assert "was begun in bf16, and training.precision = 'float32' takes float32 here; finish it on" in told
+    older = {key: value for key, value in facts.items() if key != "precision"}
+    write_json(copy / "run.json", older | {"probe": facts["probe"] | {"precision": "bf16"}})
+    assert "was begun in bf16" in refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
 
 
 def test_a_run_whose_records_have_an_older_label_is_not_gone_on_with(finished, monkeypatch, capsys, tmp_path) -> None:

@@ -179,10 +179,14 @@ def read_lengths(text: str | None) -> list[int]:
 
 
 def _is_one_number(thousands: str, rest: str) -> bool:
-    """Whether two parts are one length, as 2,048 or 98,304: three digits that begin with 0, or a multiple of 1,024 together."""
+    """Whether two parts are one length, as 2,048 or 98,304: three digits that begin with 0, or a multiple of 1,024 together.
+
+    64,512 is such a multiple too; there the second part is a length that people ask for.
+    """
     if not (thousands.isdecimal() and rest.isdecimal() and len(rest) == 3):
         return False
-    return rest.startswith("0") or int(thousands + rest) % 1024 == 0
+    together = int(thousands + rest)
+    return rest.startswith("0") or together.bit_count() == 1 or (together % 1024 == 0 and int(rest) % 64 != 0)
 
 
 def read_length(text: str | None) -> int | None:

@@ -42,8 +42,9 @@ _SAYS = (*_CALLS, "reasoning_content", "reasoning", "thinking")  # what an assis
 _BY_HAND = "write the conversation as text yourself and give its input_ids, with labels"
 _HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair
 _MARKED = re.compile(r"\{%-?\s*generation\b")
-_NOW = "strftime_now("  # what templates call for the day
-_ASKED_NOW = re.compile(rf"{re.escape(_NOW)}\s*(['\"])(.*?)\1\s*\)")
+_NOW = "strftime_now"  # what templates call for the day
+_ASKED_NOW = re.compile(rf"""{_NOW}\s*\(\s*(?:format\s*=\s*)?(['"])([^'"\\]*)\1\s*\)""")
+_IS_DEFINED = re.compile(rf"{_NOW}\s+is\s+(not\s+)?defined")
 
 Message = dict[str, Any]
 
@@ -160,7 +161,7 @@ def _encode_messages(held: Mapping[str, Any], name: str, tokenizer: Any, special
             return_dict=True,
             return_assistant_tokens_mask=True,
             add_generation_prompt=False,
-            **_at_a_fixed_date(tokenizer, tools),
+            **_at_a_fixed_date(tokenizer, tools, name),
         )
         return list(made["input_ids"]), runs([bool(one) for one in made["assistant_masks"]])
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, truncation=False, verbose=False)
@@ -221,8 +222,8 @@ def _rendered(
     tokenizer: Any,
     instead: str = "correct or remove the record, or correct the template",
 ) -> str:
+    day = _at_a_fixed_date(tokenizer, tools, name)
     try:
-        day = _at_a_fixed_date(tokenizer, tools)
         text = str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=False, **day))
     except Exception as error:  # a template may raise what it likes, and jinja its own
         raise DataError(
@@ -236,19 +237,24 @@ def _rendered(
 
 
 def tells_the_date(template: str) -> bool:
-    """Whether a chat template writes the day on which it is rendered."""
+    """Whether a chat template asks for the day on which it is rendered."""
     return _NOW in template
 
 
-def _at_a_fixed_date(tokenizer: Any, tools: Any) -> dict[str, str]:
+def _at_a_fixed_date(tokenizer: Any, tools: Any, name: str) -> dict[str, str]:
     """The template in which ``TODAY`` stands in the place of the day, if it asks for that.
 
     transformers takes no function in the place of its own.
     """
     if not tells_the_date(str(tokenizer.chat_template)):
         return {}
-    template = tokenizer.get_chat_template(tools=tools)
-    return {"chat_template": _ASKED_NOW.sub(lambda call: repr(TODAY.strftime(call[2])), template)}
+    template = _ASKED_NOW.sub(lambda call: repr(TODAY.strftime(call[2])), tokenizer.get_chat_template(tools=tools))
+    if _NOW in _IS_DEFINED.sub("", template):
+        raise DataError(
+            f"{name}: the tokenizer's chat template asks for the date in another way than {_NOW}('%d %b %Y'), so the tokens would "
+            "differ from day to day; write a date into the template"
+        )
+    return {"chat_template": template}
 
 
 def _listed(value: Any, field: str, where: str) -> list[Any]:

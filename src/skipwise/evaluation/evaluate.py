@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from skipwise.data.ruler import read_ruler_data
-from skipwise.errors import DataError, RunError, counted
+from skipwise.errors import DataError, RunError, counted, out_of_room
 from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
 from skipwise.evaluation.forecast import measured_here, told_measuring
@@ -194,15 +194,23 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
                     f"{folder.path} and an earlier part answer the same request differently ({record.key}: "
                     f"{_answer(record)}); measure one of them again"
                 )
-    with new_folder(out) as drafted:  # a merge that a full disk or a kill ends is repeated
-        whole = RunFolder(drafted)
-        whole.begin(**facts[0])
-        for folder in folders:
-            for kept in (folder.path / token_losses.FOLDER).glob(f"*{token_losses.ENDING}"):
-                (drafted / token_losses.FOLDER).mkdir(exist_ok=True)
-                shutil.copyfile(kept, drafted / token_losses.FOLDER / kept.name)
-        append_record(whole.results, *merged.values())
-    return RunFolder(out)
+    whole = RunFolder(out)
+    try:
+        if whole.is_free and out.is_dir():  # an empty folder gives way
+            shutil.rmtree(out)
+        with new_folder(out) as drafted:  # a merge that a full disk or a kill ends is repeated
+            draft = RunFolder(drafted)
+            draft.begin(**facts[0])
+            for folder in folders:
+                for kept in (folder.path / token_losses.FOLDER).glob(f"*{token_losses.ENDING}"):
+                    (drafted / token_losses.FOLDER).mkdir(exist_ok=True)
+                    shutil.copyfile(kept, drafted / token_losses.FOLDER / kept.name)
+            append_record(draft.results, *merged.values())
+    except (OSError, ValueError) as error:
+        if out_of_room(error):
+            raise
+        raise RunError(f"{out} cannot be written: {error}; give another --out") from None
+    return whole
 
 
 def _answer(record: Any) -> dict[str, Any]:

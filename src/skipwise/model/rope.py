@@ -106,10 +106,10 @@ def plan_extension(
     current = rope_of(config)
     _check_numbers(config, current)
     _check_scaling(config, current, existing_rope)
-    original = _original_length(config, current)
+    own = original = _original_length(config, current)
     if original_length is not None:
         original = parse_length(original_length)
-        _check_given_length(config, original)
+        _check_given_length(original, max(own, config.max_position_embeddings))
     target = parse_length(target_length) if target_length is not None else 8 * original
     if original < 2:
         raise ModelError(f"original length {original} must be at least 2 tokens; give original_length")
@@ -351,9 +351,8 @@ def _check_scaling(config: PretrainedConfig, current: dict[str, Any], existing_r
     )
 
 
-def _check_given_length(config: PretrainedConfig, original: int) -> None:
+def _check_given_length(original: int, longest: int) -> None:
     """Refuse an original length beyond the config's window, as that of another model's recipe: the factor would be too small."""
-    longest = config.max_position_embeddings
     if original > longest:
         raise ModelError(
             f"original_length {original:,} exceeds the {longest:,} positions of the model's config; leave it out (of a recipe "

@@ -44,7 +44,7 @@ def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         base = {**base}
         for section in {key for settings in SETTINGS.values() for key in settings}:
             keys = {key for settings in SETTINGS.values() for key in settings.get(section, {})}
-            # What else a file may have in the place of a section is refused by its type later.
+            # What else a file may have in the place of a section is refused by its type later, if it is not replaced.
             if isinstance(base.get(section), dict | None):
                 kept = {key: value for key, value in (base.pop(section, None) or {}).items() if key not in keys}
                 base |= {section: kept} if kept else {}

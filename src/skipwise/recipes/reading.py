@@ -28,17 +28,17 @@ class _Dumper(yaml.SafeDumper):
 
 
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-_WHOLE = re.compile(r"^[-+]?(0|[1-9][\d_]*)$")
-_POINT = re.compile(r"^([-+]?(\d[\d_]*\.[\d_]*|\.\d[\d_]*|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$")
-_EXPONENT = re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$")
+_WHOLE = re.compile(r"^[-+]?(0|[1-9][0-9_]*)$")
+_POINT = re.compile(r"^([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|\.(inf|Inf|INF))|\.(nan|NaN|NAN))$")
+_EXPONENT = re.compile(r"^[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 _Loader.yaml_implicit_resolvers = {
     first: [rule for rule in rules if rule[0] not in (_INT, _FLOAT)]
     for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_INT, _WHOLE, "-+0123456789")
-_Loader.add_implicit_resolver(_FLOAT, _POINT, "-+.0123456789")
 for _each in (_Loader, _Dumper):
-    _each.add_implicit_resolver(_FLOAT, _EXPONENT, "-+.0123456789")
+    _each.add_implicit_resolver(_INT, _WHOLE, "-+0123456789")
+    for _float in (_POINT, _EXPONENT):
+        _each.add_implicit_resolver(_FLOAT, _float, "-+.0123456789")
 
 
 def to_text(values: Any) -> str:

@@ -129,7 +129,7 @@ def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
             return bool(asked.get("other", True))
         case TrialRecord() | RulerRecord() if {"prompt_lengths", "trials"} <= asked.keys():
             return record.length in asked["prompt_lengths"] and record.trial < asked["trials"]
-        case ReadingRecord(mode="sliding") if isinstance(asked.get("documents"), dict):
+        case ReadingRecord(mode="sliding", step=None) if isinstance(asked.get("documents"), dict):
             own = [info.get("model", {}).get("original_length")] if record.arm == "original" else []
             window = "windows" not in asked or record.window in [*asked["windows"], *own]
             stride = record.stride == asked.get("strides", {}).get(str(record.window), record.stride)

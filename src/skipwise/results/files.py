@@ -40,12 +40,13 @@ def default_cache() -> Path:
         RunError: it lies in the home of a user who has none.
     """
     chosen = os.environ.get("SKIPWISE_CACHE")
+    folder = chosen or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/skipwise"
     try:
-        if chosen:
-            return Path(chosen).expanduser()
-        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skipwise"
-    except RuntimeError as error:
-        raise RunError(f"$SKIPWISE_CACHE is {chosen!r}: {error}; write the path in full") from None
+        return Path(folder).expanduser()
+    except RuntimeError:
+        raise RunError(
+            f"the cache {folder} lies in a home folder that is not there; give $SKIPWISE_CACHE a whole path"
+        ) from None
 
 
 @contextmanager

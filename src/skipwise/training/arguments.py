@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -16,11 +17,11 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
-from transformers import Trainer, TrainingArguments, get_scheduler
+from transformers import PreTrainedModel, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 from transformers.utils import is_liger_kernel_available
 
-from skipwise.errors import RecipeError, nearest, out_of_memory, reason
+from skipwise.errors import RecipeError, at_least, nearest, out_of_memory, reason
 from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
@@ -191,9 +192,13 @@ def _check_arguments(args: TrainingArguments) -> None:
             "step has; leave them out: training.batch_size and per_device_train_batch_size say it"
         )
     named = getattr(args, "activation_checkpointing_kwargs", None) or args.gradient_checkpointing_kwargs or {}
-    # Which layers are checkpointed and where to is transformers' own; it passes on the rest.
-    how = {name: value for name, value in cast(dict, named).items() if name not in ("every_n_layers", "offload")}
-    checkpoint(torch.ones_like, torch.zeros(1, requires_grad=True), **{"use_reentrant": False, **how})
+    how = {"use_reentrant": False, **cast(dict[str, Any], named)}
+    # Newer releases of transformers take these two themselves, and pass on the rest.
+    if "every_n_layers" in signature(PreTrainedModel.gradient_checkpointing_enable).parameters:
+        how.pop("offload", None)
+        if (layers := how.pop("every_n_layers", 1)) != 1:
+            at_least("training.gradient_checkpointing_kwargs.every_n_layers", layers, 1)
+    checkpoint(torch.ones_like, torch.zeros(1, requires_grad=True), **how)
     if args.torch_compile:
         torch.compile(torch.ones_like, backend=args.torch_compile_backend or "inductor", mode=args.torch_compile_mode)
     for callback in get_reporting_integration_callbacks(args.report_to):

@@ -109,7 +109,7 @@ def train(
     if (done := trainer.state.global_step) < args.max_steps:  # a callback stopped it, of a tracker for example
         raise TrainingError(
             f"training ended without an error after step {done:,} of {args.max_steps:,}; pass --resume to go on from the last "
-            "checkpoint"
+            "checkpoint, if there is one"
         )
     seconds = time.perf_counter() - began
     if args.should_save:  # what an interrupted removal left, where no later save removes it

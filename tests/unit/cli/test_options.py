@@ -16,7 +16,15 @@ def test_a_length_with_a_separator_of_thousands_is_no_list_of_two(text: str) -> 
 
 @pytest.mark.parametrize(
     ("text", "lengths"),
-    [("64,128,256", [64, 128, 256]), ("2k, 4096", [2048, 4096]), ("64,400", [64, 400]), ("512", [512]), (None, [])],
+    [
+        ("64,128,256", [64, 128, 256]),
+        ("64,512", [64, 512]),
+        ("192,512,1k", [192, 512, 1024]),
+        ("2k, 4096", [2048, 4096]),
+        ("64,400", [64, 400]),
+        ("512", [512]),
+        (None, []),
+    ],
 )
 def test_a_list_of_lengths(text: str | None, lengths: list[int]) -> None:
     assert read_lengths(text) == lengths

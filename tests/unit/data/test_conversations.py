@@ -156,6 +156,27 @@ def test_a_template_that_writes_the_date_gives_the_same_tokens_every_day(marked:
     assert made.decode(ids).startswith("01 Jan 2025<|im_start|>")
 
 
+@pytest.mark.parametrize(
+    ("asks", "said"),
+    [
+        ("{{ strftime_now (format='%Y') }}", "2025"),
+        ('{% if strftime_now is not defined %}x{% endif %}{{ strftime_now("%d %b") }}', "01 Jan"),
+        ("{{ strftime_now('%Y' ~ '') }}", None),
+        ("{% set now = strftime_now %}{{ now('%Y') }}", None),
+        ("{{ strftime_now('%d\\n%Y') }}", None),
+    ],
+)
+def test_other_ways_to_ask_for_the_date_are_read_or_refused(asks: str, said: str | None) -> None:
+    made = tokenizer(asks + CHATML)
+    if said is None:
+        with pytest.raises(
+            DataError, match=r"x:1: .* asks for the date in another way .*; write a date into the template"
+        ):
+            encoded(made, messages(*TURNS))
+    else:
+        assert made.decode(encoded(made, messages(*TURNS))[0]).startswith(f"{said}<|im_start|>")
+
+
 def test_with_another_fixed_date_a_store_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = write(tmp_path, "jsonl", {"messages": messages(*TURNS)}, rows=1)
     made = tokenizer("{{ strftime_now('%Y') }}" + CHATML)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from skipwise.errors import RecipeError
 from skipwise.recipes.reading import read_file, read_text, to_text
@@ -58,6 +60,13 @@ def test_numbers_are_decimal() -> None:
     texts = ["0200", "1:30", "0x10", "1:30.5"]
     assert read_text(f"[{', '.join(texts)}]") == texts
     assert yaml.safe_load(to_text(texts)) == texts  # another program reads them as texts too
+
+
+@given(st.text(alphabet="0123456789+-._eExo: \uff12", max_size=6) | st.integers() | st.floats(allow_nan=False))
+@example("-.5")
+@example("1\uff12")
+def test_what_is_written_is_read_again(value: object) -> None:
+    assert read_text(to_text([value])) == [value]
 
 
 def test_a_file_that_is_no_recipe_says_why(tmp_path: Path) -> None:

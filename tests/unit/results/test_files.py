@@ -297,6 +297,11 @@ class TestNewFolder:
 
 
 def test_a_cache_in_the_home_of_nobody_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SKIPWISE_CACHE", "~nobody-of-this-name/cache")
-    with pytest.raises(RunError, match=r"SKIPWISE_CACHE is '~nobody-of-this-name/cache': .*; write the path in full"):
-        default_cache()
+    for variable in ("SKIPWISE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv("SKIPWISE_CACHE")
+        monkeypatch.setenv(variable, "~nobody-of-this-name/cache")
+        with pytest.raises(
+            RunError, match=r"the cache ~nobody-of-this-name/cache\S* lies in a home folder .* a whole path"
+        ):
+            default_cache()
+        monkeypatch.setenv("SKIPWISE_CACHE", "")
