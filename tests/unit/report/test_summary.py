@@ -393,3 +393,15 @@ def test_a_recipe_that_is_not_the_one_of_the_run_is_refused(tmp_path, edited: st
     (folder / "recipe.yaml").write_text(edited)
     with pytest.raises(RunError, match=r"recipe.yaml was edited or damaged since the run was begun; restore it"):
         read_folder(folder)
+
+
+def test_readings_in_training_are_kept_by_another_stride_because_they_are_never_made_again(tmp_path) -> None:
+    record = readings("pose", 512, 9.0)[0]
+    asked = {
+        "documents": {record.data: ["d0"]},
+        "tokens": {record.data: [64]},
+        "windows": [512],
+        "strides": {"512": 64},
+    }
+    folder = run_folder(tmp_path / "run", [record, replace(record, step=2)], info=INFO | {"evaluation": asked})
+    assert [one.step for one in read_folder(folder).records] == [2]
