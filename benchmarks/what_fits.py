@@ -82,7 +82,8 @@ def cell(
         if estimate.memory + ROOM <= hardware.memory:
             hours = estimate.operations * recipe.training.max_steps
             hours /= hardware.gpus * hardware.peak * hardware.utilisation * 3600
-            return f"{name}: {estimate.memory / 1e9:.0f} GB, {hours:.1f} h"
+            time = f"{hours:.1f} h" if hours >= 0.95 else f"{60 * hours:.0f} min"
+            return f"{name}: {estimate.memory / 1e9:.0f} GB, {time}"
     return "–"
 
 

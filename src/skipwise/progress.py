@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 EVERY = 30.0  # seconds between two lines
+_LATE = 30.0  # seconds after which a part takes longer than the parts before let expect
 
 
 class Work:
@@ -51,11 +52,23 @@ class Work:
 
         Between two calls it falls with the clock: a part that takes minutes would let it rise until it is done.
         """
+        left = self._left()
+        return None if left is None else _seconds(max(0.0, left))
+
+    @property
+    def left_told(self) -> str:
+        """The time left in words; empty if nothing is known of it."""
+        left = self._left()
+        if left is None:
+            return ""
+        return f"{self.left} left" if left > -_LATE else "longer than forecast"
+
+    def _left(self) -> float | None:
         done = self.done - self._before
         if self.total is None or not done:
             return None
         after = (self._reached - self._since) / done * (self.total - self.done)
-        return _seconds(max(0.0, after - (time.monotonic() - self._reached)))
+        return after - (time.monotonic() - self._reached)
 
 
 @contextmanager
@@ -115,8 +128,7 @@ def _lines(doing: str, work: Work, console: Console, transient: bool) -> Iterato
 
     def say_at_times() -> None:
         while not over.wait(EVERY):
-            left = work.left
-            say(work.share, work.told, f"{work.elapsed} elapsed", "" if left is None else f"{left} left")
+            say(work.share, work.told, f"{work.elapsed} elapsed", work.left_told)
 
     thread = threading.Thread(target=say_at_times, daemon=True)
     thread.start()

@@ -72,10 +72,14 @@ def test_the_time_left_is_by_what_was_done_in_this_time(monkeypatch: pytest.Monk
     assert begun.left == timedelta(seconds=20)  # the next part is still under way
     begun.reach(begun.done, told="words")
     assert begun.left == timedelta(seconds=20)
+    assert (begun.left_told, unknown.left_told) == ("0:00:20 left", "")
     unknown.reach(0.75, total=1.0)
     assert (unknown.elapsed, unknown.left) == (timedelta(seconds=20), timedelta(seconds=10))
     now[0] = 200.0
     assert (begun.left, unknown.left) == (timedelta(0), timedelta(0))
+    assert begun.left_told == "longer than forecast"
+    now[0] = 165.0
+    assert begun.left_told == "0:00:00 left"  # not yet late enough to speak of
 
 
 def test_in_a_log_file_what_is_done_is_said_before_it_is_done() -> None:
