@@ -193,8 +193,9 @@ def _check_arguments(args: TrainingArguments) -> None:
         )
     named = getattr(args, "activation_checkpointing_kwargs", None) or args.gradient_checkpointing_kwargs or {}
     how = {"use_reentrant": False, **cast(dict[str, Any], named)}
-    # Newer releases of transformers take these two themselves, and pass on the rest.
-    if "every_n_layers" in signature(PreTrainedModel.gradient_checkpointing_enable).parameters:
+    # Newer releases of transformers take these two themselves, and pass on the rest; some have another name for it.
+    enable = getattr(PreTrainedModel, "activation_checkpointing_enable", PreTrainedModel.gradient_checkpointing_enable)
+    if "every_n_layers" in signature(enable).parameters:
         how.pop("offload", None)
         if (layers := how.pop("every_n_layers", 1)) != 1:
             at_least("training.gradient_checkpointing_kwargs.every_n_layers", layers, 1)
