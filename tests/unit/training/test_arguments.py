@@ -160,7 +160,7 @@ def test_a_mode_of_compiling_that_is_not_there_is_named(tmp_path):
 def test_gradient_checkpointing_by_either_name(tmp_path):
     args = training_arguments(settings(gradient_checkpointing=True), tmp_path, 0)
     assert args.gradient_checkpointing or args.activation_checkpointing
-    how = {"every_n_layers": 2, "use_reentrant": True}  # transformers passes on the second alone
+    how = {"every_n_layers": 2, "offload": True, "use_reentrant": True}  # transformers passes on the last alone
     if hasattr(PreTrainedModel, "activation_checkpointing_enable"):
         args = training_arguments(settings(gradient_checkpointing=True, gradient_checkpointing_kwargs=how), tmp_path, 0)
         assert args.gradient_checkpointing_kwargs == how
