@@ -116,8 +116,8 @@ def _shown(value: Any) -> Any:
 
 
 def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
-    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before, or read
-    its documents by another stride, or further.
+    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before, for
+    another stride, or for more or fewer tokens of each document.
 
     An evaluation asks for all of its records. What ``run.json`` does not say is asked for.
     """
