@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skipwise.model import lora
+from skipwise.model import checkpointing, lora
 from skipwise.model.chunked_loss import in_slices, worth_chunking
 from skipwise.model.precision import autocast
 from skipwise.recipes.schema import Lora
@@ -146,8 +146,7 @@ def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTr
         own = copy.deepcopy(config)  # transformers writes the attention implementation into it
         model: Any = AutoModelForCausalLM.from_config(own, dtype=settings.weights, attn_implementation=_FUSED).train()
     if settings.checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable()
+        getattr(model, f"{checkpointing.NAME}_enable")()
     adapted: Any = lora.adapt(model, settings.lora) if settings.lora else model
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         adapted.to_empty(device="cpu")

@@ -22,6 +22,7 @@ from transformers.integrations import get_available_reporting_integrations, get_
 from transformers.utils import is_liger_kernel_available
 
 from skipwise.errors import RecipeError, at_least, nearest, out_of_memory, reason
+from skipwise.model import checkpointing
 from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
@@ -120,18 +121,20 @@ def known_fields(settings: Training) -> dict[str, Any]:
     for name in settings.model_extra or {}:
         if name in _DECIDED:
             raise RecipeError(f"training.{name} cannot be set: {_DECIDED[name]}")
-        if name not in hints:
+        if checkpointing.renamed(name) not in hints:
             valid = {*type(settings).model_fields, *hints} - _DECIDED.keys()
             raise RecipeError(
                 f"unknown key training.{name}{nearest(name, valid)}; "
                 "valid are the fields of transformers.TrainingArguments, batch_size, precision and save_dtype"
             )
     given = settings.model_dump(exclude={"batch_size", "precision", "save_dtype"})
-    given = {name: _typed(name, value, hints[name]) for name, value in given.items()}
+    named: dict[str, str] = {}  # by transformers' name the recipe's
+    for name in given:
+        if (other := named.setdefault(checkpointing.renamed(name), name)) != name:
+            raise RecipeError(f"training.{other} and training.{name} are two names of one setting; leave one out")
+    given = {field: _typed(name, given[name], hints[field]) for field, name in named.items()}
     if "report_to" in given:
         given["report_to"] = reported_to(settings)
-    if "gradient_checkpointing" in given and "activation_checkpointing" in hints:  # its name from v5.2x on
-        given["activation_checkpointing"] = given.pop("gradient_checkpointing")
     return given
 
 
@@ -191,11 +194,9 @@ def _check_arguments(args: TrainingArguments) -> None:
             "training.accelerator_config: split_batches and gradient_accumulation_kwargs.num_steps change how many examples a "
             "step has; leave them out: training.batch_size and per_device_train_batch_size say it"
         )
-    named = getattr(args, "activation_checkpointing_kwargs", None) or args.gradient_checkpointing_kwargs or {}
-    how = {"use_reentrant": False, **cast(dict[str, Any], named)}
-    # Newer releases of transformers take these two themselves, and pass on the rest; some have another name for it.
-    enable = getattr(PreTrainedModel, "activation_checkpointing_enable", PreTrainedModel.gradient_checkpointing_enable)
-    if "every_n_layers" in signature(enable).parameters:
+    how = {"use_reentrant": False, **(getattr(args, f"{checkpointing.NAME}_kwargs") or {})}
+    # Newer releases of transformers take these two themselves, and pass on the rest.
+    if "every_n_layers" in signature(getattr(PreTrainedModel, f"{checkpointing.NAME}_enable")).parameters:
         how.pop("offload", None)
         if (layers := how.pop("every_n_layers", 1)) != 1:
             at_least("training.gradient_checkpointing_kwargs.every_n_layers", layers, 1)

@@ -15,13 +15,14 @@ from transformers import PretrainedConfig
 
 from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
 from skipwise.method.lengths import format_length
+from skipwise.model import checkpointing
 from skipwise.model.config import load_config
 from skipwise.model.memory import experts_of
 from skipwise.model.rope import extension_of, lengths_told, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.arms import arm_name
-from skipwise.recipes.schema import Lora, Recipe, Training
+from skipwise.recipes.schema import Lora, Recipe
 from skipwise.training import written_text
 from skipwise.training.arguments import accumulation, known_fields
 from skipwise.training.prepare import PreparedRun, window_of
@@ -88,7 +89,6 @@ def estimate_cost(
     weights have the computing precision.
     """
     settings, rules = recipe.training, recipe.lora
-    known_fields(settings)
     _refuse_experts(config)
     micro = min(micro or settings.per_device_train_batch_size, batch)
     if micro * window > _MOST_TOKENS:
@@ -106,7 +106,7 @@ def estimate_cost(
             micro,
             precision="float32" if sharded or settings.precision == "float32" else "bf16",
             weights=torch.bfloat16 if low else torch.float32,
-            checkpointing=_checkpointing(settings),
+            checkpointing=bool(known_fields(settings).get(checkpointing.NAME)),
             lora=rules,
             sliced_loss=not sharded,
         ),
@@ -288,7 +288,7 @@ def _smaller(recipe: Recipe, window: int) -> Iterator[tuple[list[str], Recipe, i
         words = [*words, "--set training.per_device_train_batch_size=1"]
         training = training.model_copy(update={"per_device_train_batch_size": 1})
         yield words, recipe.model_copy(update={"training": training}), window
-    if not _checkpointing(training):
+    if not known_fields(training).get(checkpointing.NAME):
         words = [*words, "--set training.gradient_checkpointing=true"]
         training = training.model_copy(update={"gradient_checkpointing": True})
         yield words, recipe.model_copy(update={"training": training}), window
@@ -348,8 +348,3 @@ def _scaled(number: float, units: tuple[str, ...]) -> str:
     """Format ``number`` in the largest unit that leaves 1 or more; the first is 1e9, each next 1,000 times larger."""
     power = max((k for k in range(len(units)) if number >= 10 ** (9 + 3 * k)), default=0)
     return f"{number / 10 ** (9 + 3 * power):,.1f} {units[power]}"
-
-
-def _checkpointing(settings: Training) -> bool:
-    given = settings.model_extra or {}
-    return bool(given.get("gradient_checkpointing") or given.get("activation_checkpointing"))

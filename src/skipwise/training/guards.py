@@ -10,6 +10,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from skipwise.errors import NonFiniteLossError, TrainingError, out_of_memory
+from skipwise.model import checkpointing
 from skipwise.training.checkpoints import intact
 
 
@@ -67,7 +68,7 @@ def memory_errors(trainer: Any) -> Iterator[None]:
         args = trainer.args
         divisor = max((n for n in range(1, examples) if examples % n == 0), default=0)
         smaller = [f"training.per_device_train_batch_size={divisor}"] if divisor else []
-        if not (getattr(args, "activation_checkpointing", False) or getattr(args, "gradient_checkpointing", False)):
+        if not getattr(args, checkpointing.NAME):
             smaller.append("training.gradient_checkpointing=true")
         lighter = [] if hasattr(trainer.model, "peft_config") else ["--lora"]
         lighter += [] if getattr(trainer.model, "is_loaded_in_4bit", False) else ["lora.base=4bit"]

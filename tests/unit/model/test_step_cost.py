@@ -5,6 +5,7 @@ import torch
 from torch.profiler import profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from skipwise.model.checkpointing import NAME
 from skipwise.model.lora import adapt
 from skipwise.model.precision import autocast
 from skipwise.model.step_cost import StepSettings, step_cost
@@ -57,8 +58,7 @@ def test_activations_are_what_the_allocator_gives_out(precision, checkpointing: 
     torch.manual_seed(0)
     model = LlamaForCausalLM(config()).train()
     if checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable()
+        getattr(model, f"{NAME}_enable")()
     found = allocated(adapt(model, rules) if rules else model, precision)
     cost = step_cost(config(), StepSettings(TOKENS, MICRO, precision, checkpointing=checkpointing, lora=rules))
     assert cost.activations == pytest.approx(found, rel=0.05)

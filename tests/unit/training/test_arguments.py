@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.integrations import integration_utils
 
 from skipwise.errors import RecipeError
+from skipwise.model import checkpointing
 from skipwise.recipes import schema as recipe
 from skipwise.training import arguments
 from skipwise.training.arguments import settings_errors, training_arguments
@@ -157,13 +158,19 @@ def test_a_mode_of_compiling_that_is_not_there_is_named(tmp_path):
         training_arguments(settings(torch_compile=True, torch_compile_mode="foo"), tmp_path, 0)
 
 
-def test_gradient_checkpointing_by_either_name(tmp_path):
-    args = training_arguments(settings(gradient_checkpointing=True), tmp_path, 0)
-    assert args.gradient_checkpointing or args.activation_checkpointing
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_activation_checkpointing_by_either_name(name, tmp_path):
+    args = training_arguments(settings(**{name: True}), tmp_path, 0)
+    assert getattr(args, checkpointing.NAME) is True
+    with pytest.raises(RecipeError, match=r"training\.\w+ and training\.\w+ are two names of one setting"):
+        training_arguments(settings(gradient_checkpointing=True, activation_checkpointing=False), tmp_path, 0)
+
+
+def test_options_of_activation_checkpointing_reach_transformers(tmp_path):
     how = {"every_n_layers": 2, "offload": True, "use_reentrant": True}  # transformers passes on the last alone
     if hasattr(PreTrainedModel, "activation_checkpointing_enable"):
         args = training_arguments(settings(gradient_checkpointing=True, gradient_checkpointing_kwargs=how), tmp_path, 0)
-        assert args.gradient_checkpointing_kwargs == how
+        assert args.activation_checkpointing_kwargs == how
 
 
 def test_accumulation_follows_from_the_global_batch(tmp_path, monkeypatch):

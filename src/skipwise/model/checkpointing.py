@@ -1,0 +1,15 @@
+"""The name of activation checkpointing, which computes activations again in the backward pass, in this transformers.
+
+Recipes may use either name. transformers called it ``gradient_checkpointing`` until v5.1x.
+"""
+
+from transformers import PreTrainedModel
+
+_NEW, _OLD = "activation_checkpointing", "gradient_checkpointing"
+# Of TrainingArguments' field; with "_kwargs" of its options, with "_enable" of a model's method.
+NAME = _NEW if hasattr(PreTrainedModel, f"{_NEW}_enable") else _OLD
+
+
+def renamed(field: str) -> str:
+    """Return the name of a field of TrainingArguments in this release; other fields keep theirs."""
+    return field.replace(_OLD, NAME).replace(_NEW, NAME)
