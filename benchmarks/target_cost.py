@@ -10,7 +10,9 @@ import argparse
 import logging
 import statistics
 
-from reproduction.costs import in_own_process, peak_bytes, relative_times, step_seconds
+import numpy as np
+
+from reproduction.costs import by_round, in_own_process, peak_bytes, step_seconds
 from skipwise.method.lengths import format_length, parse_length
 from skipwise.recipes.loading import load_recipe
 
@@ -28,9 +30,20 @@ def main() -> None:
     recipe = load_recipe("nano-pose", {"model": options.model, "target": targets[0]})
     seconds = in_own_process(step_seconds, recipe, "pose", targets, window, options.rounds)
     peaks = [in_own_process(peak_bytes, recipe, "pose", target, window)[1] for target in targets]
-    print("| target | seconds a step | of the mean of its round | peak memory, MiB |\n|---|---|---|---|")
-    for target, times, relative, peak in zip(targets, seconds, relative_times(seconds), peaks, strict=True):
-        print(f"| {format_length(target)} | {statistics.median(times):.2f} | {relative:.3f} | {peak / 2**20:,.0f} |")
+    print("| target | seconds a step | of the mean of its round, 95% interval | peak memory, MiB |\n|---|---|---|---|")
+    for target, times, shares, peak in zip(targets, seconds, by_round(seconds), peaks, strict=True):
+        low, high = _interval(shares)
+        print(
+            f"| {format_length(target)} | {statistics.median(times):.2f} | {np.median(shares):.3f} [{low:.3f}, {high:.3f}] "
+            f"| {peak / 2**20:,.0f} |"
+        )
+
+
+def _interval(shares: np.ndarray) -> tuple[float, float]:
+    """The 95% interval of the median of ``shares`` [rounds], by 10,000 draws of as many rounds."""
+    draws = np.random.default_rng(0).choice(shares, (10_000, len(shares)))
+    low, high = np.quantile(np.median(draws, axis=1), [0.025, 0.975])
+    return float(low), float(high)
 
 
 if __name__ == "__main__":

@@ -95,13 +95,14 @@ def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def step_seconds(recipe: Recipe, arm: str, targets: Sequence[int], original: int, rounds: int) -> list[list[float]]:
-    """Seconds of each step, by target; the targets take turns, and the first round does not count."""
+    """Seconds of each step, by target; the targets take turns, each round begins with another one, and the first round does
+    not count."""
     steps = [_stepper(recipe, arm, target, original) for target in targets]
     times: list[list[float]] = [[] for _ in targets]
     for turn in range(rounds + 1):
-        for place, step in enumerate(steps):
+        for place in np.roll(range(len(steps)), turn).tolist():
             began = time.perf_counter()
-            step(turn)
+            steps[place](turn)
             if turn:
                 times[place].append(round(time.perf_counter() - began, 5))
     return times
@@ -197,12 +198,17 @@ def step_time(record: CostRecord) -> float:
 
 
 def relative_times(seconds: Sequence[Sequence[float]]) -> list[float]:
-    """The time of each target's step over the mean of its round, median over rounds; ``seconds`` [targets][rounds].
+    """The time of each target's step over the mean of its round, median over rounds; ``seconds`` [targets][rounds]."""
+    return np.median(by_round(seconds), axis=1).tolist()
+
+
+def by_round(seconds: Sequence[Sequence[float]]) -> np.ndarray:
+    """The time of each step over the mean of its round [targets, rounds].
 
     Targets take turns, so what slows the machine down for a while slows whole rounds down and cancels.
     """
-    means = [statistics.fmean(times) for times in zip(*seconds, strict=True)]
-    return [statistics.median(t / mean for t, mean in zip(times, means, strict=True)) for times in seconds]
+    times = np.array(seconds)
+    return times / times.mean(axis=0)
 
 
 def constant_costs(records: Sequence[CostRecord]) -> list[Finding]:
