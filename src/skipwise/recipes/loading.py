@@ -55,7 +55,7 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
         for part in reversed(key.split(".")):
             value = {part: value}
         given = merged(given, value)
-    values = over(values, given)
+    values = _over(values, given)
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
@@ -106,7 +106,15 @@ def _read_yaml(source: str | Path, behind: tuple[Path, ...] = ()) -> dict[str, A
     if not isinstance(like, str) or path.resolve() in behind:
         raise RecipeError(f"{path}: like = {_short(like)} must name another recipe, a file or a shipped one")
     beside = path.parent / expanded(like)
-    return over(_read_yaml(beside if os.path.isfile(beside) else like, (*behind, path.resolve())), values)
+    return _over(_read_yaml(beside if os.path.isfile(beside) else like, (*behind, path.resolve())), values)
+
+
+def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes``; what stands in ``base`` in the place of a section that changes is refused."""
+    for key, change in changes.items():
+        if isinstance(change, dict) and _is_section(key) and not isinstance(value := base.get(key), dict | None):
+            raise RecipeError(f"{key} = {_short(value)}: {_KINDS['model_type']}")
+    return over(base, changes)
 
 
 def _short(value: Any) -> str:
@@ -143,6 +151,12 @@ def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
         kinds = get_args(annotation) or (annotation,)  # Lora | None
         section = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
     return section
+
+
+def _is_section(key: str) -> bool:
+    with suppress(KeyError, StopIteration):
+        return issubclass(_section_at((key,)), BaseModel)
+    return False
 
 
 def _may_be_none(location: tuple[int | str, ...]) -> bool:

@@ -464,8 +464,10 @@ def test_without_a_method_sections_have_their_own_settings(tmp_path: Path) -> No
 
 def test_a_section_that_is_none_is_refused_under_another_method_too(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("method: paper\ndata: my.txt\n")
-    for changes in ({}, {"method": "skipwise"}):
+    for changes in ({}, {"method": "skipwise"}, {"data.source": "other.txt"}):
         assert "data = 'my.txt': must be a section of keys and values" in message(tmp_path / "recipe.yaml", changes)
+    (tmp_path / "other.yaml").write_text("like: recipe.yaml\ndata: {source: other.txt}\n")
+    assert "data = 'my.txt': must be a section of keys and values" in message(tmp_path / "other.yaml", {})
 
 
 def test_a_recipe_that_names_no_method_keeps_what_it_says_under_any(tmp_path: Path) -> None:
