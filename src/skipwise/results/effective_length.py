@@ -36,12 +36,20 @@ class EffectiveLength:
             return "Too little was measured to say how far it reads"
         if not self.tokens:
             return "Not extended: it fails the rule at the shortest length that was tested"
+        if not extended and not self.next:
+            return f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
         if not extended:
             return f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"
         times = f", {self.tokens / original:.3g} times its original {original:,}" if original else ""
         if self.unknown:
             return f"Reads at least {self.tokens:,} tokens{times}; too little was measured to say more"
-        short = f", short of its target {target:,}" if target and self.tokens < target else ""
+        short = ""
+        if target and self.tokens < target:
+            short = (
+                f", short of its target {target:,}"
+                if self.next
+                else f"; more, up to its target {target:,}, was not measured"
+            )
         return f"Reads {self.tokens:,} tokens{times}{short}"
 
 

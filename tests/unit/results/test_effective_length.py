@@ -95,19 +95,21 @@ def test_the_far_end_of_the_interval_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "unknown", "headline"),
+    ("tokens", "next", "unknown", "headline"),
     [
-        (1024, False, "Reads 1,024 tokens, 4 times its original 256"),
-        (512, False, "Reads 512 tokens, 2 times its original 256, short of its target 1,024"),
-        (256, False, "Not extended: it reads 256 tokens, no more than its original 256"),
-        (0, False, "Not extended: it fails the rule at the shortest length that was tested"),
-        (512, True, "Reads at least 512 tokens, 2 times its original 256; too little was measured to say more"),
-        (256, True, "Too little was measured to say how far it reads"),
-        (0, True, "Too little was measured to say how far it reads"),
+        (1024, "", False, "Reads 1,024 tokens, 4 times its original 256"),
+        (512, "It fails.", False, "Reads 512 tokens, 2 times its original 256, short of its target 1,024"),
+        (512, "", False, "Reads 512 tokens, 2 times its original 256; more, up to its target 1,024, was not measured"),
+        (256, "It fails.", False, "Not extended: it reads 256 tokens, no more than its original 256"),
+        (256, "", False, "Not known whether it was extended: measured up to 256 tokens, and its original has 256"),
+        (0, "It fails.", False, "Not extended: it fails the rule at the shortest length that was tested"),
+        (512, "?", True, "Reads at least 512 tokens, 2 times its original 256; too little was measured to say more"),
+        (256, "?", True, "Too little was measured to say how far it reads"),
+        (0, "?", True, "Too little was measured to say how far it reads"),
     ],
 )
-def test_the_headline_says_how_far_the_model_reads(tokens, unknown, headline) -> None:
-    assert EffectiveLength(tokens, "", "", unknown).headline(256, 1024) == headline
+def test_the_headline_says_how_far_the_model_reads(tokens, next, unknown, headline) -> None:
+    assert EffectiveLength(tokens, "", next, unknown).headline(256, 1024) == headline
 
 
 def test_lengths_that_are_not_known_are_left_out_of_the_headline() -> None:
