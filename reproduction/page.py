@@ -109,7 +109,7 @@ def read_notes(path: Path) -> dict[str, str]:
                 known = ", ".join((*EXHIBITS, *SECTIONS))
                 raise RecipeError(f"notes {path}: {name!r} is no section; there are {known}")
         sections.setdefault(name, []).append(line)
-    notes = {name: "\n".join(lines[bool(name) :]).strip() for name, lines in sections.items()}
+    notes = {name: "\n".join(lines[bool(name) :]).strip("\n") for name, lines in sections.items()}
     return {name: text for name, text in notes.items() if name or text}
 
 

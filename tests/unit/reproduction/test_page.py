@@ -102,6 +102,8 @@ def test_what_a_block_of_code_holds_is_no_heading_of_the_notes(tmp_path) -> None
     path = tmp_path / "notes.md"
     path.write_text("first\n\n## main\n\nseen:\n\n```\n## output\n```\n\nso.\n## passkey\nfound\n")
     assert read_notes(path) == {"": "first", "main": "seen:\n\n```\n## output\n```\n\nso.", "passkey": "found"}
+    path.write_text("## again\n\n    make reproduce\n")
+    assert read_notes(path) == {"again": "    make reproduce"}
     path.write_text("## mian\n")
     with pytest.raises(RecipeError, match=r"'mian' is no section; there are main, .*, findings"):
         read_notes(path)
