@@ -232,6 +232,9 @@ def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch
         assert "the disk cannot be written" in refused(patch, capsys, "merge", "1", "2", "--out", "both")
     assert not Path("both").exists()
     assert "x cannot be written" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "1/run.json/x")
+    Path("hidden", ".git").mkdir(parents=True)
+    assert "hidden exists and is not" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "hidden")
+    assert Path("hidden", ".git").is_dir()
     Path("both").mkdir()
     run(monkeypatch, "merge", "1", "2", tmp_path / "1", "--out", "both")  # one is named twice
     printed = capsys.readouterr().out

@@ -121,8 +121,8 @@ def evaluate(
     if dry_run:
         plan = plan_models(found, specification, console)
         if not chosen:
-            plan.require_work()
-        plan = plan if chosen else plan.only(part)
+            plan.require_work(part)
+        plan = plan.only(part)
         forecast = plan.forecast(specification.precision, served=serving is not None)
         console.print(f"records: {plan.requests:,}; {forecast}", soft_wrap=True)
         return

@@ -61,23 +61,18 @@ class Plan:
         return texts | ({"text of RULER": self.ruler_data} if self.ruler_data else {})
 
     def only(self, shard: tuple[int, int]) -> "Plan":
-        """Return part i of n of the requests of each model.
+        """Return part i of n of the requests of each model."""
+        return replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
 
-        Raises:
-            DataError: it is empty, and the whole is not.
-        """
-        part = replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
-        if self.requests and not part.requests:
-            raise DataError(
-                f"part {shard[0]} of {shard[1]} has none of the {counted(self.requests, 'record')}; give fewer parts (--shard)"
-            )
-        return part
-
-    def require_work(self) -> None:
-        """Require something to measure: a task may fit none of the lengths."""
-        if not any(self.batches.values()):
+    def require_work(self, shard: tuple[int, int]) -> None:
+        """Require something to measure, in all and in part i of n: a task may fit none of the lengths."""
+        if not self.requests:
             raise DataError(
                 "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks"
+            )
+        if not self.only(shard).requests:
+            raise DataError(
+                f"part {shard[0]} of {shard[1]} has none of the {counted(self.requests, 'record')}; give fewer parts (--shard)"
             )
 
     def forecast(self, precision: str, *, served: bool = False) -> str:
@@ -119,8 +114,7 @@ def evaluate(
     folder = _folder(out, models, specification)
     plan = plan_models(models, specification, console)
     if not benchmarks:
-        plan.require_work()
-        plan.only(shard)
+        plan.require_work(shard)
     with ExitStack() as context:
         tasks: dict[str, FoundBenchmarks] = {}
         if benchmarks and shard[0] == 1:
@@ -196,8 +190,8 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
                 )
     whole = RunFolder(out)
     try:
-        if whole.is_free and out.is_dir():  # an empty folder gives way
-            shutil.rmtree(out)
+        if out.is_dir() and not any(out.iterdir()):  # an empty folder gives way
+            out.rmdir()
         with new_folder(out) as drafted:  # a merge that a full disk or a kill ends is repeated
             draft = RunFolder(drafted)
             draft.begin(**facts[0])
