@@ -48,8 +48,8 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
     """
     read = {} if source is None else _read_yaml(source)
-    # An empty section has its defaults; without a teacher or a method is a choice.
-    values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method")}
+    # An empty section has its defaults; to have no teacher, method or LoRA is a choice.
+    values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method", "lora")}
     given: dict[str, Any] = {}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):

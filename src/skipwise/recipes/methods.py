@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 Method = Literal["skipwise", "paper"]
 DEFAULT: Method = "skipwise"
+RATES = {False: 2e-5, True: 2e-4}  # default learning rate by whether LoRA is trained, in place of all weights
 
 SETTINGS: dict[str, dict[str, Any]] = {
     # docs/method.md says what each part does.
@@ -35,11 +36,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes``. Another method than ``base`` names wins over what ``base`` has of its settings.
+    """Return ``base`` with ``changes``.
 
-    Else the file of a finished run, which has every setting, would keep those of its own method under another name. A file
-    that names none has said those settings by itself, and keeps them.
+    If ``changes`` names another method, the old method's settings in ``base`` are dropped; if it turns LoRA on or off, the
+    default learning rate without or with it is. A finished run's file states all of these and would otherwise keep them. A
+    file that names no method, or says nothing of LoRA, keeps its settings.
     """
+    lora, training = base.get("lora"), base.get("training")
+    turned = "lora" in base and (changes.get("lora", lora) is None) != (lora is None)
+    if turned and isinstance(training, dict) and training.get("learning_rate") == RATES[lora is not None]:
+        base = {**base, "training": {key: value for key, value in training.items() if key != "learning_rate"}}
     if "method" in base and changes.get("method", base["method"]) != base["method"]:
         base = {**base}
         for section in {key for settings in SETTINGS.values() for key in settings}:

@@ -11,7 +11,7 @@ from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.methods import DEFAULT, SETTINGS, Method, merged
+from skipwise.recipes.methods import DEFAULT, RATES, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import refuse_secrets
 
@@ -19,7 +19,6 @@ Arm = Literal["original", "pi-only", "trained"]
 
 _MOST = 2**31 - 1  # steps or examples
 _WARMUP = 10  # steps
-_LORA_RATE = 2e-4  # ten times the rate for training all weights
 
 
 def _reported(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -245,7 +244,7 @@ class Training(BaseModel):
     max_steps: Whole = Field(1000, gt=0, le=_MOST, description="optimizer steps")
     batch_size: Whole = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
     per_device_train_batch_size: Whole = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
-    learning_rate: Real = Field(2e-5, gt=0)
+    learning_rate: Real = Field(RATES[False], gt=0)
     lr_scheduler_type: str = "linear"
     warmup_steps: Real = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"
@@ -411,7 +410,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
         if self.lora and "learning_rate" not in self.training.model_fields_set:
-            self.training.learning_rate = _LORA_RATE
+            self.training.learning_rate = RATES[True]
         if self.train_length and self.positions.chunks > self.train_length:
             raise ValueError(
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "

@@ -9,6 +9,7 @@ import skipwise
 from skipwise.errors import RecipeError, nearest
 from skipwise.method.positions import SCHEMES, randpos
 from skipwise.recipes.loading import dump_recipe, load_recipe, parse_changes, shipped_recipes
+from skipwise.recipes.methods import RATES
 from skipwise.recipes.schema import Positions, Recipe
 
 TARGETS = {"16k": 16384, "32k": 32768, "96k": 98304, "128k": 131072}
@@ -529,3 +530,22 @@ def test_a_training_window_is_short_unless_a_longer_one_is_asked_for(
     given: str | None, original: int, window: int
 ) -> None:
     assert Recipe(train_length=given).train_length_of(original) == window
+
+
+def test_lora_turned_on_or_off_over_a_finished_runs_file_takes_its_own_rate(tmp_path: Path) -> None:
+    full, lora = tmp_path / "full.yaml", tmp_path / "lora.yaml"
+    dump_recipe(load_recipe(None), full)
+    dump_recipe(load_recipe(None, {"lora": {}}), lora)
+    assert (RATES[False], RATES[True]) == (2e-5, 2e-4)
+    for path, changes, rate in [
+        (full, {}, 2e-5),
+        (full, {"lora": {}}, 2e-4),
+        (full, {"lora.rank": 8}, 2e-4),
+        (full, {"lora": {}, "training.learning_rate": 1e-5}, 1e-5),
+        (lora, {}, 2e-4),
+        (lora, {"lora.rank": 8}, 2e-4),
+        (lora, {"lora": None}, 2e-5),
+    ]:
+        assert load_recipe(path, changes).training.learning_rate == rate
+    full.write_text("training: {learning_rate: 2e-5}\n")  # says nothing of LoRA, so it means this rate
+    assert load_recipe(full, {"lora": {}}).training.learning_rate == 2e-5
