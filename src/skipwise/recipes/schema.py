@@ -338,7 +338,7 @@ class Evaluation(Section):
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
     passkey_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
     passkey_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
-    segment_lengths: Lengths | None = Field(None, description="for loss by position")
+    segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
     segments: Whole = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     other: bool = Field(
         True, description="also measure text of other kinds, which ships with the package, inside the original window"

@@ -16,6 +16,7 @@ import numpy as np
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.arms import arm_name
+from skipwise.report.by_step import perplexity_by_step
 from skipwise.report.canvas import (
     Figure,
     Plot,
@@ -178,10 +179,11 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
 
     trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
     caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
-    if any(_weighted(folder.info.get("settings", {})) for folder in shown.folders):
+    beside = [term for folder in shown.folders for term in _beside_text(folder.info.get("settings", {}))]
+    if beside:
         caption += (
-            " The loss holds the teacher's term and answers with their weights, so it is not that of the text, and it "
-            "rises in steps that have more of either."
+            f" The loss holds {listed(list(dict.fromkeys(beside)))}, so it is not that of the text, and it rises in steps that "
+            "have more of this."
         )
     columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
     data = [
@@ -192,11 +194,40 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
     yield Plot("loss", "Training loss", columns, data, draw, caption)
 
 
-def _weighted(settings: Mapping[str, Any]) -> bool:
-    """Whether a run with these settings trained more than the mean loss of its labels."""
-    taught = settings.get("teacher.weight") is not None
+def _beside_text(settings: Mapping[str, Any]) -> list[str]:
+    """What the training loss of a run with these settings holds besides the mean loss of its labels."""
     weights = settings.get("data.answer_weight", 1), settings.get("data.first_digit_weight") or 1
-    return taught or weights != (1, 1)
+    prompts = settings.get("data.retrieval") or settings.get("data.retrieval_end")
+    return [
+        *(["the teacher's term"] if settings.get("teacher.weight") is not None else []),
+        *(["answers with their weights"] if prompts and weights != (1, 1) else []),
+    ]
+
+
+def step_plots(shown: Shown) -> Iterator[Plot]:
+    """Perplexity of the model in training, at the steps that were measured."""
+    curves = {}
+    for folder in shown.folders:
+        for (mode, window), curve in perplexity_by_step(folder).items():
+            read = f"windows of {window:,} tokens" if mode == "sliding" else "far text"
+            curves[f"{folder.name} · {read}" if len(shown.folders) > 1 else read] = curve
+    if not any(len(curve) > 1 for curve in curves.values()):
+        return
+    lowest = listed([f"{label} at step {min(c, key=lambda step: c[step].mean):,}" for label, c in curves.items()])
+    caption = f"Of the first text. Lower is better; lowest: {lowest}."
+    if any("far text" in label for label in curves):
+        caption += " Far text: the tokens beyond the original window, by which the best step is chosen."
+    looks = dict(zip(curves, looks_of(list(curves)), strict=True))
+    columns = ["read", "step", "perplexity", "low_95", "high_95"]
+    data = [[label, step, p.mean, p.low, p.high] for label, curve in curves.items() for step, p in curve.items()]
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for label, curve in curves.items():
+            axes.plot(list(curve), [p.mean for p in curve.values()], label=named(label), **looks[label].line)
+        axes.set_xlabel("optimizer step")
+        axes.set_ylabel("perplexity")
+
+    yield Plot("steps", "Perplexity by training step", columns, data, draw, caption)
 
 
 def coverage_plots(shown: Shown) -> Iterator[Plot]:
@@ -251,6 +282,7 @@ FIGURES: list[Callable[[Shown], Iterator[Plot]]] = [
     ruler_plots,
     position_plots,
     loss_plots,
+    step_plots,
     coverage_plots,
 ]
 

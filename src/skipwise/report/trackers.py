@@ -5,7 +5,6 @@ accelerate's trackers and into the same run. A tracker that fails stops nothing:
 """
 
 import os
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -20,13 +19,12 @@ from rich.console import Console
 from skipwise.errors import reason
 from skipwise.method.lengths import format_length
 from skipwise.recipes.arms import arm_name
+from skipwise.report.by_step import perplexity_by_step
 from skipwise.report.folder import Folder
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.summary import rows_of
 from skipwise.report.tables import summary_cells, summary_markdown
-from skipwise.results.records import ReadingRecord
 from skipwise.results.run_folder import RunFolder
-from skipwise.results.statistics import loss, perplexity_of
 
 PROJECT = "skipwise"
 
@@ -89,8 +87,9 @@ def _log(name: str, run: RunFolder, measured: Folder) -> None:
     def log(values: dict[str, Any], step: int) -> None:
         tracker.log(values | ({} if name == "tensorboard" else {_STEP: step}), step=None if name == "wandb" else step)
 
-    for step, values in sorted(_curves(measured).items()):
-        log(values, step)
+    for (mode, window), curve in perplexity_by_step(measured).items():
+        for step, perplexity in curve.items():
+            log({f"evaluation/perplexity {mode} {format_length(window)}": perplexity.mean}, step)
     log(_numbers(measured), last)
     log({"results/table": summary_markdown(measured)}, last)
     if hasattr(tracker, "log_table"):
@@ -105,19 +104,6 @@ def _log(name: str, run: RunFolder, measured: Folder) -> None:
             else:
                 tracker.log_images({f"results/{path.stem}": list(pixels)})
     tracker.finish()
-
-
-def _curves(measured: Folder) -> dict[int, dict[str, float]]:
-    """By training step the perplexity of the first text at the longest window, and of its far segments."""
-    read: dict[int, dict[str, dict[str, ReadingRecord]]] = defaultdict(lambda: defaultdict(dict))
-    for record in measured.records:
-        if isinstance(record, ReadingRecord) and record.step is not None:
-            name = f"evaluation/perplexity {record.mode} {format_length(record.window)}"
-            read[record.step][name][record.key] = record
-    return {
-        step: {name: perplexity_of(loss(list(records.values())).mean) for name, records in named.items()}
-        for step, named in read.items()
-    }
 
 
 def _numbers(measured: Folder) -> dict[str, float]:

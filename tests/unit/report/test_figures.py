@@ -242,12 +242,27 @@ def test_a_step_logged_again_after_a_resume_counts_once():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [({}, False), ({"teacher": None, "data.answer_weight": 1.0}, False), ({"teacher.weight": 0.0}, True),
-     ({"data.answer_weight": 8.0}, True), ({"data.answer_weight": 1.0, "data.first_digit_weight": 8.0}, True),
-     ({"data.answer_weight": 1.0, "data.first_digit_weight": None}, False)],
+     ({"data.retrieval": 0.1, "data.answer_weight": 8.0}, True), ({"data.retrieval": 0.0, "data.answer_weight": 8.0}, False),
+     ({"data.retrieval": 0.1, "data.answer_weight": 1.0, "data.first_digit_weight": 8.0}, True),
+     ({"data.retrieval": 0.1, "data.answer_weight": 1.0, "data.first_digit_weight": None}, False)],
 )  # fmt: skip
 def test_a_training_loss_that_is_not_that_of_the_text_is_said_to_be_none(settings: dict, said: bool):
     caption = plots_of(Folder("run", LOG, {**INFO, "settings": settings}))["loss"].caption
     assert ("is not that of the text" in caption) is said
+
+
+def test_perplexity_by_training_step_counts_far_text_in_segments_alone():
+    def at(step: int, mode: str, near: float, far: float) -> list:
+        made = readings("pose", 2048, [near] * 3 + [far] * 3, documents=2)
+        return [replace(record, mode=mode, step=step) for record in made]
+
+    measured = [*at(2, "sliding", 9, 9), *at(4, "sliding", 8, 8), *at(2, "segment", 9, 5), *at(4, "segment", 9, 6)]
+    plot = plots_of(run(*measured, *measured[:2], *perplexities("pose", w256=9)))["steps"]  # two were measured twice
+    assert {(label, step): mean for label, step, mean, *_ in plot.data} == pytest.approx(
+        {("windows of 2,048 tokens", 2): 9, ("windows of 2,048 tokens", 4): 8, ("far text", 2): 5, ("far text", 4): 6}
+    )
+    assert "windows of 2,048 tokens at step 4 and far text at step 2" in plot.caption
+    assert "steps" not in plots_of(run(*at(2, "sliding", 9, 9)))
 
 
 def test_drawing_leaves_matplotlibs_settings_and_numpys_generator_alone(tmp_path):
