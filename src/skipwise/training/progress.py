@@ -1,6 +1,7 @@
 """Show the progress of training."""
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,10 +12,10 @@ from skipwise.progress import progress
 
 
 class TrainingProgress(TrainerCallback):
-    """Shows step, loss, tokens/s and time."""
+    """Shows step, loss, tokens/s and time; ``paused`` tells the seconds that were no training."""
 
-    def __init__(self, shown: bool) -> None:
-        self._shown, self._loss, self._display = shown, "-", ExitStack()
+    def __init__(self, shown: bool, paused: Callable[[], float]) -> None:
+        self._shown, self._paused, self._loss, self._display = shown, paused, "-", ExitStack()
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._shown &= state.is_world_process_zero
@@ -33,7 +34,8 @@ class TrainingProgress(TrainerCallback):
 
     def _show(self, state: TrainerState) -> None:
         if self._shown:
-            speed = (state.num_input_tokens_seen - self._first_tokens) / (time.perf_counter() - self._began)
+            seconds = time.perf_counter() - self._began - self._paused()
+            speed = (state.num_input_tokens_seen - self._first_tokens) / seconds
             told = f"step {state.global_step:,}/{state.max_steps:,}, loss {self._loss}, {speed:,.0f} tokens/s"
             self._work.reach(state.global_step, told=told)
 

@@ -37,7 +37,7 @@ class TrainingSummary:
 
     steps: int
     tokens: int  # input tokens seen
-    seconds: float
+    seconds: float  # of training; what ``on_step`` took is left out
     loss: float  # nats a label, with the teacher's term and the weights of labels; the mean of the steps between the last two logs
     tokens_per_second: float
 
@@ -80,7 +80,8 @@ def train(
     """
     args = training_arguments(settings, folder, seed)
     checkpoint = _resume_point(folder, resume, args.world_size, run)
-    meter, guard, display = _Meter(on_log, on_step), NonFiniteGuard(folder), TrainingProgress(progress)
+    meter, guard = _Meter(on_log, on_step), NonFiniteGuard(folder)
+    display = TrainingProgress(progress, lambda: meter.paused)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
     examples = _first_examples(dataset, settings)
@@ -111,7 +112,7 @@ def train(
             f"training ended without an error after step {done:,} of {args.max_steps:,}; pass --resume to go on from the last "
             "checkpoint, if there is one"
         )
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - began - meter.paused
     if args.should_save:  # what an interrupted removal left, where no later save removes it
         checkpoints.rotate(folder, settings.save_total_limit)
     return TrainingSummary(
@@ -266,7 +267,7 @@ class _Meter(TrainerCallback):
 
     def __init__(self, on_log: Callable[[dict[str, Any]], None] | None, on_step: Callable[[int], None] | None) -> None:
         self._on_log, self._on_step = on_log, on_step
-        self.tokens_before = 0
+        self.tokens_before, self.paused = 0, 0.0  # paused: seconds in ``on_step``, which are no training
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.tokens_before = self._tokens = state.num_input_tokens_seen
@@ -277,7 +278,10 @@ class _Meter(TrainerCallback):
         saves = state.global_step % state.save_steps == 0
         control.should_log |= saves or state.global_step >= state.max_steps
         if self._on_step:
+            began = time.perf_counter()
             self._on_step(state.global_step)
+            took = time.perf_counter() - began
+            self._time, self.paused = self._time + took, self.paused + took
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs["logs"]

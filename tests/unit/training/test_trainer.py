@@ -3,6 +3,7 @@ import io
 import math
 import re
 import shutil
+import time
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError
+from skipwise.model.checkpointing import NAME
 from skipwise.model.teacher import Teacher
 from skipwise.recipes import schema as recipe
 from skipwise.training import checkpoints, guards, progress
@@ -76,6 +78,7 @@ def run(
     collate=collate,
     resume=False,
     on_log=None,
+    on_step=None,
     teacher=None,
     shown=False,
     **changes,
@@ -91,6 +94,7 @@ def run(
         seed=0,
         resume=resume,
         on_log=on_log,
+        on_step=on_step,
         teacher=teacher,
         progress=shown,
     )
@@ -341,7 +345,7 @@ def test_out_of_memory_says_what_was_held(tmp_path, error):
 
 
 def test_out_of_memory_before_the_first_batch_says_so(tmp_path):
-    args, state = SimpleNamespace(output_dir=tmp_path), SimpleNamespace(global_step=0)
+    args, state = SimpleNamespace(output_dir=tmp_path, **{NAME: False}), SimpleNamespace(global_step=0)
     trainer = SimpleNamespace(micro_batch=(0, 0), args=args, state=state, model=None)
     message = r"step 1: out of memory before the first forward pass; set training\.gradient_checkpointing=true"
     with pytest.raises(TrainingError, match=message), guards.memory_errors(trainer):
@@ -550,3 +554,19 @@ def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
     for name, weight in weights(expected).items():
         torch.testing.assert_close(weights(model)[name], weight, rtol=0, atol=1e-5)
     assert "forward" not in vars(model.lm_head)
+
+
+def test_what_is_measured_between_steps_is_no_training_time(tmp_path, monkeypatch) -> None:
+    skipped = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + skipped[0])
+    monkeypatch.setattr(training, "time", clock)
+    logs: list[dict] = []
+
+    def measure(step: int) -> None:
+        skipped[0] += 1e6  # seconds
+
+    _, summary = run(tmp_path, on_log=logs.append, on_step=measure, logging_steps=1)
+    assert skipped[0] >= 2e6
+    assert 0 < summary.seconds < 1e6
+    assert summary.tokens_per_second > summary.tokens / 1e6
+    assert all(log["tokens_per_second"] > summary.tokens / 1e6 for log in logs)
