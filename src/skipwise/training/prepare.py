@@ -160,6 +160,11 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
             f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; set another train_length, "
             "or null for the default"
         )
+    training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before the text is read
+    if engine := processes.sharding(launch):
+        _check_sharded(recipe, engine)
+    if recipe.lora:
+        _check_lora(recipe.model, recipe.lora)
     tokenizer = load_tokenizer(recipe.model)
     store = tokenise(recipe.data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
@@ -171,11 +176,6 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     long = np.intersect1d(train, keep_long(store, shortest, setting))
     if len(long) == 0:
         raise DataError(_nothing_to_train_on(recipe, store, train, shortest, setting))
-    training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before any work
-    if engine := processes.sharding(launch):
-        _check_sharded(recipe, engine)
-    if recipe.lora:
-        _check_lora(recipe.model, recipe.lora)
     if packs:
         _check_layers(config, store.lengths[long], train_length)
     dropped = len(train) - len(long)

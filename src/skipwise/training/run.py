@@ -28,11 +28,11 @@ def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: boo
     Without ``out`` it is ``runs/<default_name>``, with a number if that exists.
     """
     run = RunFolder(out or _default_folder(recipe, default_name, resume))
-    _require_ours(run, recipe, resume)
+    require_ours(run, recipe, resume)
     return run
 
 
-def _require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
+def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
     """Require a folder to be free for a new run, or to hold the run of this recipe where one is resumed."""
     if run.recipe.exists():
         if not resume:
@@ -127,7 +127,7 @@ def begin_run(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
     resumed run may measure other things than its recipe.yaml says; run.json has what was asked last.
     """
     run.lock()
-    _require_ours(run, recipe, resume)
+    require_ours(run, recipe, resume)
     if not run.recipe.exists():
         dump_recipe(recipe, run.recipe)
     run.begin(seed=recipe.seed, settings=deciding_settings(recipe), recipe=file_digest(run.recipe))

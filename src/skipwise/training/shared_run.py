@@ -11,6 +11,7 @@ from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
 from skipwise.training.extended import load_and_probe, train_run
 from skipwise.training.prepare import PreparedRun, prepare, require_trainable
+from skipwise.training.run import require_ours
 
 
 def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> PreparedRun:
@@ -18,8 +19,10 @@ def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Co
     prepared, error = None, None
     with processes.first_ahead():
         try:
-            if resume and out is not None and out.exists():
-                require_results(RunFolder(out).results)  # before the model is looked for: of an old run it may be gone
+            if out is not None and processes.is_first():  # before the model is looked for, and the text read
+                if resume and out.exists():
+                    require_results(RunFolder(out).results)
+                require_ours(RunFolder(out), recipe, resume)
             require_trainable(recipe, several=processes.launched() > 1)
             prepared = prepare(recipe, console)
         except SkipwiseError as met:

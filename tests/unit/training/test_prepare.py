@@ -15,6 +15,7 @@ from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.training import prepare as preparing
+from skipwise.training import shared_run
 from skipwise.training.prepare import PreparedRun, prepare, print_plan, require_trainable
 from tests.tiny import checkpoint, corpus
 
@@ -207,3 +208,27 @@ def test_additions_that_the_machine_cannot_merge_are_refused_before_training(tmp
     with pytest.raises(ModelError, match=r"merging the additions after training takes .* set lora\.saved=adapter"):
         require_trainable(recipe())
     require_trainable(recipe(saved="adapter"))
+
+
+def unread(*_: object, **__: object) -> None:
+    raise AssertionError("the text was read")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"training.learnig_rate": 1.0}, "learning_rate"), ({"lora.base": "4bit"}, "cannot be sharded")],
+)
+def test_settings_are_refused_before_the_text_is_read(tmp_path, monkeypatch, changes, message) -> None:
+    monkeypatch.setattr(preparing, "tokenise", unread)
+    model, text = checkpoint(tmp_path / "base"), corpus(tmp_path / "text")
+    recipe = load_recipe(None, {"model": str(model), "data.source": str(text), "target": 256, **changes})
+    with pytest.raises(RecipeError, match=message):
+        prepare(recipe, Console(file=io.StringIO()), "zero3")
+
+
+def test_a_folder_of_another_run_is_refused_before_the_text_is_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(shared_run, "prepare", unread)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("seed: 1\n")
+    with pytest.raises(RunError, match="holds another run: pass --resume"):
+        shared_run.prepare_together(load_recipe(None), tmp_path / "run", False, Console(file=io.StringIO()))
