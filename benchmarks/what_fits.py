@@ -16,7 +16,7 @@ from skipwise.errors import counted
 from skipwise.method.lengths import format_length, parse_length
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Lora, Recipe
-from skipwise.training.cost import ROOM, CostEstimate, Hardware, estimate_cost
+from skipwise.training.cost import CostEstimate, Hardware, estimate_cost
 
 
 def llama(hidden: int, inner: int, layers: int, heads: int, groups: int, tied: bool = False) -> LlamaConfig:
@@ -79,7 +79,7 @@ def cell(
         if key not in made:
             made[key] = estimate_cost(config, changed, window, recipe.training.batch_size, hardware, micro=1)
         estimate = made[key]
-        if estimate.memory + ROOM <= hardware.memory:
+        if estimate.fits(hardware):
             hours = estimate.operations * recipe.training.max_steps
             hours /= hardware.gpus * hardware.peak * hardware.utilisation * 3600
             time = f"{hours:.1f} h" if hours >= 0.95 else f"{60 * hours:.0f} min"

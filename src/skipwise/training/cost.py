@@ -77,6 +77,10 @@ class CostEstimate:
         """The part of the peak in bytes that smaller activations leave."""
         return max(self.loading, self.weights + self.gradients + self.optimizer + self.teacher)
 
+    def fits(self, hardware: Hardware) -> bool:
+        """Whether the peak leaves ``ROOM`` free."""
+        return self.memory + ROOM <= hardware.memory
+
 
 def estimate_cost(
     config: PretrainedConfig, recipe: Recipe, window: int, batch: int, hardware: Hardware, micro: int | None = None
@@ -194,10 +198,10 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     planned_for = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
     console.print(
         f"Planned for {planned_for}, {_bytes(hardware.memory)} each; time at {hardware.utilisation:.0%} of "
-        f"{hardware.peak / 1e12:.0f} TFLOP/s each. Bytes are those of tensors: add about 0.5 GB for the CUDA context, "
-        "and fragmentation."
+        f"{hardware.peak / 1e12:.0f} TFLOP/s each. Bytes are those of tensors: {_bytes(ROOM)} must stay free for the CUDA "
+        "context and fragmentation."
     )
-    fits = {name: estimate.memory <= hardware.memory for name, estimate in rows.items()}
+    fits = {name: estimate.fits(hardware) for name, estimate in rows.items()}
     for name, enough in fits.items():
         if name != ours and not enough:
             console.print(f"{name} does not fit.", style="yellow")
@@ -219,13 +223,13 @@ def fuller_pass(
 ) -> tuple[int, CostEstimate] | None:
     """Return how many windows a pass of at most 16,384 tokens could read, and what that takes; None if no more fit.
 
-    ``ROOM`` stays free on each GPU, and the windows divide a step without rest.
+    The windows divide a step without rest.
     """
     batch, gpus, micro = recipe.training.batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
     for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
         if batch % (gpus * examples) == 0:
             estimate = estimate_cost(config, recipe, window, batch, hardware, examples)
-            if estimate.memory + ROOM <= hardware.memory:
+            if estimate.fits(hardware):
                 return examples, estimate
     return None
 
@@ -244,7 +248,7 @@ def smallest_change(
     """
     for lighter, run, gpus in _lighter(recipe, hardware.gpus):
         known = planned.fixed - (0 if run.teacher else planned.teacher)
-        if run.lora == recipe.lora and gpus == hardware.gpus and known > hardware.memory:
+        if run.lora == recipe.lora and gpus == hardware.gpus and known + ROOM > hardware.memory:
             continue
         for smaller, changed, shorter in _smaller(run, planned.window):
             words = " ".join([*smaller, *lighter])
@@ -253,9 +257,9 @@ def smallest_change(
             on_try(words)
             batch = recipe.training.batch_size
             estimate = estimate_cost(config, changed, shorter, batch, replace(hardware, gpus=gpus))
-            if estimate.memory <= hardware.memory:
+            if estimate.fits(hardware):
                 return words, estimate
-            if estimate.fixed > hardware.memory:
+            if estimate.fixed + ROOM > hardware.memory:
                 break
     return None
 
@@ -322,7 +326,7 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
         },
         "while loading, each GPU": [_bytes(c.loading) for c in costs],
         "at the peak, each GPU": [_bytes(c.memory) for c in costs],
-        f"fits in {_bytes(hardware.memory)}": ["yes" if c.memory <= hardware.memory else "no" for c in costs],
+        f"fits in {_bytes(hardware.memory)}": ["yes" if c.fits(hardware) else "no" for c in costs],
         "operations a step": [_scaled(c.operations, ("GFLOP", "TFLOP", "PFLOP", "EFLOP")) for c in costs],
         "time": [f"{c.hours:,.1f} h" if c.hours >= 1 else f"{c.hours * 60:.1f} min" for c in costs],
     }
