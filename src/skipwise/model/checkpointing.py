@@ -5,9 +5,17 @@ Recipes may use either name. transformers called it ``gradient_checkpointing`` u
 
 from transformers import PreTrainedModel
 
+from skipwise.recipes.schema import Training
+
 _NEW, _OLD = "activation_checkpointing", "gradient_checkpointing"
 # Of TrainingArguments' field; with "_kwargs" of its options, with "_enable" of a model's method.
 NAME = _NEW if hasattr(PreTrainedModel, f"{_NEW}_enable") else _OLD
+
+
+def is_on(settings: Training) -> bool:
+    """Whether a recipe asks for it, by either name."""
+    given = settings.model_extra or {}
+    return bool(given.get(_NEW) or given.get(_OLD))
 
 
 def renamed(field: str) -> str:

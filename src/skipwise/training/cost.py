@@ -93,6 +93,7 @@ def estimate_cost(
     weights have the computing precision.
     """
     settings, rules = recipe.training, recipe.lora
+    known_fields(settings)
     _refuse_experts(config)
     micro = min(micro or settings.per_device_train_batch_size, batch)
     if micro * window > _MOST_TOKENS:
@@ -110,7 +111,7 @@ def estimate_cost(
             micro,
             precision="float32" if sharded or settings.precision == "float32" else "bf16",
             weights=torch.bfloat16 if low else torch.float32,
-            checkpointing=bool(known_fields(settings).get(checkpointing.NAME)),
+            checkpointing=checkpointing.is_on(settings),
             lora=rules,
             sliced_loss=not sharded,
         ),
@@ -292,7 +293,7 @@ def _smaller(recipe: Recipe, window: int) -> Iterator[tuple[list[str], Recipe, i
         words = [*words, "--set training.per_device_train_batch_size=1"]
         training = training.model_copy(update={"per_device_train_batch_size": 1})
         yield words, recipe.model_copy(update={"training": training}), window
-    if not known_fields(training).get(checkpointing.NAME):
+    if not checkpointing.is_on(training):
         words = [*words, "--set training.gradient_checkpointing=true"]
         training = training.model_copy(update={"gradient_checkpointing": True})
         yield words, recipe.model_copy(update={"training": training}), window
