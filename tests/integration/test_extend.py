@@ -479,6 +479,7 @@ def test_other_evaluation_settings_may_be_resumed_with(finished, monkeypatch, ca
     words = ["--set", "evaluation.passkey_lengths=[512, 600]", "--set", "data.workers=1"]
     run(monkeypatch, "extend", "--resume", "--out", copy, *words)
     assert [r.length for r in of_kind(copy, TrialRecord)] == [512] * 6 + [600] * 6
+    assert json.loads((copy / "run.json").read_text())["evaluation"]["tasks"] == ["passkey"]
     assert recipe_of(copy).evaluation.passkey_lengths == [512]  # as the run was begun
     facts = json.loads((copy / "run.json").read_text())
     assert facts["evaluation"]["prompt_lengths"] == [512, 600]

@@ -14,7 +14,7 @@ from skipwise.evaluation.batches import Batch, Readings, keeping_losses
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other_text import other_text
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
-from skipwise.evaluation.specification import Specification, specification_of
+from skipwise.evaluation.specification import RULER, Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText, Segment, fair_documents, longest_first, spread_segments
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.origin import Origin
@@ -58,6 +58,7 @@ class RunEvaluation:
             "tokens": {text.source: [len(one.tokens) for one in text.documents] for text in self.texts},
             "windows": asked.windows,
             "strides": {str(window): asked.stride_of(window) for window in sorted(windows)},
+            "tasks": [task.removeprefix(RULER) for task in asked.tasks],  # as records name them
             "prompt_lengths": asked.prompt_lengths,
             "trials": asked.trials,
             "other": self.other is not None,

@@ -116,7 +116,7 @@ def _shown(value: Any) -> Any:
 
 
 def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
-    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents or prompts than before, for
+    """Whether a run still asks for a record: resumed, it may ask for fewer windows, documents, tasks or prompts than before, for
     another stride, or for more or fewer tokens of each document.
 
     An evaluation asks for all of its records. What ``run.json`` does not say is asked for.
@@ -128,7 +128,8 @@ def _asked_for(info: Mapping[str, Any], record: Record) -> bool:
         case ReadingRecord(data=data) if data == OTHER_TEXT:
             return bool(asked.get("other", True))
         case TrialRecord() | RulerRecord() if {"prompt_lengths", "trials"} <= asked.keys():
-            return record.length in asked["prompt_lengths"] and record.trial < asked["trials"]
+            task = record.task in asked.get("tasks", [record.task])
+            return task and record.length in asked["prompt_lengths"] and record.trial < asked["trials"]
         case ReadingRecord(mode="sliding", step=None) if isinstance(asked.get("documents"), dict):
             own = [info.get("model", {}).get("original_length")] if record.arm == "original" else []
             window = "windows" not in asked or record.window in [*asked["windows"], *own]

@@ -58,6 +58,7 @@ class _Evaluated(_Facts):
 class _Evaluation(_Facts):
     models: list[_Evaluated] = []
     windows: list[Count] = []
+    tasks: list[str] = []
     prompt_lengths: list[Count] = []
     trials: Natural = 0
     documents: Annotated[Any, AfterValidator(_documents)] = 0

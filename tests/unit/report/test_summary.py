@@ -279,7 +279,9 @@ def test_a_number_measured_again_replaces_the_older_one() -> None:
 
 def test_what_a_resumed_run_no_longer_asks_for_is_left_out(tmp_path) -> None:
     asked = {"documents": {"held out": ["d0", "d2"]}, "windows": [512], "prompt_lengths": [512], "trials": 4}
+    asked["tasks"] = ["passkey"]
     records = [*readings("original", 256, 9), *readings("original", 512, 9), *readings("original", 1024, 9)]
+    records += trials("original", 512, 1, 3, "keys")
     records += [*trials("original", 256, 5, 10), *trials("original", 512, 5, 10)]
     records += [replace(r, data="another") for r in readings("original", 512, 9)]
     folder = read_folder(run_folder(tmp_path / "a", records, {**INFO, "evaluation": asked}))
