@@ -230,7 +230,13 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     """
     from skipwise.recipes.loading import load_recipe, parse_changes
 
-    changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
+    named, changes = {key: value for key, value in options.items() if value is not None}, parse_changes(set_ or [])
+    if twice := named.keys() & changes.keys():
+        key = min(twice)
+        raise RecipeError(
+            f"{key} is given by an option of its own ({named[key]}) and by --set {key}={changes[key]}; leave one out"
+        )
+    changes = named | changes
     if source is None:
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
     if lora and changes.get("lora", {}) is None:

@@ -72,9 +72,11 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
         if is_secret(key):  # before the value could stand in a message
             raise RecipeError(refusal(f"--set {key}"))
         try:
-            changes[key.strip()] = read_text(text)
+            value = read_text(text)
         except ValueError as error:
             raise RecipeError(f"--set {key}: {_short(text)} is not a YAML value ({error}); correct it") from None
+        if changes.setdefault(key.strip(), value) != value:
+            raise RecipeError(f"--set {key.strip()} is given twice, with different values; leave one out")
     return changes
 
 

@@ -193,6 +193,12 @@ def test_parse_changes_reads_yaml_values() -> None:
     }
 
 
+def test_a_key_that_is_set_twice_to_different_values_is_refused() -> None:
+    assert parse_changes(["seed=1", "seed=1"]) == {"seed": 1}
+    with pytest.raises(RecipeError, match="--set seed is given twice, with different values; leave one out"):
+        parse_changes(["seed=1", " seed =2"])
+
+
 @pytest.mark.parametrize("word", ["training.learning_rate", "=3"])
 def test_set_without_key_or_value(word: str) -> None:
     with pytest.raises(RecipeError, match=r"must be KEY=VALUE, for example training\.learning_rate=1e-5"):
