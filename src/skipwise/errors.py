@@ -120,9 +120,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def pip_install(*extras: str) -> str:
-    """Return the command that installs the packages of ``extras``, by their own names: no index has Skipwise's.
+    """Return the pip command that installs the packages of ``extras``.
 
-    They are read from the metadata of the installed package.
+    It names the packages, read from the metadata of the installed package, because Skipwise is on no package index.
     """
     from packaging.requirements import Requirement
 

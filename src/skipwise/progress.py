@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 EVERY = 30.0  # seconds between two lines
-_LATE = 30.0  # seconds after which a part takes longer than the parts before let expect
+_LATE = 30.0  # seconds of overrun after which the display says "longer than forecast"
 
 
 class Work:

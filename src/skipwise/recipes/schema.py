@@ -74,10 +74,10 @@ class Rope(Section):
     rope_theta: Real | None = Field(None, description="the base, above the model's own (theta, which needs it)")
     beta_fast: Real | None = Field(
         None,
-        description="pairs with at least so many turns in the original window stay; default: 32 (yarn, yarn-revised)",
+        description="pairs that turn at least this often in the original window stay; default: 32 (yarn, yarn-revised)",
     )
     beta_slow: Real | None = Field(
-        None, description="pairs with at most so many turns get the whole factor; default: 1 (yarn, yarn-revised)"
+        None, description="pairs that turn at most this often get the whole factor; default: 1 (yarn, yarn-revised)"
     )
     attention_factor: Real | None = Field(
         None, description="of cos and sin; default: by the target (yarn, yarn-revised, factors)"
@@ -147,12 +147,12 @@ class Data(Section):
     retrieval_end: Real | None = Field(
         None, ge=0, le=1, description="that share at the end of training, to which it goes in a line; default: the same"
     )
-    answer_weight: Real = Field(1.0, gt=0, le=1000, description="what a label of such an answer counts; of text: 1")
+    answer_weight: Real = Field(1.0, gt=0, le=1000, description="weight of a label of such an answer; of text: 1")
     first_digit_weight: Real | None = Field(
         None,
         gt=0,
         le=1000,
-        description="what the first digit of such an answer counts, which says whose number it is; default: as answer_weight",
+        description="weight of the first digit of such an answer, which says whose number it is; default: answer_weight",
     )
     train_jumps: bool = Field(
         False,
@@ -367,8 +367,7 @@ class Recipe(Section):
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: Whole = Field(0, ge=0, le=LAST_SEED)
     method: Method | None = Field(
-        DEFAULT,
-        description="sets positions, data, training and teacher together; null: what these sections say by themselves",
+        DEFAULT, description="a named set of positions, data, training and teacher; null: only what these sections say"
     )
     positions: Positions = Positions()
     data: Data = Data()

@@ -75,9 +75,9 @@ def effective_length(
     if blind:
         needed, of_base = FOUND, ""
     rule = (
-        f"The longest length such that, at it and at every shorter tested one, at least {needed:.0%} of the passkeys"
+        f"The longest tested length such that, at it and at every shorter one, at least {needed:.0%} of the passkeys"
         f"{of_base} are found, and the loss at its positions is at most {EXCESS:.3f} nats a token (5% in perplexity) above "
-        f"that of {control} on the same tokens; both by the far end of the 95% interval."
+        f"that of {control} on the same tokens. The whole 95% interval must lie on that side."
     )
     reads = partial(EffectiveLength, rule=rule, base_fails=base_fails)
     if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:

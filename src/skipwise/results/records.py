@@ -159,7 +159,7 @@ class RulerRecord(Measured):
         precision: of the forward pass.
         digest: 16 hex digits of the model's weights and RULER's texts.
         prompt_tokens: length of the prompt in the model's own tokens.
-        depth: share of the haystack before the one needle that was asked for; None if it has not one place.
+        depth: share of the haystack before the needle that was asked for; None if there is no single one.
         score: share of the answers that were written, or 1 where any of them was enough.
         answer: what the model wrote, up to where its score was full.
         seconds: of wall time.

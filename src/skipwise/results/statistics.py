@@ -19,7 +19,9 @@ Sums = Literal["nll", "hits"]
 Prompt = TypeVar("Prompt", int, tuple[str, int])  # its number, or its task and number
 
 Z = 1.959964  # of the normal distribution, 97.5%
-FEWEST_SEGMENTS = 8  # of one document, of which an interval is given: one of fewer misses the mean too often
+FEWEST_SEGMENTS = (
+    8  # of a document for which an interval is shown; with fewer, the interval misses the true mean too often
+)
 
 
 @dataclass(frozen=True)

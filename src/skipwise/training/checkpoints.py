@@ -72,9 +72,9 @@ def require_sealed(folder: Path, way_out: str) -> None:
 
 @contextmanager
 def weights_only(checkpoint: Path | None) -> Iterator[None]:
-    """In this context torch builds of a checkpoint's pickles only tensors and plain values, and DeepSpeed's own settings.
+    """Inside this context torch builds only tensors, plain values and DeepSpeed's settings from a checkpoint's pickles.
 
-    Transformers asks for that itself. DeepSpeed asks for anything, which would run what a forger put there.
+    Transformers asks torch for that itself. DeepSpeed allows any object, and so would run code that a forger put there.
 
     Raises:
         RunError: ``checkpoint`` holds something else.

@@ -125,7 +125,10 @@ def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, con
 
 
 def _whole(prepared: PreparedRun, run: RunFolder) -> PreTrainedModel:
-    """The model of the last checkpoint, which the engine gathered, in the machine's memory: a GPU may not hold it."""
+    """Load the whole model from the last checkpoint into CPU memory.
+
+    The processes hold only shards of it, and one GPU may be too small.
+    """
     checkpoint = latest_complete(run.checkpoints)
     assert checkpoint is not None
     rules = prepared.recipe.lora

@@ -153,8 +153,8 @@ def _state() -> PartialState:
 def _meet() -> torch.distributed.Store:
     """Wait until every process has begun.
 
-    A process that has met the others is missed at once when it dies, and the wait for it may be long. One that dies
-    before is waited for as long as the timeout says, and a launcher that would end the others may not be there.
+    If a process dies after this meeting, the others notice at once. If it dies before, they notice only after ``MEETING``, and
+    there may be no launcher that ends them earlier.
     """
     try:
         store, rank, processes = next(torch.distributed.rendezvous("env://", timeout=MEETING))
