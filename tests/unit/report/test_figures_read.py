@@ -1,6 +1,7 @@
 """Figures as a reader needs them: named axes with units, a scale, the base's line, text that a phone shows."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from matplotlib.figure import Figure as Canvas
@@ -16,7 +17,9 @@ from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, evaluation_fo
 
 WITHOUT_UNIT = {"perplexity", "probability", "tokens read", "tokens trained on", "optimizer step", "task"}
 LOG = [TrainingRecord("pose", s, 3 - s / 100, 1e-4, 1.0, s * 512, 1e4) for s in range(1, 40)]
-RUN = Folder("run", [*ORIGINAL, *PI_ONLY, *POSE, *LOG, CoverageRecord.of(coverage(256, 2560), "2 chunks")], INFO)
+DURING = [replace(r, step=step) for step in (10, 20) for r in readings("pose", 2048, 9.0)]
+CURVE = CoverageRecord.of(coverage(256, 2560), "2 chunks")
+RUN = Folder("run", [*ORIGINAL, *PI_ONLY, *POSE, *LOG, *DURING, CURVE], INFO)
 
 
 @pytest.fixture(scope="module")

@@ -112,7 +112,7 @@ def test_the_terminal_says_of_an_evaluation_what_its_page_says(tmp_path) -> None
     assert "At 2,048 tokens it fails: 30 of 100 passkeys found, 95% interval 22% to 40%, 90% needed." in said
     assert "Inside the original window the loss changed by +0.000" in said
     assert "30% [22, 40]" in said
-    assert "The longest length such that" in said
+    assert "The longest tested length such that" in said
 
 
 SLIDING = [*readings("m", 256, 15.0), *readings("m", 2048, 12.0)]
