@@ -115,8 +115,8 @@ def _warning(folder: Folder, prices: list[Price]) -> str:
             way = f" more (--set {name}={min(4 * weight, most):g}, now {weight:g})" if weight < most else ""
             break
     rises = " and ".join(f"{price.rise:.3f} on {price.kind}" for price in prices)
-    ways = f"Let the base teach{way}, train longer" if way else "Train longer"
+    ways = f"Let the base teach{way}, or train on such text too" if way else "Train on such text too"
     return (
         f"Inside the original window the loss rises by {rises} (nats per token), more than {COST_LIMIT}: the model reads "
-        f"such text worse than its base. {ways}, or train on such text too."
+        f"such text worse than its base. {ways}."
     )
