@@ -137,7 +137,8 @@ def _seeds(rows: Rows) -> str:
 
     everything, passkeys = of({kind for row in rows.values() for kind in row.seeds}), of([PROMPTS])
     hits = any(row.hits for row in rows.values())
-    return f"{everything}{f'; passkeys: {passkeys.lower()}' if hits and passkeys != everything else ''}."
+    spread = " ±: standard deviation over seeds." if everything.startswith("Seeds") else ""
+    return f"{everything}{f'; passkeys: {passkeys.lower()}' if hits and passkeys != everything else ''}.{spread}"
 
 
 def _reading(runs: Sequence[ArmRun], rows: Rows) -> str:
@@ -197,10 +198,10 @@ def _paired_table(arm: str, rows: Rows, text: str) -> str:
             apart = [100 * (perplexity_of(a - b) - 1) for a, b in zip(ours, theirs, strict=False)]
             cells.append(_signed(apart) if apart else "–")
         if variant != arm:
-            lines.append(_line(f"against {arm_name(variant)}", cells))
+            lines.append(_line(variant, cells))
     compared = any(row.measured for variant, row in rows.items() if variant != arm)
     return (
-        markdown_table([f"{arm_name(arm)}'s perplexity, %, {text}", *map(format_length, windows)], lines)
+        markdown_table([f"{arm_name(arm)}'s perplexity relative to each arm's, %, {text}", *map(format_length, windows)], lines)
         if compared
         else ""
     )
@@ -282,7 +283,7 @@ def _curve_table(setting: Setting, rows: Rows, text: str) -> str:
 def _ability_table(rows: Rows, original: int) -> str:
     """Loss and accuracy inside the original length, and their change."""
     head = ["", "text", "perplexity", "accuracy"]
-    head += ["loss against the original", "accuracy against the original, points"]
+    head += ["loss less the original's, nats per token", "accuracy less the original's, points"]
     lines: list[list[str]] = []
     for variant, row in rows.items():
         for text in row.texts(original):

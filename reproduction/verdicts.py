@@ -128,7 +128,10 @@ def _judge_passkey(claim: Finds, row: Scores, original: int, target: int) -> Fin
     if not shares:
         return Finding(rule)
     share, length = min(shares) if claim.least else max(shares)
-    return Finding(rule, claim.least <= share <= claim.most, f"{format_share(share)} at {length:,}")
+    told = format_share(share)
+    if told == format_share(claim.least) and share < claim.least:  # rounded, it would be what was asked for
+        told = f"{share:.1%}"
+    return Finding(rule, claim.least <= share <= claim.most, f"{told} at {length:,}")
 
 
 def _judge_more_passkeys(claim: FindsMore, rows: Mapping[str, Scores], target: int) -> Finding:

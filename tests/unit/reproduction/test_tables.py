@@ -120,13 +120,13 @@ def test_a_row_is_compared_with_the_others_seed_by_seed() -> None:
 
     rows = {"original": row(8.0), "skipwise": row(10.0, 20.0, 40.0), "short": row(10.1, 20.0, 40.8), "pose": Scores()}
     text = markdown("better", {"trained on the mixture": rows})
-    assert "| Skipwise's perplexity, %, x | 256 |" in text
+    assert "| Skipwise's perplexity relative to each arm's, %, x | 256 |" in text
     # Of -0.990, 0 and -1.961 the mean is -0.984; their deviation 0.980 times 4.303 / sqrt(3) is 2.436.
-    assert "| against short | -1.0 [-3.4, +1.5] |" in text
-    assert "| against original | +191.7 [" in text
-    assert "| against PoSE | not measured |" in text
+    assert "| short | -1.0 [-3.4, +1.5] |" in text
+    assert "| original | +191.7 [" in text
+    assert "| PoSE | not measured |" in text
     for without in ({}, {"skipwise": Scores()}):
-        assert "'s perplexity, %" not in markdown("better", {"trained on the mixture": {"short": row(9.0), **without}})
+        assert "relative to each arm's" not in markdown("better", {"trained on the mixture": {"short": row(9.0), **without}})
 
 
 def test_a_table_that_would_say_nothing_is_left_out() -> None:
