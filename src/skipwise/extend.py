@@ -31,7 +31,8 @@ from skipwise.training import best_checkpoint, processes
 from skipwise.training.arguments import reported_to
 from skipwise.training.checkpoints import complete_checkpoints, step_of
 from skipwise.training.extended import load_and_probe, save_trained, say_lost_steps, train_run
-from skipwise.training.prepare import PreparedRun, print_plan
+from skipwise.training.plan import print_plan
+from skipwise.training.prepare import PreparedRun
 from skipwise.training.run import begin_run, open_run
 from skipwise.training.shared_run import invite, join, prepare_together
 

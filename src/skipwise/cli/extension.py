@@ -74,7 +74,8 @@ def extend(
     from skipwise.extend import extend, plan_run_evaluation
     from skipwise.training.arguments import accumulation
     from skipwise.training.cost import trained_tokens
-    from skipwise.training.prepare import prepare, print_examples, print_plan, require_trainable
+    from skipwise.training.plan import print_examples, print_plan
+    from skipwise.training.prepare import prepare, require_trainable
 
     options: dict[str, Any] = {
         "model": model,

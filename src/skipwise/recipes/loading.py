@@ -64,7 +64,7 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
 
 def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
     """Return the changes in ``key=value`` words; the value is YAML, such as ``1e-5``, ``true`` or ``[1k, 2k]``."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for word in assignments:
         key, equals, text = word.partition("=")
         if not equals or not key:

@@ -26,7 +26,7 @@ from skipwise.results.files import content_hash, private_folder, read_json, writ
 from skipwise.results.records import Count, Natural
 
 LAUNCHED_BY = "SKIPWISE_COMMAND"  # environment variable
-DECIDES = ("training text", "base model")  # names of fingerprints
+TRAINING_TEXT, BASE_MODEL = "training text", "base model"  # names of the fingerprints that decide a model
 _WITHOUT_FACTS = "restore it. Of a run, remove it, and extend --resume writes it again; an evaluation is begun again with another --out"
 _PACKAGES = ("skipwise", "torch", "transformers", "accelerate", "tokenizers", "datasets", "numpy")
 
@@ -164,7 +164,10 @@ class RunFolder:
     def identity(self) -> str:
         """16 hex digits of what decides the run's model: its settings, its text and its base, as it was begun."""
         facts = self.read()
-        decides = [facts.get("settings"), [(facts.get("fingerprints") or {}).get(name) for name in DECIDES]]
+        decides = [
+            facts.get("settings"),
+            [(facts.get("fingerprints") or {}).get(name) for name in (TRAINING_TEXT, BASE_MODEL)],
+        ]
         return content_hash(decides)
 
     def record(self, **facts: Any) -> None:

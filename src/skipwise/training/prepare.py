@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.examples import PoseDataset, shortest_used
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
+from skipwise.data.tokens import TokenStore, check_vocabulary, keep_long, split_by_name
 from skipwise.errors import DataError, ModelError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
@@ -23,12 +22,12 @@ from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.memory import machine_memory, parameters_of
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import Precision, choose_precision, default_device, dtype_of
-from skipwise.model.rope import Extension, extension_of, lengths_told, replaced_scaling, sliding_layers
+from skipwise.model.rope import Extension, extension_of
 from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import other_layers
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora, Recipe
-from skipwise.results.run_folder import DECIDES
+from skipwise.results.run_folder import BASE_MODEL, TRAINING_TEXT
 from skipwise.training import processes
 from skipwise.training.arguments import training_arguments
 
@@ -84,15 +83,13 @@ class PreparedRun:
         documents, base = self.store.digests[self.train], read_origin(self.recipe.model)
         if base:
             documents = np.union1d(documents, base.documents)
-        lengths = self.extension.rope.original_length, self.extension.target_length
-        fingerprint = self.decides[DECIDES[1]]
-        return Origin(self.recipe.model, lengths[0], self.recipe.data, documents, fingerprint, lengths[1])
+        original, target = self.extension.rope.original_length, self.extension.target_length
+        return Origin(self.recipe.model, original, self.recipe.data, documents, self.decides[BASE_MODEL], target)
 
     @cached_property
     def decides(self) -> dict[str, str]:
         """Fingerprints of what decides the model besides the settings."""
-        found = self.store.fingerprint, weights_fingerprint(self.recipe.model)
-        return dict(zip(DECIDES, found, strict=True))
+        return {TRAINING_TEXT: self.store.fingerprint, BASE_MODEL: weights_fingerprint(self.recipe.model)}
 
     @property
     def facts(self) -> dict[str, object]:
@@ -172,7 +169,7 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     window = window_of(recipe, extension)
     packs = store.holds_conversations and recipe.positions.scheme != "full"
     shortest = shortest_used(store, recipe.data, window, whole=recipe.positions.scheme == "full")
-    setting = _decides_the_shortest(recipe, window, shortest)
+    setting = decides_the_shortest(recipe, window, shortest)
     long = np.intersect1d(train, keep_long(store, shortest, setting))
     if len(long) == 0:
         raise DataError(_nothing_to_train_on(recipe, store, train, shortest, setting))
@@ -193,7 +190,7 @@ def window_of(recipe: Recipe, extension: Extension) -> int:
     return recipe.train_length_of(extension.rope.original_length)
 
 
-def _decides_the_shortest(recipe: Recipe, window: int, shortest: int) -> str:
+def decides_the_shortest(recipe: Recipe, window: int, shortest: int) -> str:
     """The setting by which no training document is shorter than ``shortest``."""
     if shortest != window:
         return "data.min_tokens"
@@ -284,85 +281,4 @@ def _check_lora(model: str, rules: Lora) -> None:
     if rules.saved == "adapter" and lora.base_of(resolve(model)):
         raise RecipeError(
             f"model {model!r} is itself an adapter, and an adapter cannot be its base; set lora.saved=merged"
-        )
-
-
-def print_plan(run: PreparedRun, console: Console) -> None:
-    """Print the plan of a run: documents, tokenizer, steps, tokens and trained parameters."""
-    recipe, ext, store = run.recipe, run.extension, run.store
-    config = load_config(recipe.model)
-    steps, batch = recipe.training.max_steps, recipe.training.batch_size
-    data = run.planned
-    window = run.window
-    setting = _decides_the_shortest(recipe, window, run.shortest)
-    console.print(
-        f"{recipe.model}: {lengths_told(config, ext)} (x{ext.factor:g}, {ext.told}, {recipe.arm})", style="bold"
-    )
-    lines = [
-        replaced_scaling(config, ext),
-        f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
-        f"{len(run.held_out):,} held out by name",
-        dropped_message(len(run.train) + run.dropped, len(run.train), run.shortest, setting),
-        _untrained(len(run.train) - len(data.documents), data.rules.context),
-        _packed(run),
-        _special_tokens(run.tokenizer),
-        f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
-        f"{run.precision} on {run.device.type}",
-        f"margin: interpolated for {ext.reach:,} positions, {ext.margin:.3g} of the target beyond it"
-        if ext.margin
-        else None,
-        sliding_layers(config),
-    ]
-    if recipe.lora:
-        trained, parameters = lora.trained_share(config, recipe.lora)
-        lines.append(
-            f"LoRA of rank {recipe.lora.rank}: {trained:,} of {parameters:,} parameters are trained "
-            f"({trained / parameters:.2%})"
-        )
-    for line in filter(None, lines):
-        console.print(line)
-
-
-def _untrained(documents: int, context: int) -> str | None:
-    """Return a sentence on how many documents have no token that is trained, if some do not."""
-    if not documents:
-        return None
-    return f"left out {counted(documents, 'document')}: no token that is trained there has {context:,} of the document's before it"
-
-
-def _packed(run: PreparedRun) -> str | None:
-    """Return a sentence on how many short documents are packed, if some are."""
-    short = int((run.store.lengths[run.train] < run.train_length).sum())
-    if not short:
-        return None
-    return (
-        f"{counted(short, 'document')} of fewer than {run.train_length:,} tokens {'is' if short == 1 else 'are'} packed, several "
-        "in a window; none attends to another"
-    )
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a sentence on how documents begin and answers end, given the tokenizer's special tokens."""
-    first = tokenizer("a").input_ids[:1]
-    bos = tokenizer.bos_token is not None and first == [tokenizer.bos_token_id]
-    begin = f"each document begins with {tokenizer.bos_token}" if bos else "documents begin without a BOS"
-    eos = tokenizer.eos_token
-    end = f"{eos} ends an answer" if eos else "no EOS, answers end by length"
-    return f"tokenizer: {begin}; {end}; no padding is needed, every example is full"
-
-
-def print_examples(run: PreparedRun, console: Console) -> None:
-    """Print the positions of the first three examples, chunk by chunk."""
-    data, teacher = run.planned, run.recipe.teacher
-    for number in range(min(3, len(data))):
-        positions = data[number]["position_ids"]
-        cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
-        parts = [f"{positions[begin]:,}..{positions[end - 1]:,}" for begin, end in pairwise(cuts)][:4]
-        more = len(cuts) - 1 - len(parts)
-        console.print(
-            f"example {number}: positions " + "; ".join(parts) + (f"; {counted(more, 'more chunk')}" if more else "")
-        )
-    if teacher and teacher.written:
-        console.print(
-            f"in training {teacher.written:.0%} of the examples are text that the base writes first, without skips"
         )

@@ -126,7 +126,9 @@ def test_a_row_is_compared_with_the_others_seed_by_seed() -> None:
     assert "| original | +191.7 [" in text
     assert "| PoSE | not measured |" in text
     for without in ({}, {"skipwise": Scores()}):
-        assert "relative to each arm's" not in markdown("better", {"trained on the mixture": {"short": row(9.0), **without}})
+        assert "relative to each arm's" not in markdown(
+            "better", {"trained on the mixture": {"short": row(9.0), **without}}
+        )
 
 
 def test_a_table_that_would_say_nothing_is_left_out() -> None:

@@ -16,7 +16,8 @@ from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.training import prepare as preparing
 from skipwise.training import shared_run
-from skipwise.training.prepare import PreparedRun, prepare, print_plan, require_trainable
+from skipwise.training.plan import print_plan
+from skipwise.training.prepare import PreparedRun, prepare, require_trainable
 from tests.tiny import checkpoint, corpus
 
 
