@@ -57,13 +57,6 @@ def test_a_name_that_no_record_can_hold_is_refused(option: str, monkeypatch, cap
     assert "is not UTF-8, so no record could name it; rename it" in message
 
 
-def test_a_setting_that_an_option_and_set_give_is_refused(monkeypatch, capsys) -> None:
-    message = refused(monkeypatch, capsys, "plan", "nano", "--target", "1k", "--set", "target=2k")
-    assert "target is given by an option of its own (1k) and by --set target=2k; leave one out" in message
-    message = refused(monkeypatch, capsys, "plan", "nano", "--lora", "--set", "lora=null")
-    assert "--lora asks for LoRA, and --set lora=null for none; leave one of them out" in message
-
-
 def test_coverage_prints_the_papers_plateau(monkeypatch, capsys, tmp_path: Path) -> None:
     run(monkeypatch, "coverage", "--original", "2k", "--target", "16k", "--chunks", "2")
     printed = capsys.readouterr().out

@@ -73,7 +73,7 @@ def extend(
     from skipwise.evaluation.forecast import print_forecast, require_measurable
     from skipwise.extend import extend, plan_run_evaluation
     from skipwise.training.arguments import accumulation
-    from skipwise.training.cost import trained_tokens
+    from skipwise.training.cost import timed_tokens
     from skipwise.training.plan import print_examples, print_plan
     from skipwise.training.prepare import prepare, require_trainable
 
@@ -102,7 +102,7 @@ def extend(
             require_trainable(settings, several=launch is not None)
         with _said(console):
             require_measurable(evaluation, prepared.device)
-        print_forecast(evaluation, trained_tokens(prepared), prepared.window, prepared.device, console)
+        print_forecast(evaluation, timed_tokens(prepared), prepared.window, prepared.device, console)
         print_examples(prepared, console)
         return
     extend(settings, out=out, resume=resume, console=console)
@@ -231,13 +231,7 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     """
     from skipwise.recipes.loading import load_recipe, parse_changes
 
-    named, changes = {key: value for key, value in options.items() if value is not None}, parse_changes(set_ or [])
-    if twice := named.keys() & changes.keys():
-        key = min(twice)
-        raise RecipeError(
-            f"{key} is given by an option of its own ({named[key]}) and by --set {key}={changes[key]}; leave one out"
-        )
-    changes = named | changes
+    changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
     if source is None:
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
     if lora and changes.get("lora", {}) is None:

@@ -12,7 +12,6 @@ from skipwise.evaluation.batches import Batch
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import require_memory
 from skipwise.evaluation.workload import TooLong, Workload, beyond_memory, planned, workload_of
-from skipwise.model import checkpointing
 from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
 from skipwise.model.memory import parameters_of
@@ -23,27 +22,23 @@ from skipwise.recipes.schema import Recipe
 _TIMED_WINDOW = 2048  # tokens, at the most
 _BF16 = 2  # bytes of a number
 _NOTHING = Writing(0.0, 0.0)
-_STEP = 3  # times the operations of a forward pass: backward takes twice as many, and once as many of frozen weights
+_STEP = 3  # times the operations of a forward pass: backward takes twice as many
 
 
 Forecast = dict[str, float]  # seconds, by what is measured
 
 
-def training_seconds(
-    config: PretrainedConfig, recipe: Recipe, tokens: int, window: int, precision: str, device: torch.device
-) -> float:
-    """The seconds that so many tokens in windows take to train on, by timing a layer and the products that are not in it.
+def training_seconds(config: PretrainedConfig, tokens: int, window: int, precision: str, device: torch.device) -> float:
+    """The seconds that so many tokens in windows take to train on, with the gradients of all weights: by timing a layer and the
+    products that are not in it.
 
-    The layer is timed on a window of up to 2,048 tokens, with the gradients of all its weights; beyond, attention grows as its
-    operations do. LoRA leaves out most of these gradients, and activation checkpointing adds a forward pass of the layer.
+    The layer is timed on a window of up to 2,048 tokens; beyond, attention grows as its operations do.
     """
     cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, device)
     timed = min(window, _TIMED_WINDOW)
     layers = config.get_text_config().num_hidden_layers * layer_step_seconds(config, precision, device, timed) / timed
-    passes, recomputed = _STEP - (recipe.lora is not None), checkpointing.is_on(recipe.training)
-    layers *= (passes + recomputed) / _STEP
-    attention = (_STEP + recomputed) * cost.pair * (window - timed) / 2 / speed.attention
-    return tokens * (layers + attention + passes * cost.output / speed.linear)
+    more = _STEP * (cost.output / speed.linear + cost.pair * (window - timed) / 2 / speed.attention)
+    return tokens * (layers + more)
 
 
 def measured_here(batches: Sequence[Batch], config: PretrainedConfig, precision: str, device: torch.device) -> Forecast:
@@ -76,10 +71,10 @@ def batches_of(evaluation: RunEvaluation) -> list[Batch]:
 
 
 def print_forecast(evaluation: RunEvaluation, tokens: int, window: int, device: torch.device, console: Console) -> None:
-    """Print how long a run that trains on ``tokens`` tokens in windows takes on this machine, by a short timing of its
-    layers."""
+    """Print how long a run takes on this machine that takes as long as plain training on ``tokens`` tokens in windows, by a short
+    timing of its layers."""
     config, precision = load_config(evaluation.recipe.model), evaluation.specification.precision
-    training = training_seconds(config, evaluation.recipe, tokens, window, precision, device)
+    training = training_seconds(config, tokens, window, precision, device)
     console.print(told(training, measured_here(batches_of(evaluation), config, precision, device)))
 
 

@@ -75,8 +75,7 @@ def parse_changes(assignments: Iterable[str]) -> dict[str, Any]:
             value = read_text(text)
         except ValueError as error:
             raise RecipeError(f"--set {key}: {_short(text)} is not a YAML value ({error}); correct it") from None
-        if changes.setdefault(key.strip(), value) != value:
-            raise RecipeError(f"--set {key.strip()} is given twice, with different values; leave one out")
+        changes[key.strip()] = value  # given twice, the last counts: what plan proposes is added to a command
     return changes
 
 

@@ -114,8 +114,8 @@ class Cost:
             return ""
         return (
             f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than "
-            f"{COST_LIMIT}: it reads short texts worse than its base. Train longer, at a lower rate, or under another "
-            "interpolation."
+            f"{COST_LIMIT}: it reads short texts worse than its base. Let the base teach more, train on such text too, or "
+            "take another interpolation."
         )
 
 

@@ -36,7 +36,7 @@ class EffectiveLength:
             return "Too little was measured to say how far it reads"
         if not self.tokens:
             return "Not extended: it fails the rule at the shortest length that was tested"
-        if not extended and not self.next:
+        if not extended and not self.next and target != original:
             return f"Not known whether it was extended: measured up to {self.tokens:,} tokens, and its original has {original:,}"
         if not extended:
             return f"Not extended: it reads {self.tokens:,} tokens, no more than its original {original:,}"

@@ -43,6 +43,10 @@ class Hardware:
     peak: float = 312e12  # bf16 operations a second of each GPU, as its maker states
     utilisation: float = 0.4  # the fraction of the peak that training reaches
 
+    def holds(self, peak: float) -> bool:
+        """Whether a GPU holds so many bytes and leaves ``ROOM`` free."""
+        return peak + ROOM <= self.memory
+
     def __post_init__(self) -> None:
         for name, value in {"gpus": self.gpus, "gpu-memory": self.memory / 1e9, "tflops": self.peak / 1e12}.items():
             if not 0 < value < math.inf:
@@ -78,8 +82,8 @@ class CostEstimate:
         return max(self.loading, self.weights + self.gradients + self.optimizer + self.teacher)
 
     def fits(self, hardware: Hardware) -> bool:
-        """Whether the peak leaves ``ROOM`` free."""
-        return self.memory + ROOM <= hardware.memory
+        """Whether a GPU holds the peak."""
+        return hardware.holds(self.memory)
 
 
 def estimate_cost(
@@ -119,7 +123,7 @@ def estimate_cost(
     loading = (2 if low and rules else 4) * cost.parameters
     four_bits = rules is not None and rules.base == "4bit"
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
-    operations = cost.operations * batch / micro * (1 + taught_share(recipe))
+    operations = cost.operations * batch / micro * (1 + _taught(recipe) / _passes(recipe))
     copied = recipe.teacher is not None and rules is None
     return CostEstimate(
         window,
@@ -148,25 +152,27 @@ def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
         ) from error
 
 
-def taught_share(recipe: Recipe) -> float:
-    """Return what a teacher adds to the operations of a step, in the mean: a forward pass of the whole windows that it reads.
+def _passes(recipe: Recipe) -> float:
+    """Return how many forward passes a step's operations are: backward takes twice as many as forward, of frozen weights, as with
+    LoRA, as many; and layers may be computed again."""
+    return (2 if recipe.lora else 3) + checkpointing.is_on(recipe.training)
 
-    A step is a forward pass and a backward pass of twice its operations; of frozen weights, as with LoRA, as many.
-    """
+
+def _taught(recipe: Recipe) -> float:
+    """Return what share of the windows a teacher reads, in a forward pass of its own."""
     if recipe.teacher is None:
         return 0.0
-    read = 1.0 if recipe.teacher.weight else recipe.teacher.written
-    return read * (1 / 2 if recipe.lora else 1 / 3)
+    return 1.0 if recipe.teacher.weight else recipe.teacher.written
 
 
-def trained_tokens(prepared: PreparedRun) -> int:
-    """Return how many tokens a run trains on; those that a teacher reads or writes count by the time that they take."""
+def timed_tokens(prepared: PreparedRun) -> int:
+    """Return how many tokens of plain training, with the gradients of all weights, take as long as the run's training.
+
+    A token that a teacher writes takes about as long as one that is trained on.
+    """
     recipe = prepared.recipe
     tokens = recipe.training.max_steps * recipe.training.batch_size * prepared.window
-    if recipe.teacher is None:
-        return tokens
-    # A token that it writes takes about as long as one that is trained on.
-    return int(tokens * (1 + taught_share(recipe))) + written_text.tokens_of(recipe, prepared.window)
+    return int(tokens * (_passes(recipe) + _taught(recipe)) / 3) + written_text.tokens_of(recipe, prepared.window)
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
@@ -249,7 +255,7 @@ def smallest_change(
     """
     for lighter, run, gpus in _lighter(recipe, hardware.gpus):
         known = planned.fixed - (0 if run.teacher else planned.teacher)
-        if run.lora == recipe.lora and gpus == hardware.gpus and known + ROOM > hardware.memory:
+        if run.lora == recipe.lora and gpus == hardware.gpus and not hardware.holds(known):
             continue
         for smaller, changed, shorter in _smaller(run, planned.window):
             words = " ".join([*smaller, *lighter])
@@ -260,7 +266,7 @@ def smallest_change(
             estimate = estimate_cost(config, changed, shorter, batch, replace(hardware, gpus=gpus))
             if estimate.fits(hardware):
                 return words, estimate
-            if estimate.fixed + ROOM > hardware.memory:
+            if not hardware.holds(estimate.fixed):
                 break
     return None
 

@@ -17,12 +17,16 @@ from skipwise.training.run import require_ours
 def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> PreparedRun:
     """Prepare the run in every process, the first one ahead; an error of one ends all."""
     prepared, error = None, None
+    if out is not None and processes.is_first():  # before the model is looked for, and the text read
+        try:
+            if resume and out.exists():
+                require_results(RunFolder(out).results)
+            require_ours(RunFolder(out), recipe, resume)
+        except SkipwiseError as met:
+            error = met
+    processes.end_together(error)
     with processes.first_ahead():
         try:
-            if out is not None and processes.is_first():  # before the model is looked for, and the text read
-                if resume and out.exists():
-                    require_results(RunFolder(out).results)
-                require_ours(RunFolder(out), recipe, resume)
             require_trainable(recipe, several=processes.launched() > 1)
             prepared = prepare(recipe, console)
         except SkipwiseError as met:

@@ -57,6 +57,16 @@ def planned(files, console: Console = QUIET, **changes) -> RunEvaluation:
     return plan_evaluation(recipe, extension, tokenizer, store, origin, "float32", console)
 
 
+def test_a_runs_facts_name_tasks_as_its_records_do(files) -> None:
+    asked = {
+        "evaluation.tasks": ["passkey", "ruler:vt"],
+        "evaluation.passkey_trials": 1,
+        "evaluation.passkey_lengths": [1024],
+        "target": 1024,
+    }
+    assert planned(files, **asked).facts["tasks"] == ["passkey", "vt"]
+
+
 def test_the_forecast_counts_what_is_measured_during_training(files) -> None:
     requests = [request for batch in batches_of(planned(files, **BEST)) for request in batch.requests]
     assert {request.step for request in requests} == {None, 1, 2}

@@ -193,10 +193,8 @@ def test_parse_changes_reads_yaml_values() -> None:
     }
 
 
-def test_a_key_that_is_set_twice_to_different_values_is_refused() -> None:
-    assert parse_changes(["seed=1", "seed=1"]) == {"seed": 1}
-    with pytest.raises(RecipeError, match="--set seed is given twice, with different values; leave one out"):
-        parse_changes(["seed=1", " seed =2"])
+def test_of_a_key_that_is_set_twice_the_last_counts() -> None:
+    assert parse_changes(["seed=1", " seed =2"]) == {"seed": 2}
 
 
 @pytest.mark.parametrize("word", ["training.learning_rate", "=3"])

@@ -244,6 +244,7 @@ def test_a_step_logged_again_after_a_resume_counts_once():
     [({}, False), ({"teacher": None, "data.answer_weight": 1.0}, False), ({"teacher.weight": 0.0}, True),
      ({"data.retrieval": 0.1, "data.answer_weight": 8.0}, True), ({"data.retrieval": 0.0, "data.answer_weight": 8.0}, False),
      ({"data.retrieval": 0.1, "data.answer_weight": 1.0, "data.first_digit_weight": 8.0}, True),
+     ({"data.retrieval": 0.0, "data.retrieval_end": 0.5, "data.answer_weight": 4.0}, True),
      ({"data.retrieval": 0.1, "data.answer_weight": 1.0, "data.first_digit_weight": None}, False)],
 )  # fmt: skip
 def test_a_training_loss_that_is_not_that_of_the_text_is_said_to_be_none(settings: dict, said: bool):
@@ -262,6 +263,10 @@ def test_perplexity_by_training_step_counts_far_text_in_segments_alone():
         {("windows of 2,048 tokens", 2): 9, ("windows of 2,048 tokens", 4): 8, ("far text", 2): 5, ("far text", 4): 6}
     )
     assert "windows of 2,048 tokens at step 4 and far text at step 2" in plot.caption
+    part = at(6, "segment", 9, 1)[:1]  # of a step that a kill cut short
+    other = [replace(r, data="another") for r in at(2, "sliding", 1, 1)]
+    info = {**INFO, "evaluation": {"documents": {"held out": ["d0", "d1"], "another": ["d0"]}}}
+    assert plots_of(Folder("run", [*measured, *part, *other], info))["steps"].data == plot.data
     assert "steps" not in plots_of(run(*at(2, "sliding", 9, 9)))
 
 

@@ -222,4 +222,6 @@ def test_equal_tokens_are_said_beside_the_tables() -> None:
 def test_passkeys_of_other_seeds_are_said() -> None:
     pose = scored("x", 10.0)
     pose.hits, pose.seeds = {"passkey": {256: [(5, 50)]}}, {"sliding": [0, 1, 2], "prompts": [0]}
-    assert "Seeds 0, 1, 2; passkeys: seed 0." in markdown("passkey", {"linear, 8x": {"pose": pose}})
+    assert "Seeds 0, 1, 2; passkeys: seed 0. ±: standard deviation over seeds." in markdown(
+        "passkey", {"linear, 8x": {"pose": pose}}
+    )

@@ -59,6 +59,12 @@ def test_retrieval_is_judged_at_its_worst_length(claim, holds, worst) -> None:
     assert (finding.holds, finding.worst) == (holds, worst)
 
 
+def test_a_share_just_below_its_bound_is_not_rounded_to_it() -> None:
+    scores = {"a": Scores(hits={"passkey": {512: [(244, 250)]}})}
+    assert judge(Finds("a", least=0.98), scores, 256, 512).worst == "97.6% at 512"
+    assert judge(Finds("a", least=0.976), scores, 256, 512).worst == "98% at 512"
+
+
 def answered(*right: range) -> Scores:
     """Which of 50 prompts of 512 tokens each seed answers rightly."""
     hits = [(len(one), 50) for one in right]

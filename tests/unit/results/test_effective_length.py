@@ -112,6 +112,13 @@ def test_the_headline_says_how_far_the_model_reads(tokens, next, unknown, headli
     assert EffectiveLength(tokens, "", next, unknown).headline(256, 1024) == headline
 
 
+def test_a_base_is_not_extended_however_little_was_measured() -> None:
+    assert (
+        EffectiveLength(256, "").headline(256, 256)
+        == "Not extended: it reads 256 tokens, no more than its original 256"
+    )
+
+
 def test_lengths_that_are_not_known_are_left_out_of_the_headline() -> None:
     assert EffectiveLength(512, "").headline(None) == "Reads 512 tokens"
 

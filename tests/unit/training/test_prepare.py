@@ -10,12 +10,13 @@ import torch
 from rich.console import Console
 
 from skipwise.data.documents import is_held_out
-from skipwise.errors import DataError, ModelError, RecipeError, RunError
+from skipwise.errors import DataError, ModelError, RecipeError, RunError, TrainingError
 from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.training import prepare as preparing
 from skipwise.training import shared_run
+from skipwise.training.cost import timed_tokens
 from skipwise.training.plan import print_plan
 from skipwise.training.prepare import PreparedRun, prepare, require_trainable
 from tests.tiny import checkpoint, corpus
@@ -233,3 +234,27 @@ def test_a_folder_of_another_run_is_refused_before_the_text_is_read(tmp_path, mo
     (tmp_path / "run" / "recipe.yaml").write_text("seed: 1\n")
     with pytest.raises(RunError, match="holds another run: pass --resume"):
         shared_run.prepare_together(load_recipe(None), tmp_path / "run", False, Console(file=io.StringIO()))
+
+    def refused_by_first(error: object) -> None:
+        raise TrainingError("process 0: holds another run")
+
+    monkeypatch.setattr(shared_run.processes, "is_first", lambda: False)  # the others hear of it before they read
+    monkeypatch.setattr(shared_run.processes, "end_together", refused_by_first)
+    with pytest.raises(TrainingError, match="process 0"):
+        shared_run.prepare_together(load_recipe(None), tmp_path / "run", False, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({"method": None}, 3),
+        ({"method": None, "lora": {}}, 2),
+        ({"method": None, "training.gradient_checkpointing": True}, 4),
+        ({"method": None, "lora": {}, "training.gradient_checkpointing": True, "teacher.weight": 1}, 4),
+        ({"method": None, "teacher.weight": 1}, 4),
+    ],
+)
+def test_training_is_timed_by_its_forward_passes(tmp_path, changes, passes) -> None:
+    run = prepared(tmp_path, checkpoint(tmp_path / "base"), **changes)
+    tokens = run.recipe.training.max_steps * run.recipe.training.batch_size * run.window
+    assert timed_tokens(run) == tokens * passes // 3

@@ -17,6 +17,7 @@ from skipwise.model.checkpointing import NAME
 from skipwise.model.teacher import Teacher
 from skipwise.recipes import schema as recipe
 from skipwise.training import checkpoints, guards, progress
+from skipwise.training import progress as display
 from skipwise.training import trainer as training
 
 pytestmark = pytest.mark.usefixtures("frozen_imports")
@@ -559,14 +560,16 @@ def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
 def test_what_is_measured_between_steps_is_no_training_time(tmp_path, monkeypatch) -> None:
     skipped = [0.0]
     clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + skipped[0])
-    monkeypatch.setattr(training, "time", clock)
-    logs: list[dict] = []
+    for module in (training, display):
+        monkeypatch.setattr(module, "time", clock)
+    told, logs = shown_on(monkeypatch, terminal=False), list[dict]()
 
     def measure(step: int) -> None:
         skipped[0] += 1e6  # seconds
 
-    _, summary = run(tmp_path, on_log=logs.append, on_step=measure, logging_steps=1)
+    _, summary = run(tmp_path, on_log=logs.append, on_step=measure, logging_steps=1, shown=True)
     assert skipped[0] >= 2e6
     assert 0 < summary.seconds < 1e6
     assert summary.tokens_per_second > summary.tokens / 1e6
     assert all(log["tokens_per_second"] > summary.tokens / 1e6 for log in logs)
+    assert int(re.findall(r"([\d,]+) tokens/s", told.getvalue())[-1].replace(",", "")) > 0
