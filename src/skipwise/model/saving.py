@@ -21,6 +21,11 @@ from skipwise.results.files import fresh_folder
 _TOLERANCE = 1e-5  # of logits, saved against reloaded
 
 
+def partial_of(folder: Path) -> Path:
+    """Return where a model is written and checked before it moves to ``folder``."""
+    return folder.with_name(folder.name + ".partial")
+
+
 def save_extended(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -34,7 +39,7 @@ def save_extended(
 
     ``origin`` is written beside them. If ``adapter_of`` names a base, only the adapter is written.
     """
-    temporary = folder.with_name(folder.name + ".partial")
+    temporary = partial_of(folder)
     fresh_folder(temporary)
     tokenizer.model_max_length = extension.target_length
     generation = model.generation_config

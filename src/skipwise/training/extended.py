@@ -15,7 +15,7 @@ from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.loading import load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
-from skipwise.model.saving import round_weights, save_extended
+from skipwise.model.saving import partial_of, round_weights, save_extended
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import TrainingRecord
@@ -148,8 +148,7 @@ def save_trained(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) 
         model = lora.merged(model, load_model(prepared.recipe.model, prepared.extension))
     if not adapter_of:
         round_weights(model, getattr(torch, prepared.recipe.training.save_dtype))
-    partial = run.model.with_name("model.partial")
-    with disk_space(partial, checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
+    with disk_space(partial_of(run.model), checkpoint_bytes(model), "the model", checkpoints=run.checkpoints):
         save_extended(
             model, prepared.tokenizer, prepared.extension, run.model, origin=prepared.origin, adapter_of=adapter_of
         )
