@@ -201,7 +201,9 @@ def _paired_table(arm: str, rows: Rows, text: str) -> str:
             lines.append(_line(variant, cells))
     compared = any(row.measured for variant, row in rows.items() if variant != arm)
     return (
-        markdown_table([f"{arm_name(arm)}'s perplexity relative to each arm's, %, {text}", *map(format_length, windows)], lines)
+        markdown_table(
+            [f"{arm_name(arm)}'s perplexity relative to each arm's, %, {text}", *map(format_length, windows)], lines
+        )
         if compared
         else ""
     )
