@@ -79,7 +79,7 @@ def cell(
         if key not in made:
             made[key] = estimate_cost(config, changed, window, recipe.training.batch_size, hardware, micro=1)
         estimate = made[key]
-        if estimate.fits(hardware):
+        if hardware.holds(estimate.memory):
             hours = estimate.operations * recipe.training.max_steps
             hours /= hardware.gpus * hardware.peak * hardware.utilisation * 3600
             time = f"{hours:.1f} h" if hours >= 0.95 else f"{60 * hours:.0f} min"

@@ -43,16 +43,16 @@ class Hardware:
     peak: float = 312e12  # bf16 operations a second of each GPU, as its maker states
     utilisation: float = 0.4  # the fraction of the peak that training reaches
 
-    def holds(self, peak: float) -> bool:
-        """Whether a GPU holds so many bytes and leaves ``ROOM`` free."""
-        return peak + ROOM <= self.memory
-
     def __post_init__(self) -> None:
         for name, value in {"gpus": self.gpus, "gpu-memory": self.memory / 1e9, "tflops": self.peak / 1e12}.items():
             if not 0 < value < math.inf:
                 raise RecipeError(f"--{name} {value:g} must be a number above 0")
         if not 0 < self.utilisation <= 1:
             raise RecipeError(f"--utilisation {self.utilisation:g} must be above 0 and at most 1")
+
+    def holds(self, peak: float) -> bool:
+        """Whether a GPU holds so many bytes and leaves ``ROOM`` free."""
+        return peak + ROOM <= self.memory
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,6 @@ class CostEstimate:
     def fixed(self) -> float:
         """The part of the peak in bytes that smaller activations leave."""
         return max(self.loading, self.weights + self.gradients + self.optimizer + self.teacher)
-
-    def fits(self, hardware: Hardware) -> bool:
-        """Whether a GPU holds the peak."""
-        return hardware.holds(self.memory)
 
 
 def estimate_cost(
@@ -152,7 +148,7 @@ def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
         ) from error
 
 
-def _passes(recipe: Recipe) -> float:
+def _passes(recipe: Recipe) -> int:
     """Return how many forward passes a step's operations are: backward takes twice as many as forward, of frozen weights, as with
     LoRA, as many; and layers may be computed again."""
     return (2 if recipe.lora else 3) + checkpointing.is_on(recipe.training)
@@ -208,7 +204,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"{hardware.peak / 1e12:.0f} TFLOP/s each. Bytes are those of tensors: {_bytes(ROOM)} must stay free for the CUDA "
         "context and fragmentation."
     )
-    fits = {name: estimate.fits(hardware) for name, estimate in rows.items()}
+    fits = {name: hardware.holds(estimate.memory) for name, estimate in rows.items()}
     for name, enough in fits.items():
         if name != ours and not enough:
             console.print(f"{name} does not fit.", style="yellow")
@@ -236,7 +232,7 @@ def fuller_pass(
     for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
         if batch % (gpus * examples) == 0:
             estimate = estimate_cost(config, recipe, window, batch, hardware, examples)
-            if estimate.fits(hardware):
+            if hardware.holds(estimate.memory):
                 return examples, estimate
     return None
 
@@ -264,7 +260,7 @@ def smallest_change(
             on_try(words)
             batch = recipe.training.batch_size
             estimate = estimate_cost(config, changed, shorter, batch, replace(hardware, gpus=gpus))
-            if estimate.fits(hardware):
+            if hardware.holds(estimate.memory):
                 return words, estimate
             if not hardware.holds(estimate.fixed):
                 break
@@ -333,7 +329,7 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
         },
         "while loading, each GPU": [_bytes(c.loading) for c in costs],
         "at the peak, each GPU": [_bytes(c.memory) for c in costs],
-        f"fits in {_bytes(hardware.memory)}": ["yes" if c.fits(hardware) else "no" for c in costs],
+        f"fits in {_bytes(hardware.memory)}": ["yes" if hardware.holds(c.memory) else "no" for c in costs],
         "operations a step": [_scaled(c.operations, ("GFLOP", "TFLOP", "PFLOP", "EFLOP")) for c in costs],
         "time": [f"{c.hours:,.1f} h" if c.hours >= 1 else f"{c.hours * 60:.1f} min" for c in costs],
     }
