@@ -16,6 +16,7 @@ from skipwise.model.config import load_config
 from skipwise.model.memory import parameters_of, token_bytes
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.results.results_file import read_records
+from skipwise.results.run_folder import RunFolder
 from tests.command_line import refused, run
 from tests.measured import ORIGINAL, POSE, run_folder
 from tests.tiny import checkpoint, corpus
@@ -217,12 +218,19 @@ def test_a_missing_model_is_said_to_be_missing(monkeypatch, capsys, tmp_path: Pa
         assert "model 'nope' is neither nano nor smollm2, nor a folder" in refused(monkeypatch, capsys, command, "nope")
 
 
-def test_the_folder_of_a_run_is_told_from_its_model(monkeypatch, capsys, tmp_path: Path) -> None:
-    checkpoint(tmp_path / "run" / "model")
-    message = refused(monkeypatch, capsys, "perplexity", tmp_path / "run")
-    assert f"is the folder of a run, and its model lies in it: give {tmp_path / 'run' / 'model'}" in " ".join(
-        message.split()
-    )
+def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) -> None:
+    wide = str(checkpoint(tmp_path / "run" / "model"))
+    for name in (tmp_path / "run", wide):  # the same command: the second goes on with the first's folder
+        run(monkeypatch, "evaluate", name, "--base", "none", "--tasks", "passkey", "--documents", "0",
+            "--lengths", "512", "--trials", "1", "--out", tmp_path / "evaluation")  # fmt: skip
+    assert RunFolder(tmp_path / "evaluation").read()["evaluation"]["models"][0]["label"] == "run"
+    assert "one is named twice" in refused(monkeypatch, capsys, "evaluate", wide, tmp_path / "run")
+
+
+def test_a_run_that_has_saved_no_model_is_said(monkeypatch, capsys, tmp_path: Path) -> None:
+    dump_recipe(load_recipe("nano", {}), tmp_path / "recipe.yaml")
+    message = refused(monkeypatch, capsys, "perplexity", tmp_path)
+    assert f"{tmp_path} is a run folder without a model yet: finish the run with skipwise extend --resume" in message
 
 
 def test_a_second_text_is_refused(monkeypatch, capsys) -> None:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 def evaluate(
     models: Annotated[
         list[str],
-        typer.Argument(parser=model_name, help="nano, folders, or names on the model hub; several are compared"),
+        typer.Argument(
+            parser=model_name, help="nano, folders of runs or models, or names on the model hub; several are compared"
+        ),
     ],
     text: TextOptions,
     target: Annotated[str | None, typer.Option(help="the farthest length; default: what it was extended to")] = None,

@@ -44,7 +44,10 @@ Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions onl
 MethodName = Annotated[
     str | None, typer.Option(help="skipwise, or paper: PoSE as published; --set method=null for neither")
 ]
-Model = Annotated[str, typer.Argument(parser=model_name, help="nano, smollm2, a folder, or a name on the model hub")]
+Model = Annotated[
+    str,
+    typer.Argument(parser=model_name, help="nano, smollm2, the folder of a model or a run, or a name on the model hub"),
+]
 Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
 Questions = Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")]
 RecipeName = Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")]
@@ -55,7 +58,8 @@ Records = Annotated[
 StartingModel = Annotated[
     str | None,
     typer.Argument(
-        parser=model_name, help="nano (embedded, the default), smollm2, a folder, or a name on the model hub"
+        parser=model_name,
+        help="nano (embedded, the default), smollm2, the folder of a model or a run, or a name on the model hub",
     ),
 ]
 Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]

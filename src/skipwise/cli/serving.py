@@ -5,17 +5,14 @@ from typing import Annotated
 
 import typer
 
-from skipwise.cli.options import read_length, read_path
+from skipwise.cli.options import Model, read_length, read_path
 from skipwise.cli.terminal import prepare_process
-from skipwise.recipes.names import model_name
 
 _Length = Annotated[str | None, typer.Option(help="read no farther than this; default: what it was extended to")]
 
 
 def check(
-    model: Annotated[
-        str, typer.Argument(parser=model_name, help="a run folder, a checkpoint's folder, or a name on the model hub")
-    ],
+    model: Model,
     engine: Annotated[
         str | None, typer.Option(help="engines, as transformers,vllm,llama.cpp; default: all that are installed")
     ] = None,
@@ -44,9 +41,7 @@ def check(
 
 
 def export(
-    model: Annotated[
-        str, typer.Argument(parser=model_name, help="a run folder, a checkpoint's folder, or a name on the model hub")
-    ],
+    model: Model,
     to: Annotated[str, typer.Option(help="gguf, for llama.cpp, Ollama and what is built on them")] = "gguf",
     type_: Annotated[
         str, typer.Option("--type", help="of the weights: f32, f16, bf16, q8_0, q6_k, q5_k or q4_k")

@@ -19,13 +19,13 @@ from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
 from skipwise.model.origin import promised_length, read_origin
 from skipwise.model.rope import original_length
-from skipwise.model.sealed import FILE, require_unchanged
+from skipwise.model.sealed import require_unchanged
 
 _SHORTEST = 64  # tokens that are read
 
 
 def model_folder(name: str) -> str:
-    """Return the folder of a model: of a run folder its model; of a name on the hub its files, downloaded.
+    """Return the folder of a model; of a name on the hub its files, downloaded.
 
     Raises:
         ModelError: there is none, or it is an adapter.
@@ -35,8 +35,7 @@ def model_folder(name: str) -> str:
             f"{name} is a GGUF file: skipwise convert FILE.gguf OUT makes a checkpoint of it and checks that; skipwise export "
             "checks the file that it writes"
         )
-    run = Path(name) / "model"
-    folder = str(run) if (run / "config.json").exists() or (run / FILE).exists() else resolve(name)
+    folder = resolve(name)
     require_unchanged(Path(folder))
     load_config(folder)
     if not Path(folder).is_dir():

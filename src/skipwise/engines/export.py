@@ -13,6 +13,7 @@ from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_
 from skipwise.engines.request import engine_here
 from skipwise.errors import EngineError, RunError, one_of
 from skipwise.model.loading import load_tokenizer
+from skipwise.recipes.names import short_name
 from skipwise.results.files import keep_for_this_process, write_checksum
 
 
@@ -31,8 +32,7 @@ def export(
     one_of("--to", to, ("gguf",))
     one_of("--type", kind, TYPES)
     folder = Path(model_folder(model)).resolve()
-    name = folder.parent.name if folder.name == "model" else folder.name
-    out = out or Path(f"{name}-{kind}.gguf")
+    out = out or Path(f"{short_name(str(folder))}-{kind}.gguf")
     unchecked = out.with_name(f"{out.name}.unchecked") if out.name else out
     _require_free(out)
     keep_for_this_process(out)

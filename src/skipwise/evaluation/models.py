@@ -18,6 +18,7 @@ from skipwise.model.origin import promised_length, read_origin
 from skipwise.model.precision import default_device, dtype_of
 from skipwise.model.rope import Extension, original_length
 from skipwise.model.sealed import require_unchanged
+from skipwise.recipes.names import short_name
 
 
 @dataclass(frozen=True)
@@ -131,11 +132,5 @@ def _base_of(name: str) -> str | None:
 
 
 def _labels(names: list[str]) -> list[str]:
-    short = [_short(name) for name in names]
+    short = [short_name(name) for name in names]
     return [label if short.count(label) == 1 else name for label, name in zip(short, names, strict=True)]
-
-
-def _short(name: str) -> str:
-    """The name of the run for a run's model, else the last part of the path."""
-    path = Path(name).resolve() if Path(name).exists() else Path(name)
-    return path.parent.name if path.name == "model" and path.parent.name else path.name

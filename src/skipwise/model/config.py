@@ -62,7 +62,8 @@ class _Written(BaseModel):
 
 
 def resolve(name: str) -> str:
-    """Return the folder of a model that a package has (``packaged``), else ``name`` itself, with ``~`` as the home folder.
+    """Return the folder of a model that a package has (``packaged``), or that lies in a run folder; else ``name`` itself, with
+    ``~`` as the home folder.
 
     Raises:
         ModelError: it is empty, a file, or a path where no folder is; the hub is not asked for a path.
@@ -206,8 +207,8 @@ def _settings(read: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def unreadable(name: str, error: Exception) -> str:
     """Return the message of a model that cannot be read: what is meant by its name, what is wrong, and the way out."""
     said = _invalid(error) if isinstance(error, ValidationError) else reason(error)
-    if (Path(expanded(name)) / "model" / "config.json").exists():
-        return f"{name} is the folder of a run, and its model lies in it: give {Path(name) / 'model'}"
+    if (Path(expanded(name)) / "recipe.yaml").exists():
+        return f"{name} is a run folder without a model yet: finish the run with skipwise extend --resume"
     if Path(expanded(name)).exists():
         return f"model folder {name} cannot be loaded: {said}; correct its files, or fetch the checkpoint again"
     meant, way_out = "", "download it first and give its folder"

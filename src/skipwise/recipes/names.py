@@ -6,6 +6,7 @@ from pathlib import Path
 from skipwise.errors import ModelError, RecipeError, nearest
 
 PACKAGED = ("nano", "smollm2")  # models that come by name, without a folder or the hub
+_MODEL = "model"  # the folder of a run folder that holds its model
 _LONGEST = 255  # bytes of one part of a path, on every common file system
 
 
@@ -42,7 +43,9 @@ def expanded(name: str) -> str:
 
 
 def model_name(name: str) -> str:
-    """Return ``expanded(name)`` of a model; a path where nothing is, is refused before torch is imported.
+    """Return ``expanded(name)`` of a model; a run folder stands for the model in it.
+
+    A path where nothing is, is refused before torch is imported.
 
     Raises:
         ModelError: it can only be a path, and nothing is there.
@@ -54,7 +57,15 @@ def model_name(name: str) -> str:
             f"there is no folder {name}{nearest(str(path), beside)}; give {' or '.join(PACKAGED)}, a folder here or a name on "
             "the model hub, as OWNER/NAME"
         )
+    if (path / _MODEL).is_dir() and not (path / "config.json").exists():
+        return str(path / _MODEL)
     return str(path) if name.startswith("~") else name
+
+
+def short_name(model: str) -> str:
+    """Return the last part of a model's name; for the model of a run the name of the run's folder."""
+    path = Path(model).resolve() if Path(model).exists() else Path(model)
+    return path.parent.name if path.name == _MODEL and path.parent.name else path.name
 
 
 def _is_path(name: str) -> bool:

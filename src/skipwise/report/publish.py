@@ -11,6 +11,7 @@ from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, counted, nearest, reason
 from skipwise.model.sealed import FILE, require_unchanged
+from skipwise.recipes.names import model_name
 from skipwise.report.model_card import is_hub_name
 from skipwise.report.tables import Table, rich_table
 
@@ -128,7 +129,7 @@ def _require_accepted(card: ModelCard, folder: Path) -> None:
 
 
 def _folder(model: Path) -> Path:
-    folder = model / "model" if (model / "recipe.yaml").exists() or (model / "run.json").exists() else model
+    folder = Path(model_name(str(model)))
     if not (folder / "config.json").exists():
         raise ModelError(f"{folder} holds no finished model; finish the run with --resume, or give another folder")
     require_unchanged(folder)

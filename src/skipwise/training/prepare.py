@@ -26,6 +26,7 @@ from skipwise.model.rope import Extension, extension_of
 from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import other_layers
 from skipwise.model.teacher import Teacher
+from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Lora, Recipe
 from skipwise.results.run_folder import BASE_MODEL, TRAINING_TEXT
 from skipwise.training import processes
@@ -51,10 +52,10 @@ class PreparedRun:
     @property
     def name(self) -> str:
         """A name for the run: model, target and method."""
-        model = Path(self.recipe.model).name or "model"
         arm = "" if self.recipe.arm == "skipwise" else f"-{self.recipe.arm}"
         adapted = "-lora" if self.recipe.lora else ""
-        return f"{model}-{format_length(self.extension.target_length)}-{self.recipe.interpolation}{arm}{adapted}"
+        target = format_length(self.extension.target_length)
+        return f"{short_name(self.recipe.model)}-{target}-{self.recipe.interpolation}{arm}{adapted}"
 
     @property
     def precision(self) -> Precision:

@@ -172,8 +172,11 @@ def test_what_is_no_finished_model_is_refused(run: Path, hub: Hub, tmp_path: Pat
         said(run, "tiny")
     with pytest.raises(RunError, match=r"--base 'nano' is no name of a model on the hub"):
         said(run, base="nano")
-    with pytest.raises(ModelError, match="holds no finished model"):
+    with pytest.raises(ModelError, match="there is no folder"):
         said(tmp_path / "nothing")
+    (tmp_path / "begun").mkdir()
+    with pytest.raises(ModelError, match="begun holds no finished model"):
+        said(tmp_path / "begun")
     (run / "model" / "config.json").write_text("{}")
     with pytest.raises(RunError, match=r"config.json"):
         said(run, upload=True)
