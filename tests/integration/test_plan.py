@@ -81,6 +81,19 @@ def test_a_teacher_is_held_whole_on_each_gpu_and_inside_additions_takes_nothing(
     assert "teacher, each GPU" not in cells
 
 
+def test_what_the_optimizer_keeps_is_planned(model, monkeypatch, capsys) -> None:
+    """Of 666.9 million weights 131.1 million are an embedding."""
+    for optim, kept in (("adamw_torch", "5.3 GB"), ("adamw_8bit", "2.1 GB"), ("lion_8bit", "1.1 GB")):
+        cells, printed = planned(monkeypatch, capsys, model, "--target", "4k", "--set", f"training.optim={optim}")
+        assert cells["optimizer, each GPU"] == [kept, kept]
+        assert "is counted as AdamW" not in printed
+    for words in (["galore_adamw"], ["adafactor", "--gpus", "8"]):
+        _, printed = planned(
+            monkeypatch, capsys, model, "--target", "4k", "--set", f"training.optim={words[0]}", *words[1:]
+        )
+        assert f"training.optim {words[0]} is counted as AdamW" in printed
+
+
 def test_gpus_share_what_is_held(model, monkeypatch, capsys) -> None:
     words = [model, "--target", "16k", "--gpus", "8", "--gpu-memory", "3.5GB"]
     cells, printed = planned(monkeypatch, capsys, *words)
@@ -92,6 +105,7 @@ def test_gpus_share_what_is_held(model, monkeypatch, capsys) -> None:
     assert "--lora" not in printed
 
 
+_EIGHT = "--set training.optim=adamw_8bit"
 _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.base=4bit"
 
 
@@ -104,7 +118,9 @@ _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.b
             ["--set", "training.per_device_train_batch_size=2"],
             f"--set training.per_device_train_batch_size=1 {_LOW}",
         ),
-        ("14.5GB", ["--set", "teacher.weight=1"], f"{_LOW} --set teacher=null"),
+        ("14.5GB", ["--set", "teacher.weight=1"], _EIGHT),
+        ("11.5GB", ["--set", "teacher.weight=1"], f"{_LOW} {_EIGHT} --set teacher=null"),
+        ("12GB", ["--set", "teacher.weight=1", *_EIGHT.split()], "--set teacher=null"),
         ("7.5GB", [], "--lora"),
         ("5.7GB", ["--set", "train_length=16k", "--target", "32k"], f"{_LOW} --set train_length=8k --lora"),
         ("7.5GB", ["--set", "train_length=8k", "--target", "16k"], "--lora"),
@@ -230,7 +246,7 @@ def test_what_takes_long_is_said_meanwhile(model, monkeypatch, capsys) -> None:
     """In a log file too, and before the work."""
     _, printed = planned(monkeypatch, capsys, model, "--target", "4k", "--gpu-memory", "6GB")
     said = [line.split()[0] for line in printed.splitlines() if line.endswith(" ...")]
-    assert said == ["starting", "building", "running", "looking", "trying"]
+    assert said == ["starting", "building", "running", "looking", "trying", "trying"]
 
 
 def test_an_architecture_that_cannot_run_a_step_is_explained(model, monkeypatch, capsys) -> None:

@@ -10,6 +10,15 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PretrainedConfig
 
+# Bytes that an optimizer keeps for each trained weight, and for each of an embedding, by its name in transformers. Moments in 8 bits
+# have a scale of 4 bytes for each 256, and Trainer keeps those of embeddings in 32 bits.
+_KEPT = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), (8.0, 8.0)),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2 * (1 + 4 / 256), 8.0)),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), (1 + 4 / 256, 4.0)),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (4.0, 4.0)),
+    **dict.fromkeys(("adafactor", "sgd"), (0.0, 0.0)),  # Adafactor keeps a number for each row and column
+}
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
@@ -33,6 +42,11 @@ def parameters_of(config: PretrainedConfig) -> int | None:
             return int(AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters())
     except Exception:  # of the architecture's own code
         return None
+
+
+def optimizer_bytes(optim: str) -> tuple[float, float] | None:
+    """Return how many bytes an optimizer keeps for each trained weight, and for each of an embedding; None if not known."""
+    return _KEPT.get(optim)
 
 
 def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int:

@@ -53,6 +53,7 @@ class StepCost:
 
     parameters: int  # number in the model
     trained: int  # number with gradients
+    embedded: int  # number of those that are an embedding
     quantizable: int  # number in frozen linear layers without the output layer, which 4 bits can hold
     weights: int  # bytes of all parameters
     block: int  # bytes of the largest layer's parameters, which a sharded run gathers
@@ -90,10 +91,12 @@ def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, oper
     head = stock.get_output_embeddings()
     linear = [part for part in stock.modules() if isinstance(part, torch.nn.Linear) and part is not head]
     lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+    embedding: Any = stock.get_input_embeddings()
     blocks = (sum(weight.nbytes for weight in block.parameters()) for layers in lists for block in layers)
     return StepCost(
         parameters=sum(weight.numel() for weight in parameters),
         trained=sum(weight.numel() for weight in parameters if weight.requires_grad),
+        embedded=embedding.weight.numel() if embedding.weight.requires_grad else 0,
         quantizable=sum(part.weight.numel() for part in linear if not (settings.lora and part.weight.requires_grad)),
         weights=sum(weight.nbytes for weight in parameters),
         block=max(blocks, default=0),

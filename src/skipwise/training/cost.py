@@ -17,7 +17,7 @@ from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
 from skipwise.method.lengths import format_length
 from skipwise.model import checkpointing
 from skipwise.model.config import load_config
-from skipwise.model.memory import experts_of
+from skipwise.model.memory import experts_of, optimizer_bytes
 from skipwise.model.rope import extension_of, lengths_told, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
@@ -32,6 +32,7 @@ _SHORTEST = 2048  # tokens of a window that is proposed
 ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
 _FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
 _MOST_GPUS = 64
+_ADAMW, _EIGHT_BITS = ("adamw_torch", "adamw_torch_fused"), "adamw_8bit"
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class CostEstimate:
     operations: float  # of one step, over all GPUs
     weights: float  # in a sharded run also the two layers that are gathered at a time
     gradients: float  # as they accumulate
-    optimizer: float  # Adam's two moments; in a sharded run also the float32 weights
+    optimizer: float  # what the optimizer keeps, as Adam's two moments; in a sharded run also the float32 weights
     activations: float  # peak of what backward needs and the current operation holds
     teacher: float  # the frozen base, which each GPU holds whole; with LoRA it is the one that is trained on
     loading: float  # before training, when each process holds the whole model
@@ -89,8 +90,8 @@ def estimate_cost(
 
     On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
-    holds float32 weights and moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020). A teacher's
-    weights have the computing precision.
+    holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020). A
+    teacher's weights have the computing precision.
     """
     settings, rules = recipe.training, recipe.lora
     known_fields(settings)
@@ -128,12 +129,18 @@ def estimate_cost(
         operations,
         weights=(cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0),
         gradients=(2 if sharded else 4) * cost.trained / gpus,
-        optimizer=(12 if sharded else 8) * cost.trained / gpus,
+        optimizer=12 * cost.trained / gpus if sharded else _kept(cost, settings.optim),
         activations=cost.activations,
         teacher=(4 if settings.precision == "float32" else 2) * cost.parameters if copied else 0,
         loading=loading - saved,
         hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.utilisation) / 3600,
     )
+
+
+def _kept(cost: StepCost, optim: str) -> float:
+    """Return how many bytes an optimizer keeps on one GPU; one that is not known counts as AdamW."""
+    each, of_embedding = optimizer_bytes(optim) or (8, 8)
+    return each * (cost.trained - cost.embedded) + of_embedding * cost.embedded
 
 
 def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
@@ -204,6 +211,9 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"{hardware.peak / 1e12:.0f} TFLOP/s each. Bytes are those of tensors: {_bytes(ROOM)} must stay free for the CUDA "
         "context and fragmentation."
     )
+    optim = recipe.training.optim
+    if optimizer_bytes(optim) is None or (gpus > 1 and optim not in _ADAMW):
+        console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
     fits = {name: hardware.holds(estimate.memory) for name, estimate in rows.items()}
     for name, enough in fits.items():
         if name != ours and not enough:
@@ -246,12 +256,14 @@ def smallest_change(
 
     First what makes activations smaller, each kept when the next is added: single windows in a pass, activations computed
     again in backward, windows down to an eighth and no shorter than 2k. Where that is not enough, the same again after each
-    of a run without its teacher, low-rank additions, frozen weights in 4 bits, and 2 to 64 GPUs that share the weights; so a
-    window is not made shorter where weights are what does not fit. ``on_try`` gets the options before each.
+    of AdamW's moments in 8 bits (Dettmers et al., 2022), a run without its teacher, low-rank additions, frozen weights in 4 bits,
+    and 2 to 64 GPUs that share the weights; so a window is not made shorter where weights are what does not fit. ``on_try``
+    gets the options before each.
     """
     for lighter, run, gpus in _lighter(recipe, hardware.gpus):
         known = planned.fixed - (0 if run.teacher else planned.teacher)
-        if run.lora == recipe.lora and gpus == hardware.gpus and not hardware.holds(known):
+        same = (run.lora, run.training.optim, gpus) == (recipe.lora, recipe.training.optim, hardware.gpus)
+        if same and not hardware.holds(known):
             continue
         for smaller, changed, shorter in _smaller(run, planned.window):
             words = " ".join([*smaller, *lighter])
@@ -272,8 +284,13 @@ def _lighter(recipe: Recipe, gpus: int) -> Iterator[tuple[list[str], Recipe, int
     words: list[str] = []
     yield words, recipe, gpus
     if recipe.lora is None:
+        whole = recipe
+        if gpus == 1 and recipe.training.optim in _ADAMW:
+            words = [f"--set training.optim={_EIGHT_BITS}"]
+            whole = recipe.model_copy(update={"training": recipe.training.model_copy(update={"optim": _EIGHT_BITS})})
+            yield words, whole, gpus
         if recipe.teacher:
-            yield ["--set teacher=null"], recipe.model_copy(update={"teacher": None}), gpus
+            yield [*words, "--set teacher=null"], whole.model_copy(update={"teacher": None}), gpus
         words = ["--lora"]
         recipe = recipe.model_copy(update={"lora": Lora()})
         yield words, recipe, gpus

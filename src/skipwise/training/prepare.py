@@ -19,7 +19,7 @@ from skipwise.model import lora
 from skipwise.model.config import load_config, resolve
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.memory import machine_memory, parameters_of
+from skipwise.model.memory import machine_memory, optimizer_bytes, parameters_of
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import Precision, choose_precision, default_device, dtype_of
 from skipwise.model.rope import Extension, extension_of
@@ -237,7 +237,7 @@ def require_trainable(recipe: Recipe, *, several: bool = False) -> None:
         what = "holding frozen weights"
         ways = "a smaller model, or lora.base=4bit" if rules.base != "4bit" else "a smaller model"
     else:
-        each = 16 if recipe.training.optim in ("adamw_torch", "adamw_torch_fused") else 8
+        each = 8 + (optimizer_bytes(recipe.training.optim) or (0,))[0]
         what = "training all weights, with gradients and what the optimizer keeps,"
         ways = "--lora, which trains low-rank additions, a smaller model, or several GPUs (--launch zero3)"
         if recipe.teacher and each * parameters <= memory:

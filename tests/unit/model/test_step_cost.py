@@ -1,12 +1,16 @@
 """What a step is said to hold and compute against the allocator's own events of a real step, and closed forms."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 import torch
 from torch.profiler import profile
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from skipwise.model.checkpointing import NAME
 from skipwise.model.lora import adapt
+from skipwise.model.memory import _KEPT, optimizer_bytes
 from skipwise.model.precision import autocast
 from skipwise.model.step_cost import StepSettings, step_cost
 from skipwise.recipes.schema import Lora
@@ -16,18 +20,10 @@ TOKENS, MICRO = 256, 2
 
 
 def config(**changes: object) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=512,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=TOKENS,
-        bos_token_id=0,
-        eos_token_id=0,
-        **changes,
-    )
+    widths = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    return LlamaConfig(**(widths | heads | ids | {"max_position_embeddings": TOKENS} | changes))
 
 
 def allocated(model: torch.nn.Module, precision: str) -> int:
@@ -109,3 +105,22 @@ def test_every_family_is_planned(family: str) -> None:
     assert cost.parameters == sum(w.numel() for w in families.model(family).parameters())
     assert cost.activations > 0
     assert before.to_dict() == families.config(family).to_dict()
+
+
+@pytest.mark.parametrize("optim", sorted(_KEPT))
+def test_an_optimizer_keeps_as_many_bytes_as_is_said(optim: str, tmp_path: Path) -> None:
+    """In its tables of 256 values, one for each tensor, an optimizer in 8 bits keeps 0.04 bytes a weight more here."""
+    if "bit" in optim and not find_spec("bitsandbytes"):
+        pytest.skip("bitsandbytes is not installed")
+    model = LlamaForCausalLM(config(hidden_size=256, intermediate_size=512))
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), optim=optim, use_cpu=True, report_to="none"))
+    optimizer = trainer.create_optimizer()
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    kept = sum(one.nbytes for state in optimizer.state.values() for one in state.values() if torch.is_tensor(one))
+    cost, said = step_cost(model.config, StepSettings(TOKENS)), optimizer_bytes(optim)
+    assert said is not None
+    assert cost.embedded == model.get_input_embeddings().weight.numel()
+    expected = said[0] * (cost.trained - cost.embedded) + said[1] * cost.embedded
+    assert kept / cost.trained == pytest.approx(expected / cost.trained, abs=0.05)
