@@ -157,7 +157,9 @@ class _Trainer(Trainer):
                 "0.19.2 does: pip install -U deepspeed, or choose --launch ddp or fsdp"
             )
         if forward := vars(self.model).pop("_original_forward", None):
-            self.model.forward = forward
+            del self.model.forward
+            if self.model.forward != forward:  # not the class's: set before training
+                self.model.forward = forward  # else the model would hold itself, and stay in memory when it is done with
         return prepared
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:

@@ -1,9 +1,11 @@
 import copy
+import gc
 import io
 import math
 import re
 import shutil
 import time
+import weakref
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -266,6 +268,34 @@ def test_bf16_autocast_keeps_float32_weights_and_the_stock_model(tmp_path):
     assert model.config.use_cache
     assert model(input_ids=torch.zeros(1, 2, dtype=torch.int64)).logits.dtype == torch.float32
     assert math.isfinite(records[-1]["loss"])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_trained_model_that_nothing_names_leaves_memory_at_once(tmp_path, precision: str) -> None:
+    """What is measured next needs the room, and the collector of cycles may come late."""
+    gc.collect()
+    gc.disable()
+    try:
+        model, _ = run(tmp_path, precision=precision)
+        known = weakref.ref(model)
+        del model
+        assert known() is None
+    finally:
+        gc.enable()
+
+
+def test_a_forward_that_was_set_before_training_stays(tmp_path) -> None:
+    model, called = tiny_model(), []
+    stock = model.forward
+
+    def forward(*args, **kwargs):
+        called.append(len(args))
+        return stock(*args, **kwargs)
+
+    model.forward = forward
+    run(tmp_path, model, precision="bf16")
+    assert model.forward is forward
+    assert called
 
 
 # --- what stops it ----------------------------------------------------------------------------------------
