@@ -76,9 +76,15 @@ class Teacher:
 
     @torch.no_grad()
     def taught(
-        self, ids: torch.Tensor, weights: torch.Tensor, positions: torch.Tensor | None = None, *, logits: bool = False
-    ) -> Taught:
-        """Read a batch; return what it predicts there, as all ``logits`` if asked.
+        self,
+        ids: torch.Tensor,
+        weights: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        *,
+        logits: bool = False,
+        sharded: bool = False,
+    ) -> Taught | None:
+        """Read a batch; return what it predicts there, as all ``logits`` if asked; None where nothing has a weight.
 
         Each text is read alone, no further than its last token with a weight, nor beyond the window, where weights count as 0.
         Texts that end alike are read together.
@@ -89,6 +95,8 @@ class Teacher:
             positions: at which the teacher reads, int64 [examples, tokens]; a text begins at each 0. Default: an example is one
                 text.
             logits: return its logits, not the states before its output layer.
+            sharded: its weights lie in several processes, which gather them together: then each makes as many passes, also
+                over a batch without weights.
         """
         model = self._model
         places = torch.arange(ids.numel(), device=ids.device)
@@ -97,13 +105,16 @@ class Teacher:
         text = (positions == 0).cumsum(0) - 1  # to which each token belongs
         begins = (positions == 0).nonzero()[:, 0]
         lengths = torch.zeros_like(begins).scatter_reduce_(0, text, (weights != 0) * (positions + 1), "amax")
-        # Where the teacher's weights are shared, each process must make as many passes, so no group is left out.
+        if not (sharded or lengths.any()):
+            return None
         groups = lengths.argsort().tensor_split(max(1, min(_PASSES, ids.numel() // _WORTH_A_PASS)))
         found: torch.Tensor | None = None
         states_only = nullcontext() if logits else without_output_layer(model)
         with self._frozen(), in_mode(model, training=False), states_only, blocked_attention(model):
             for texts in groups:
                 group = texts[lengths[texts] > 0]
+                if not (sharded or len(group)):
+                    continue
                 columns = torch.arange(int(lengths[group].max()) if len(group) else 1, device=ids.device)
                 group = group if len(group) else begins.new_zeros(1)
                 # Beside a longer text the columns run on past a text's end; what is read there is not used.

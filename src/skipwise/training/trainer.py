@@ -136,6 +136,11 @@ class _Trainer(Trainer):
         self._sliced: bool | None = None
         self._apart = False
 
+    @property
+    def _sharded(self) -> bool:
+        """Whether each process holds only a shard of the weights."""
+        return self.is_deepspeed_enabled or self.is_fsdp_enabled
+
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         with settings_errors():
             return super().create_optimizer(*args, **kwargs)
@@ -204,10 +209,12 @@ class _Trainer(Trainer):
         model = cast(PreTrainedModel, self.model)
         taught = None
         if self.teacher is not None and weights is not None:
-            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced)
+            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced, sharded=self._sharded)
         if self._sliced:
             return in_slices(model, taught, label_weights)
-        return nullcontext() if taught is label_weights is None else with_terms(model, taught, label_weights)
+        if taught is None and label_weights is None:
+            return nullcontext()
+        return with_terms(model, taught, label_weights)
 
     def _require_positions(self, batch: dict[str, Any]) -> None:
         """Refuse a batch without the positions of its examples; the model would count 0, 1, 2, ... in silence."""
@@ -222,7 +229,7 @@ class _Trainer(Trainer):
 
     def _require_apart(self, batch: dict[str, Any]) -> None:
         """Refuse a model whose attention reads across packed texts; of a sharded one no process can be asked alone."""
-        if not (self.is_deepspeed_enabled or self.is_fsdp_enabled):
+        if not self._sharded:
             model, precision = cast(PreTrainedModel, self.model), precision_of(self.args)
             ids, positions, mask = (batch[name] for name in ("input_ids", "position_ids", "attention_mask"))
             require_apart(model, ids, positions, mask, precision=precision)
@@ -235,7 +242,7 @@ class _Trainer(Trainer):
         """
         model = cast(PreTrainedModel, self.model)
         logits_needed = self.label_smoother is not None or self.args.use_liger_kernel
-        if logits_needed or self.is_deepspeed_enabled or self.is_fsdp_enabled:
+        if logits_needed or self._sharded:
             return False
         vocabulary = model.config.get_text_config().vocab_size
         worth = self.teacher is not None or worth_chunking(tokens, vocabulary, model.device.type)

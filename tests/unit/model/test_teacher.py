@@ -56,18 +56,18 @@ def test_examples_are_read_to_their_last_taught_token_and_no_further(monkeypatch
     ids, ends = torch.arange(7 * 40).reshape(7, 40) % 97, torch.tensor([40, 3, 0, 25, 4, 0, 38])
     weights = (torch.arange(40) < ends[:, None]).float()
     taught = Teacher(base, WINDOW).taught(ids, weights, logits=True)
-    assert lengths == [1, 4, 38, 40]
+    assert lengths == [4, 38, 40]  # a group of texts without weights is left out
     expected = base(input_ids=ids).logits
     assert torch.equal(taught.weights, weights)
     for row, end in enumerate(ends):
         torch.testing.assert_close(taught.states[row, :end], expected[row, :end], rtol=1e-5, atol=1e-5)
     short = Teacher(base, 8).taught(ids, weights, logits=True)
-    assert lengths[5:] == [1, 4, 8, 8]
+    assert lengths[4:] == [4, 8, 8]
     assert torch.equal(short.weights, weights * (torch.arange(40) < 8))
 
 
 def test_texts_that_share_an_example_are_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each equals a pass over that text alone; a process with fewer texts makes as many passes."""
+    """Each equals a pass over that text alone."""
     base, lengths = families.model("llama").eval(), []
     monkeypatch.setattr(subject, "_WORTH_A_PASS", 20)
     ids = torch.arange(2 * 40).reshape(2, 40) * 11 % 97
@@ -86,9 +86,31 @@ def test_texts_that_share_an_example_are_read_alone(monkeypatch: pytest.MonkeyPa
     short = Teacher(base, 8).taught(ids, weights, positions, logits=True)
     assert lengths == [8, 8, 8, 8]
     assert torch.equal(short.weights, weights * (positions < 8))
-    lengths.clear()
-    Teacher(base, 8).taught(ids, 0 * weights, positions)
+
+
+def test_what_has_no_weight_is_read_only_where_processes_gather_weights_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    base, lengths = families.model("llama").eval(), []
+    monkeypatch.setattr(subject, "_WORTH_A_PASS", 20)
+    base.register_forward_pre_hook(
+        lambda model, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
+    )
+    ids, weights = torch.zeros(4, 40, dtype=torch.long), torch.zeros(4, 40)
+    assert Teacher(base, WINDOW).taught(ids, weights) is None
+    assert lengths == []
+    none = Teacher(base, WINDOW).taught(ids, weights, sharded=True)
+    assert none is not None
+    assert none.weights.count_nonzero() == 0
     assert lengths == [1, 1, 1, 1]
+    weights[2, :7] = 1
+    lengths.clear()
+    some = Teacher(base, WINDOW).taught(ids, weights)
+    assert lengths == [7]
+    lengths.clear()
+    all_passes = Teacher(base, WINDOW).taught(ids, weights, sharded=True)
+    assert lengths == [1, 1, 1, 7]
+    assert torch.equal(some.states[2, :7], all_passes.states[2, :7])
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
