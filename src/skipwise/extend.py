@@ -24,7 +24,7 @@ from skipwise.report.model_card import write_run_card
 from skipwise.report.page import write_page
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
-from skipwise.results.records import CoverageRecord, Measured, TrainingRecord
+from skipwise.results.records import CoverageRecord, Measured, ReadingRecord, TrainingRecord
 from skipwise.results.results_file import append_record, drop_cut_off_record, read_records, require_results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint, processes
@@ -61,6 +61,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         require_saved(run.model)
     probed = None if run.model.exists() else load_and_probe(prepared, console)
     _begin(prepared, evaluation, run, resume, console)
+    _say_passed_steps(evaluation, run, console)
     invite(prepared, run, training=probed is not None)
     if probed is not None:
         model, probe = probed
@@ -149,6 +150,17 @@ def _begin(prepared: PreparedRun, evaluation: RunEvaluation, run: RunFolder, res
     run.record(**prepared.facts, evaluation=evaluation.facts, fingerprints=fingerprints)
     if drop_cut_off_record(run.results):
         console.print(f"{run.results}: the last record was cut off by a kill; it is measured again", style="yellow")
+
+
+def _say_passed_steps(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
+    """Say which training steps a resumed run was asked to measure after it had passed them."""
+    passed = max(map(step_of, complete_checkpoints(run.checkpoints)), default=0)
+    if run.model.exists():
+        passed = evaluation.recipe.training.max_steps
+    known = {record.step for record in read_records(run.results) if isinstance(record, ReadingRecord)}
+    if late := [f"{step:,}" for step in evaluation.steps if step <= passed and step not in known]:
+        told = f"of evaluation.steps not measured, because training is past them: {', '.join(late)}"
+        console.print(told, style="yellow", soft_wrap=True)
 
 
 def _train(

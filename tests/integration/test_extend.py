@@ -302,6 +302,32 @@ def test_resume_measures_only_what_is_missing(finished, files, monkeypatch, caps
     assert (copy / "results.jsonl").read_bytes() == before
 
 
+def test_a_resumed_run_may_change_what_no_weight_depends_on(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    last = sorted((copy / "checkpoints").glob("checkpoint-*"), key=lambda one: int(one.name.split("-")[1]))[-1]
+    shutil.rmtree(last)  # so that steps are trained again
+    shutil.rmtree(copy / "model")
+    free = ["gradient_checkpointing=true", "save_total_limit=1", "report_to=tensorboard", "dataloader_num_workers=1"]
+    run(
+        monkeypatch,
+        "extend",
+        "--resume",
+        "--out",
+        copy,
+        *(word for one in free for word in ("--set", f"training.{one}")),
+    )
+    ours, theirs = (load_file(one / "model" / "model.safetensors") for one in (copy, finished))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy, "--set", "training.learning_rate=1e-5")
+    assert "was begun with training.learning_rate" in message
+
+
+def test_steps_that_were_passed_before_they_were_asked_for_are_said(finished, monkeypatch, capsys, tmp_path) -> None:
+    copy = shutil.copytree(finished, tmp_path / "run")
+    run(monkeypatch, "extend", "--resume", "--out", copy, "--set", "evaluation.steps=[1, 2]")
+    assert "of evaluation.steps not measured, because training is past them: 1, 2" in capsys.readouterr().out
+
+
 def test_resume_measures_again_what_is_to_be_measured_on_other_text(finished, monkeypatch, tmp_path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished, copy)

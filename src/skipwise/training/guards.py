@@ -65,19 +65,20 @@ def memory_errors(trainer: Any) -> Iterator[None]:
         if not out_of_memory(error):
             raise
         examples, tokens = trainer.micro_batch
-        args = trainer.args
-        divisor = max((n for n in range(1, examples) if examples % n == 0), default=0)
-        smaller = [f"training.per_device_train_batch_size={divisor}"] if divisor else []
-        if not getattr(args, checkpointing.NAME):
-            smaller.append("training.gradient_checkpointing=true")
         lighter = [] if hasattr(trainer.model, "peft_config") else ["--lora"]
         lighter += [] if getattr(trainer.model, "is_loaded_in_4bit", False) else ["lora.base=4bit"]
-        others = " or ".join([*filter(None, [", ".join(lighter)]), "a shorter train_length"])
-        ways = f"set {' or '.join(smaller)}" if smaller else f"choose {others}"
+        lighter += ["shorter windows (train_length; of full-length training the target)"] if examples else []
+        new_run = "in a new run (another --out)"
+        ways = [f"{' or '.join(lighter)} {new_run}" if lighter else "a larger GPU"]
+        if examples:
+            divisor = max((n for n in range(1, examples) if examples % n == 0), default=0)
+            ways = [f"training.per_device_train_batch_size={divisor} {new_run}"] if divisor else ways
+            if not getattr(trainer.args, checkpointing.NAME):
+                ways = ["--resume --set training.gradient_checkpointing=true", *(ways if divisor else [])]
         when = (
             f"with {examples} x {tokens:,} tokens in one forward pass" if examples else "before the first forward pass"
         )
         raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory {when}; {ways} in a new run (another --out); "
-            f"{intact(Path(str(args.output_dir)))}"
+            f"step {trainer.state.global_step + 1}: out of memory {when}; choose {', or '.join(ways)}; "
+            f"{intact(Path(str(trainer.args.output_dir)))}"
         ) from error

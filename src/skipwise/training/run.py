@@ -17,6 +17,11 @@ from skipwise.results.files import file_digest
 from skipwise.results.run_folder import RunFolder
 from skipwise.training.arguments import OF_EVALUATION
 
+# Settings by which neither the model nor its logs change, to the bit.
+_FREE = re.compile(
+    r"training\.(dataloader_.*|gradient_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
+)
+
 
 class _OtherVersionError(RunError):
     """A run was begun by a version whose methods had other settings."""
@@ -78,8 +83,9 @@ def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (key, old, new) of every setting that differs."""
-    return [(k, old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)]
+    """Return (key, old, new) of every setting that differs and that a resume may not change."""
+    fixed = (key for key in {**old, **new} if not _FREE.fullmatch(key))
+    return [(key, old.get(key), new.get(key)) for key in fixed if old.get(key) != new.get(key)]
 
 
 def _leading_changes(begun: Recipe, now: Recipe) -> Iterator[str]:
@@ -91,7 +97,7 @@ def _leading_changes(begun: Recipe, now: Recipe) -> Iterator[str]:
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that a resume may not change, by dotted key: all that decides the saved model, and its logs.
+    """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
 
     The evaluation decides it only if the best step is kept; the cache never does, nor the method, whose settings are here.
     """

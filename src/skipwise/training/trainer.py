@@ -164,7 +164,9 @@ class _Trainer(Trainer):
         if forward := vars(self.model).pop("_original_forward", None):
             del self.model.forward
             if self.model.forward != forward:  # not the class's: set before training
-                self.model.forward = forward  # else the model would hold itself, and stay in memory when it is done with
+                self.model.forward = (
+                    forward  # else the model would hold itself, and stay in memory when it is done with
+                )
         return prepared
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:

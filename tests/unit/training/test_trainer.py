@@ -368,8 +368,8 @@ def test_out_of_memory_says_what_was_held(tmp_path, error):
 
     model.lm_head.register_forward_pre_hook(fail)
     message = (
-        r"step 1: out of memory with 4 x 8 tokens.*per_device_train_batch_size=2 or "
-        r"training.gradient_checkpointing=true in a new run \(another --out\); there is no checkpoint yet"
+        r"step 1: out of memory with 4 x 8 tokens.*; choose --resume --set training.gradient_checkpointing=true, or "
+        r"training.per_device_train_batch_size=2 in a new run \(another --out\); there is no checkpoint yet"
     )
     with pytest.raises(TrainingError, match=message):
         run(tmp_path, model, per_device_train_batch_size=4)
@@ -378,7 +378,7 @@ def test_out_of_memory_says_what_was_held(tmp_path, error):
 def test_out_of_memory_before_the_first_batch_says_so(tmp_path):
     args, state = SimpleNamespace(output_dir=tmp_path, **{NAME: False}), SimpleNamespace(global_step=0)
     trainer = SimpleNamespace(micro_batch=(0, 0), args=args, state=state, model=None)
-    message = r"step 1: out of memory before the first forward pass; set training\.gradient_checkpointing=true"
+    message = r"step 1: out of memory before the first forward pass; choose --lora or lora\.base=4bit in a new run"
     with pytest.raises(TrainingError, match=message), guards.memory_errors(trainer):
         raise torch.OutOfMemoryError
 
@@ -389,7 +389,7 @@ def test_out_of_memory_does_not_advise_what_is_set_already(tmp_path):
 
     model = tiny_model()
     model.lm_head.register_forward_pre_hook(fail)
-    with pytest.raises(TrainingError, match=r"forward pass; choose --lora, lora\.base=4bit or a shorter train_length"):
+    with pytest.raises(TrainingError, match=r"choose --lora or lora\.base=4bit or shorter windows \(train_length;"):
         run(tmp_path, model, per_device_train_batch_size=1, gradient_checkpointing=True)
 
 
