@@ -94,7 +94,7 @@ def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     cuts them. Retrieval prompts and texts of the base are left out."""
     rule = prepared.recipe.positions
     lengths = prepared.train_length, prepared.extension.reach
-    if lengths[0] == lengths[1]:  # every distance is in every window
+    if prepared.window == lengths[1]:  # every distance is in every window
         return []
     curve = coverage(*lengths, rule.rules, scheme=rule.scheme)
     original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="short")

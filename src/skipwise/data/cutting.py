@@ -31,6 +31,11 @@ class ExampleRules:
     min_context: int = 0
 
     def __post_init__(self) -> None:
+        if margin := self.positions.margin:
+            raise RecipeError(
+                f"positions.margin = {margin:g} is for plan_extension(..., margin={margin:g}); give its reach as the target_length "
+                "here, and leave the margin out"
+            )
         self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))
         train, chunks = self.train_length, self.positions.chunks
         if train < 4 * chunks:
@@ -89,16 +94,3 @@ class ExampleRules:
         if not self.train_jumps:
             left_out[:, 1:] |= begins[:, 1:]
         return np.where(left_out, IGNORED, labels)
-
-
-def refuse_margin(positions: Positions | None) -> None:
-    """Refuse ``positions.margin``, which only a recipe's own data applies.
-
-    Raises:
-        RecipeError: it is above 0.
-    """
-    if positions and positions.margin:
-        raise RecipeError(
-            f"positions.margin = {positions.margin:g} is for plan_extension(..., margin={positions.margin:g}); give its reach as "
-            "the target_length here, and leave the margin out"
-        )

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.answer_windows import NOWHERE, Answers
-from skipwise.data.cutting import IGNORED, ExampleRules, refuse_margin
+from skipwise.data.cutting import IGNORED, ExampleRules
 from skipwise.data.packing import Packed, pack
 from skipwise.data.passkey import training_passkey
 from skipwise.data.tokenising import build_token_store
@@ -83,7 +83,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     Raises:
         DataError: there are no documents, or one is shorter than an example, or the options leave nothing to train.
-        RecipeError: a length or the seed breaks its rule, or the shares exceed all of the examples.
+        RecipeError: a length or the seed breaks its rule, the shares exceed all of the examples, or ``positions`` has a margin.
     """
 
     def __init__(
@@ -172,7 +172,6 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         Raises:
             DataError: the text cannot be read, or no document of it is left to train on; and what the class raises.
         """
-        refuse_margin(positions)
         data, whole = Data.of(source), (positions or Positions()).scheme == "full"
         store = build_token_store(data, tokenizer)
         train, _ = split_by_name(store, data.held_out)

@@ -85,13 +85,13 @@ def load_model(
     folder = resolve(name)
     require_unchanged(Path(folder))
     config = load_config(name)
+    if extension is not None and (target_length, interpolation) != (None, None):
+        raise ModelError("give an extension, or a target_length with an interpolation, not both")
     if interpolation is not None and target_length is None:
         raise ModelError(
             f"interpolation {interpolation!r} without a target_length would leave the model as it is; give a target_length too"
         )
     if target_length is not None:
-        if extension is not None:
-            raise ModelError("give an extension or a target_length, not both")
         extension = plan_extension(config, target_length=target_length, interpolation=interpolation or "yarn")
     if extension is not None:
         set_interpolation(config, extension)

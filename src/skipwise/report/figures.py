@@ -243,7 +243,10 @@ def coverage_plots(shown: Shown) -> Iterator[Plot]:
     several = Counter(r.label for r in curves)
     labels = [r.label if several[r.label] == 1 else f"{run} · {r.label}" for run, r in found.values()]
     longest = max(r.target_length for r in curves)
-    trained = next((r for r in curves if r.label != "original"), curves[0]).train_length
+    skipping = [
+        r for r in curves if any(p for d, p in zip(r.distances, r.probability, strict=True) if d >= r.train_length)
+    ]
+    trained = max(r.train_length for r in skipping or curves)
 
     def draw(axes: "Axes", ink: str) -> None:
         for i, (label, r) in enumerate(zip(labels, curves, strict=True)):
@@ -261,10 +264,11 @@ def coverage_plots(shown: Shown) -> Iterator[Plot]:
         axes.set_ylabel("probability")
         axes.set_ylim(0, 1.04)
 
+    with_skips = "; with skipped positions every distance up to the target gets its share of examples"
+    with_skips = with_skips if skipping else ", and these runs skip no positions"
     caption = (
         f"Training windows of {trained:,} tokens alone never show the model two tokens farther apart than "
-        f"{trained - 1:,}; with skipped positions every distance up to the target gets its share of examples. "
-        "Examples that are retrieval prompts or text of the base are not counted."
+        f"{trained - 1:,}{with_skips}. Examples that are retrieval prompts or text of the base are not counted."
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     data = [

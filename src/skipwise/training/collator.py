@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from skipwise.data.answer_windows import draw_aims
-from skipwise.data.cutting import IGNORED, ExampleRules, refuse_margin
+from skipwise.data.cutting import IGNORED, ExampleRules
 from skipwise.data.examples import shared_epoch
 from skipwise.data.tokenised import token_ids
 from skipwise.errors import DataError, RecipeError
@@ -74,7 +74,6 @@ class PoseCollator(RequirePositions):
     ) -> None:
         super().__init__(target_length)
         lengths = parse_length(train_length), parse_length(target_length)
-        refuse_margin(positions)
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.seed = seed
         self._epoch = shared_epoch(_UNKNOWN)

@@ -12,7 +12,7 @@ from skipwise.data.window import collate
 from skipwise.errors import ModelError, SkipwiseError, counted, out_of_memory
 from skipwise.model import lora
 from skipwise.model.blocked_attention import blocked_attention
-from skipwise.model.loading import load_model
+from skipwise.model.loading import UNSAVED, load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.rope import check_frequencies
 from skipwise.model.saving import partial_of, round_weights, save_extended
@@ -84,8 +84,8 @@ def train_run(
     processes.finish()
     trained = summary.tokens_per_second > 0  # a resume may find no step left, and then what the run recorded stays
     if first and (trained or not run.read().get("training")):
-        run.record(training=vars(summary) | {"precision": prepared.precision})
-    return _whole(prepared, run) if sharded and first else model
+        run.record(training=vars(summary) | _timed(run, summary.tokens) | {"precision": prepared.precision})
+    return _whole(prepared, run, model) if sharded and first else model
 
 
 def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, float]], None]:
@@ -97,6 +97,16 @@ def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, floa
             append_record(run.results, TrainingRecord(arm=prepared.recipe.arm, **log))  # type: ignore[arg-type]
 
     return keep
+
+
+def _timed(run: RunFolder, tokens: int) -> dict[str, float]:
+    """The time of the whole run by its records, and its speed; nothing where a resume left it to records that are not all there."""
+    logs = sorted({r.step: r for r in read_records(run.results) if isinstance(r, TrainingRecord)}.items())
+    read = [r.tokens for _, r in logs]
+    if not logs or read[-1] != tokens:
+        return {}
+    seconds = sum((r.tokens - before) / r.tokens_per_second for (_, r), before in zip(logs, [0, *read], strict=False))
+    return {"seconds": seconds, "tokens_per_second": tokens / seconds}
 
 
 def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
@@ -124,16 +134,18 @@ def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, con
     return texts
 
 
-def _whole(prepared: PreparedRun, run: RunFolder) -> PreTrainedModel:
+def _whole(prepared: PreparedRun, run: RunFolder, trained: PreTrainedModel) -> PreTrainedModel:
     """Load the whole model from the last checkpoint into CPU memory.
 
-    The processes hold only shards of it, and one GPU may be too small.
+    The processes hold only shards of ``trained``, and one GPU may be too small.
     """
     checkpoint = latest_complete(run.checkpoints)
     assert checkpoint is not None
     rules = prepared.recipe.lora
     if rules is None:
-        return load_model(str(checkpoint))
+        model = load_model(str(checkpoint))
+        setattr(model, UNSAVED, getattr(trained, UNSAVED, {}))  # which the checkpoint lacks
+        return model
     model = load_model(prepared.recipe.model, prepared.extension, dtype=prepared.base_dtype)
     return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
 

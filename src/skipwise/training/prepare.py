@@ -135,7 +135,7 @@ class PreparedRun:
             train_length=self.train_length,
             target_length=self.extension.reach,
             tokenizer=self.tokenizer,
-            positions=recipe.positions,
+            positions=recipe.positions.model_copy(update={"margin": 0.0}),  # which the reach holds
             data=recipe.data,
             teacher=teacher,
             written=written,

@@ -293,6 +293,16 @@ def test_coverage_is_explained_by_the_windows_of_the_run():
     assert "Training windows of 256 tokens" in plots_of(run(original, CURVE))["coverage"].caption
 
 
+def test_coverage_without_skips_is_not_said_to_reach_the_target():
+    original, short = (
+        CoverageRecord.of(coverage(length, 1024, scheme="short"), label)
+        for length, label in ((64, "original"), (256, "short"))
+    )
+    caption = plots_of(run(original, short))["coverage"].caption
+    assert "farther apart than 255, and these runs skip no positions." in caption
+    assert "farther apart than 255; with skipped positions" in plots_of(run(original, CURVE))["coverage"].caption
+
+
 def test_coverage_figure_is_written_by_its_ending(tmp_path):
     coverage_figure([CURVE], tmp_path / "a" / "c.svg")
     coverage_figure([CURVE], tmp_path / "c.png")

@@ -34,7 +34,7 @@ def test_a_margin_that_nothing_would_apply_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(RecipeError, match=rule):
         PoseCollator(TRAIN, TARGET, positions=positions)
-    data = Data(source=str(tmp_path / "a.txt"), cache=str(tmp_path / "cache"))
+    data = Data(source=str(tmp_path / "a.txt"), cache=str(tmp_path / "cache"), held_out=0)
     with pytest.raises(RecipeError, match=rule):
         PoseDataset.from_source(data, byte_tokenizer(), train_length=TRAIN, target_length=TARGET, positions=positions)
 
