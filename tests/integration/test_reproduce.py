@@ -220,7 +220,10 @@ def test_text_too_short_is_said_before_any_training(words, monkeypatch, capsys, 
         "training.batch_size=16",
     ]
     told = refused(monkeypatch, capsys, "main", "content", *asked, "--set", "data.min_tokens=300")
-    assert "main, linear, 16x: kept 0 of 6 documents; all are under 4,096 tokens: the longest, document-" in told
+    assert (
+        "main, linear, 16x: of 6 documents none of 4,096 tokens or more is left to train on after holding out 1; the longest are document-"
+        in told
+    )
     assert told.rstrip().endswith("This text is long enough for: main --setting 'linear, 8x'; content")
     assert not (tmp_path / "out").exists()
 

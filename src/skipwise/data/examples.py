@@ -15,8 +15,9 @@ from skipwise.data.answer_windows import NOWHERE, Answers
 from skipwise.data.cutting import IGNORED, ExampleRules
 from skipwise.data.packing import Packed, pack
 from skipwise.data.passkey import training_passkey
+from skipwise.data.split import split_documents
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import TokenStore, keep_long, split_by_name
+from skipwise.data.tokens import TokenStore
 from skipwise.data.training_prompts import require_room, training_prompt
 from skipwise.data.window import Example, Window, one_text
 from skipwise.errors import DataError, at_least, counted
@@ -174,20 +175,10 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """
         data, whole = Data.of(source), (positions or Positions()).scheme == "full"
         store = build_token_store(data, tokenizer)
-        train, _ = split_by_name(store, data.held_out)
         window = parse_length(target_length if whole else train_length)
-        shortest = shortest_used(store, data, window, whole=whole)
-        setting = "data.min_tokens" if shortest != window else "target_length" if whole else "train_length"
-        long = keep_long(store, shortest, setting)
-        documents = np.intersect1d(train, long)
-        if not len(documents):
-            raise DataError(
-                f"data.held_out = {data.held_out:g} leaves none of {counted(len(long), 'document')} of {shortest:,} tokens or more to "
-                "train on; give Data(source=..., held_out=0), or more documents"
-            )
         return cls(
             store,
-            documents,
+            split_documents(store, data, window, whole=whole).train,
             train_length=train_length,
             target_length=target_length,
             tokenizer=tokenizer,
@@ -351,13 +342,6 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
 
     def _rng(self, index: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, int(self._epoch), index])
-
-
-def shortest_used(store: TokenStore, data: Data, window: int, *, whole: bool) -> int:
-    """Return how many tokens a training document has at least; conversations are packed, but in windows of the ``whole`` target."""
-    if store.holds_conversations and not whole:
-        return data.min_tokens or 2
-    return max(data.min_tokens or 0, window)
 
 
 def _check_written(written: np.ndarray | None, share: float, window: int) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from skipwise.data.documents import is_held_out
-from skipwise.errors import DataError, counted
+from skipwise.errors import DataError
 from skipwise.results.files import Seal, read_json
 
 SCHEMA = 5  # up to 4, a store of texts alone could have the name that counts the chat template
@@ -150,29 +150,6 @@ def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
                 f"document {index:,} ({store.names[index]}): token {beyond[0]} is not below the model's vocabulary size "
                 f"{vocabulary}; tokenise the text with this model's own tokenizer"
             )
-
-
-def keep_long(store: TokenStore, min_tokens: int, setting: str = "train_length") -> np.ndarray:
-    """Return the indices, int64 [kept], of documents of at least ``min_tokens``, as ``setting`` asks; in the paper, of L_c."""
-    kept = np.flatnonzero(store.lengths >= min_tokens)
-    if not len(kept):
-        longest = int(store.lengths.argmax())
-        raise DataError(
-            f"kept 0 of {counted(len(store), 'document')}; all are under {min_tokens:,} tokens: the longest, "
-            f"{store.names[longest]}, has {store.lengths[longest]:,}. "
-            f"Lower `{setting}`, or join documents"
-        )
-    return kept
-
-
-def dropped_message(documents: int, kept: int, min_tokens: int, setting: str = "train_length") -> str:
-    """Return a sentence on how many documents ``keep_long`` kept, and which setting to lower to keep more."""
-    if kept == documents:
-        return f"kept {kept:,} of {counted(documents, 'document')}; none has fewer than {min_tokens:,} tokens"
-    return (
-        f"kept {kept:,} of {documents:,} documents, and left out {documents - kept:,} of fewer than {min_tokens:,} tokens. "
-        f"To keep more, lower `{setting}` or join documents"
-    )
 
 
 def split_by_name(store: TokenStore, share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -6,12 +6,11 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.tokens import dropped_message
 from skipwise.errors import counted
 from skipwise.model import lora
 from skipwise.model.config import load_config
 from skipwise.model.rope import lengths_told, replaced_scaling, sliding_layers
-from skipwise.training.prepare import PreparedRun, decides_the_shortest
+from skipwise.training.prepare import PreparedRun
 
 
 def print_plan(run: PreparedRun, console: Console) -> None:
@@ -21,16 +20,15 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
     data = run.planned
     window = run.window
-    setting = decides_the_shortest(recipe, window, run.shortest)
     console.print(
         f"{recipe.model}: {lengths_told(config, ext)} (x{ext.factor:g}, {ext.told}, {recipe.arm})", style="bold"
     )
     lines = [
         replaced_scaling(config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
-        f"{len(run.held_out):,} held out by name",
-        dropped_message(len(run.train) + run.dropped, len(run.train), run.shortest, setting),
-        _untrained(len(run.train) - len(data.documents), data.rules.context),
+        f"{len(run.split.held_out):,} held out by name",
+        run.split.told,
+        _untrained(len(run.split.train) - len(data.documents), data.rules.context),
         _packed(run),
         _special_tokens(run.tokenizer),
         f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
@@ -59,7 +57,7 @@ def _untrained(documents: int, context: int) -> str | None:
 
 def _packed(run: PreparedRun) -> str | None:
     """Return a sentence on how many short documents are packed, if some are."""
-    short = int((run.store.lengths[run.train] < run.train_length).sum())
+    short = int((run.store.lengths[run.split.train] < run.train_length).sum())
     if not short:
         return None
     return (

@@ -10,9 +10,10 @@ import torch
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.examples import PoseDataset, shortest_used
+from skipwise.data.examples import PoseDataset
+from skipwise.data.split import Split, split_documents
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import TokenStore, check_vocabulary, keep_long, split_by_name
+from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import DataError, ModelError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
@@ -43,10 +44,7 @@ class PreparedRun:
     window: int  # tokens that the model reads of one example
     tokenizer: PreTrainedTokenizerBase
     store: TokenStore  # the tokens of the training text
-    train: np.ndarray  # indices in the store of the documents to train on
-    held_out: np.ndarray  # indices of the documents held out by name, of any length
-    shortest: int  # the fewest tokens of a training document
-    dropped: int  # number of documents that were shorter
+    split: Split  # its documents
     device: torch.device
 
     @property
@@ -81,7 +79,7 @@ class PreparedRun:
     @property
     def origin(self) -> Origin:
         """What the trained model is made from; what its base was trained on counts too."""
-        documents, base = self.store.digests[self.train], read_origin(self.recipe.model)
+        documents, base = self.store.digests[self.split.train], read_origin(self.recipe.model)
         if base:
             documents = np.union1d(documents, base.documents)
         original, target = self.extension.rope.original_length, self.extension.target_length
@@ -110,9 +108,9 @@ class PreparedRun:
             "fingerprint": store.fingerprint,
             "documents": len(store),
             "tokens": int(store.lengths.sum()),
-            "kept": len(self.train),
-            "dropped": self.dropped,
-            "held_out": len(self.held_out),
+            "kept": len(self.split.train),
+            "dropped": self.split.dropped,
+            "held_out": len(self.split.held_out),
         }
         return {"model": model, "data": data, "precision": self.precision}
 
@@ -131,7 +129,7 @@ class PreparedRun:
             teacher = teacher.model_copy(update={"written": 0.0})
         return PoseDataset(
             self.store,
-            self.train,
+            self.split.train,
             train_length=self.train_length,
             target_length=self.extension.reach,
             tokenizer=self.tokenizer,
@@ -166,20 +164,11 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     tokenizer = load_tokenizer(recipe.model)
     store = tokenise(recipe.data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
-    train, held_out = split_by_name(store, recipe.data.held_out)
-    window = window_of(recipe, extension)
-    packs = store.holds_conversations and recipe.positions.scheme != "full"
-    shortest = shortest_used(store, recipe.data, window, whole=recipe.positions.scheme == "full")
-    setting = decides_the_shortest(recipe, window, shortest)
-    long = np.intersect1d(train, keep_long(store, shortest, setting))
-    if len(long) == 0:
-        raise DataError(_nothing_to_train_on(recipe, store, train, shortest, setting))
-    if packs:
-        _check_layers(config, store.lengths[long], train_length)
-    dropped = len(train) - len(long)
-    run = PreparedRun(
-        recipe, extension, train_length, window, tokenizer, store, long, held_out, shortest, dropped, default_device()
-    )
+    window, whole = window_of(recipe, extension), recipe.positions.scheme == "full"
+    split = split_documents(store, recipe.data, window, whole=whole)
+    if store.holds_conversations and not whole:
+        _check_layers(config, store.lengths[split.train], train_length)
+    run = PreparedRun(recipe, extension, train_length, window, tokenizer, store, split, default_device())
     _ = run.planned  # refuses a position plan that does not fit the lengths
     return run
 
@@ -189,31 +178,6 @@ def window_of(recipe: Recipe, extension: Extension) -> int:
     if recipe.positions.scheme == "full":
         return extension.reach
     return recipe.train_length_of(extension.rope.original_length)
-
-
-def decides_the_shortest(recipe: Recipe, window: int, shortest: int) -> str:
-    """The setting by which no training document is shorter than ``shortest``."""
-    if shortest != window:
-        return "data.min_tokens"
-    return "target" if recipe.positions.scheme == "full" else "train_length"
-
-
-def _nothing_to_train_on(recipe: Recipe, store: TokenStore, train: np.ndarray, shortest: int, setting: str) -> str:
-    """Say why no document of ``train`` has ``shortest`` tokens, and what helps; ``setting`` decides how short one may be."""
-    documents = counted(len(store), "document")
-    if len(train):
-        order = train[np.argsort(-store.lengths[train], kind="stable")][:3]
-        longest = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in order)
-        return (
-            f"of {documents} none of {shortest:,} tokens or more is left to train on after holding out "
-            f"{len(store) - len(train):,}; the longest are {longest}; give longer text, lower {setting}, or lower data.held_out"
-        )
-    lower = "lower data.held_out"
-    if len(store) == 1 and not recipe.evaluation.source:  # else none is left to measure on
-        lower = (
-            f"split the text into several files, or {lower} and measure on another text (--set evaluation.source=OTHER)"
-        )
-    return f"data.held_out = {recipe.data.held_out} leaves none of {documents} to train on: {lower}"
 
 
 def require_trainable(recipe: Recipe, *, several: bool = False) -> None:

@@ -20,7 +20,7 @@ from skipwise.data import conversations, tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.cutting import IGNORED
 from skipwise.data.draft import text_digest
-from skipwise.data.examples import PoseDataset, shortest_used
+from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import SCHEMA
 from skipwise.errors import DataError
@@ -620,14 +620,6 @@ def test_a_store_of_texts_that_an_older_schema_named_with_the_template_is_not_fo
     write_json(fresh.path / "store.json", read_json(fresh.path / "store.json") | {"schema": SCHEMA - 1})
     fresh.path.rename(fresh.path.with_name(with_template))
     assert build_token_store(data, tokenizer(CHATML)).path == fresh.path
-
-
-def test_conversations_are_used_from_two_tokens_on_but_in_windows_of_the_whole_target(tmp_path: Path) -> None:
-    store = build_token_store(write(tmp_path, "jsonl", {"messages": messages(*TURNS)}), tokenizer(CHATML))
-    assert shortest_used(store, Data(), 1024, whole=False) == 2
-    assert shortest_used(store, Data(min_tokens=50), 1024, whole=False) == 50
-    assert shortest_used(store, Data(min_tokens=50), 1024, whole=True) == 1024
-    assert shortest_used(store, Data(min_tokens=2048), 1024, whole=True) == 2048
 
 
 def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:

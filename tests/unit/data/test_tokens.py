@@ -30,7 +30,7 @@ from skipwise.data.documents import is_held_out, open_corpus
 from skipwise.data.draft import Draft
 from skipwise.data.tokenising import build_token_store as build
 from skipwise.data.tokenising import tokenise, tokenizer_fingerprint
-from skipwise.data.tokens import FILES, SCHEMA, TokenStore, check_vocabulary, dropped_message, keep_long, split_by_name
+from skipwise.data.tokens import FILES, SCHEMA, TokenStore, check_vocabulary, split_by_name
 from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from skipwise.results import files
@@ -685,28 +685,6 @@ class TestChoosing:
             f"document {index} ({store.names[index]}): token {beyond} is not below the model's vocabulary size "
             "97; tokenise the text with this model's own tokenizer"
         )
-
-    def test_keep_long(self, store):
-        lengths = store.lengths
-        assert keep_long(store, 1).tolist() == [0, 1, 2, 3]
-        assert keep_long(store, int(lengths[0])).tolist() == [i for i in range(4) if lengths[i] >= lengths[0]]
-        assert keep_long(store, int(lengths.max())).tolist() == [2]
-
-    def test_none_is_long_enough(self, store):
-        with pytest.raises(DataError) as caught:
-            keep_long(store, 2048)
-        assert str(caught.value) == (
-            f"kept 0 of 4 documents; all are under 2,048 tokens: the longest, c.txt, has {store.lengths.max():,}. "
-            "Lower `train_length`, or join documents"
-        )
-
-    def test_dropped_message(self):
-        assert dropped_message(1000, 812, 2048) == (
-            "kept 812 of 1,000 documents, and left out 188 of fewer than 2,048 tokens. "
-            "To keep more, lower `train_length` or join documents"
-        )
-        assert dropped_message(1000, 1000, 2048) == ("kept 1,000 of 1,000 documents; none has fewer than 2,048 tokens")
-        assert dropped_message(1, 1, 2048) == "kept 1 of 1 document; none has fewer than 2,048 tokens"
 
     @given(names=st.lists(st.text(), max_size=50), share=st.floats(0, 0.99))
     def test_split_is_a_partition_by_name(self, names, share):
