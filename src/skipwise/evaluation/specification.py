@@ -217,10 +217,9 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
     """What a recipe's evaluation section asks for; the original and the target length are in tokens."""
     rule = recipe.evaluation
     windows = tuple(sorted(set(rule.windows or doubled_windows(original, target))))
-    sources = dict.fromkeys(rule.source or [recipe.data.source])
     ruler_data = Path(rule.ruler_data) if rule.ruler_data else None
     return Specification(
-        texts=tuple(other_source(recipe.data, source) for source in sources),
+        texts=tuple(other_source(recipe.data, source) for source in recipe.measured_sources),
         windows=windows,
         original=original,
         target=target,

@@ -377,6 +377,11 @@ class Recipe(Section):
     evaluation: Evaluation = Evaluation()
 
     @property
+    def measured_sources(self) -> list[str]:
+        """The texts that are measured on, each once; the best step is chosen on the first."""
+        return list(dict.fromkeys(self.evaluation.source or [self.data.source]))
+
+    @property
     def measured_steps(self) -> list[int]:
         """The training steps after which the model is measured; where the best is kept, the last one too."""
         steps = self.evaluation.steps or []
@@ -443,14 +448,8 @@ class Recipe(Section):
         replaces = f"the model's own loss, which training.{other} replaces"
         if self.teacher:
             raise ValueError(f"teacher adds its term to {replaces}; set teacher=null, or leave training.{other} out")
-        weights = {
-            "data.answer_weight": self.data.answer_weight,
-            "data.first_digit_weight": self.data.first_digit_weight or 1,
-        }
-        weighing = {name: weight for name, weight in weights.items() if weight != 1}
-        if self.data.most_retrieval and weighing:
-            named = " and ".join(f"{name} {weight:g}" for name, weight in weighing.items())
+        if self.data.weighs_answers:
             raise ValueError(
-                f"{named} weigh{'s' if len(weighing) == 1 else ''} labels in {replaces}; set "
-                f"{' '.join(f'{name}=1' for name in weighing)}, or leave training.{other} out"
+                f"data.answer_weight {self.data.answer_weight:g} and data.first_digit_weight {self.data.of_first_digit:g} weigh labels "
+                f"in {replaces}; set data.answer_weight=1 and data.first_digit_weight=1, or leave training.{other} out"
             )

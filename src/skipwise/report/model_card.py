@@ -42,7 +42,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         f", for {extension.reach:,} tokens: a margin of {extension.margin:g} of the target" if extension.margin else ""
     )
     if kept := facts.get("kept"):
-        chosen_on = (recipe.evaluation.source or [recipe.data.source])[0]
+        chosen_on = recipe.measured_sources[0]
         best["step"] = (
             f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out documents "
             f"of {chosen_on}"

@@ -111,8 +111,8 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     rule = recipe.evaluation
     settings["evaluation.keep"] = rule.keep
     if rule.keep == "best":
-        first = (rule.source or [recipe.data.source])[0]
-        settings |= {"evaluation.steps": rule.steps, "evaluation.source": first, "evaluation.segments": rule.segments}
+        settings |= {"evaluation.steps": rule.steps, "evaluation.segments": rule.segments}
+        settings["evaluation.source"] = recipe.measured_sources[0]
     return settings
 
 

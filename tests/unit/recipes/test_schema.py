@@ -264,16 +264,16 @@ def test_set_that_is_not_yaml() -> None:
             [
                 "data.answer_weight 4 and data.first_digit_weight 32 weigh labels",
                 "training.label_smoothing_factor replaces",
-                "set data.answer_weight=1 data.first_digit_weight=1",
+                "set data.answer_weight=1 and data.first_digit_weight=1",
             ],
         ),
         (
             {"teacher": None, "data.first_digit_weight": None, "training.use_liger_kernel": True},
-            ["data.answer_weight 4 weighs labels", "set data.answer_weight=1, or leave training.use_liger_kernel"],
+            ["data.answer_weight 4 and data.first_digit_weight 4 weigh labels", "or leave training.use_liger_kernel"],
         ),
         (
             {"teacher": None, "data.answer_weight": 1, "training.use_liger_kernel": True},
-            ["data.first_digit_weight 32 weighs labels", "set data.first_digit_weight=1, or leave"],
+            ["data.answer_weight 1 and data.first_digit_weight 32 weigh labels"],
         ),
         (
             {"teacher": None, "data.retrieval": 0, "data.retrieval_end": 0.1, "training.use_liger_kernel": True},
