@@ -20,7 +20,7 @@ from skipwise.errors import DataError, RunError, counted, out_of_room
 from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
 from skipwise.evaluation.forecast import measured_here, told_measuring
-from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.models import EvaluatedModel, assumed_length
 from skipwise.evaluation.other_text import longest_segment, other_text
 from skipwise.evaluation.runner import answered, missing, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.same_model import require_served
@@ -148,6 +148,9 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
     for model in models:
         if model.control:  # the file of a downloaded model may name any
             console.print(f"base: {model.name} is loaded and measured too; --base none leaves it out", soft_wrap=True)
+    for model in models:
+        if assumed := assumed_length(model):
+            console.print(assumed, style="yellow", soft_wrap=True)
     texts = _texts(models, specification, console)
     batches = {model.label: _batches(model, models, specification, texts, console) for model in models}
     if specification.documents:

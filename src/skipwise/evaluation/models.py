@@ -97,7 +97,7 @@ def _model(
             "answers depend on the order of questions. Set another rope_type in its config, as yarn"
         )
     origin = read_origin(name)
-    target = promised_length(name) or length
+    target = promised_length(name, original) or length
     if target is None:
         raise ModelError(
             f"model {name!r} says no length in its config (max_position_embeddings); give the lengths to measure "
@@ -111,6 +111,20 @@ def _model(
         window = min(window, promised_length(base) or window)
     behind = labels[base] if base else ""
     return EvaluatedModel(labels[name], name, min(window, target), target, behind, control, weights_fingerprint(name))
+
+
+def assumed_length(model: EvaluatedModel) -> str | None:
+    """A sentence on what is taken for the original length of a linear scaling that does not state it; None for others."""
+    config = load_config(model.name).get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    stated = rope.get("original_max_position_embeddings") or read_origin(model.name)
+    if rope.get("rope_type") != "linear" or stated or model.target != config.max_position_embeddings:
+        return None
+    return (
+        f"{model.label}: the config has a linear scaling by {rope['factor']:g} and does not state the original length. Its "
+        f"max_position_embeddings, {model.target:,} tokens, counts as the extended length. If that is the original one, give "
+        f"--original {model.target}"
+    )
 
 
 def _base_of(name: str) -> str | None:

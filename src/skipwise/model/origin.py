@@ -4,7 +4,6 @@ An adapter or a model that ``skipwise extend`` saved has one; every engine passe
 """
 
 import base64
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from skipwise.model.config import load_config, resolve
+from skipwise.model.rope import reach_of
 from skipwise.model.sealed import damaged, read_seal, write_seal
 from skipwise.recipes.schema import Data
 
@@ -59,21 +59,19 @@ def read_origin(name: str) -> Origin | None:
         raise damaged(folder, error) from error
 
 
-def promised_length(name: str) -> int | None:
+def promised_length(name: str, original: int | None = None) -> int | None:
     """The tokens that a model is meant to read: what it was extended to, without the margin that it was trained with.
 
     Of other models what their config says, if it says so: ``max_position_embeddings``, or under YaRN the factor times the
-    original length where that is more. Qwen's instructions add YaRN to a config and leave ``max_position_embeddings``.
+    original length where that is more. Qwen's instructions add YaRN to a config and leave ``max_position_embeddings``. Under
+    a linear scaling that may be so too; whether it is tells only ``original``, the original length in tokens.
     """
     origin = read_origin(name)
     if origin and origin.target_length:
         return origin.target_length
     config = load_config(name).get_text_config()
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
+    if kind == "yarn" or (kind == "linear" and original):
+        return reach_of(config, original)
     length = getattr(config, "max_position_embeddings", None)
-    if not isinstance(length, int):
-        return None
-    rope = getattr(config, "rope_parameters", None) or {}
-    factor, original = rope.get("factor"), rope.get("original_max_position_embeddings")
-    if rope.get("rope_type") == "yarn" and isinstance(factor, int | float) and isinstance(original, int):
-        return max(length, round(factor * original)) if math.isfinite(factor) else length
-    return length
+    return length if isinstance(length, int) else None

@@ -414,8 +414,10 @@ def reach_of(config: PretrainedConfig, original: int | None = None) -> int | Non
     rope = getattr(config, "rope_parameters", None) or {}
     if not isinstance(longest, int) or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
         return longest if isinstance(longest, int) else None
-    original = rope.get("original_max_position_embeddings") or original or longest
-    return max(longest, round(original * (rope.get("factor") or 1)))
+    stated, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    original = stated if isinstance(stated, int) and stated else original or longest
+    factor = factor if isinstance(factor, int | float) and math.isfinite(factor) else 1
+    return max(longest, round(original * factor))
 
 
 def rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:

@@ -9,7 +9,7 @@ from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.evaluation import models
-from skipwise.evaluation.models import find_models
+from skipwise.evaluation.models import assumed_length, find_models
 from skipwise.model.config import load_config
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.origin import Origin
@@ -43,6 +43,29 @@ def test_under_ntk_the_base_says_the_original_length(base, tmp_path) -> None:
     assert (one.original, one.base) == (32, "base (base)")
     assert (behind.label, behind.name, behind.control, behind.base) == ("base (base)", "base", True, "")
     assert find_models([name], None, 64)[0].original == 64
+
+
+@pytest.mark.parametrize(
+    ("original", "lengths", "said"),
+    [
+        (None, (32, 128), "counts as the extended length. If that is the original one, give --original 128"),
+        (128, (128, 512), None),
+    ],
+)
+def test_a_linear_scaling_that_states_no_original_length_is_told(base, tmp_path, original, lengths, said) -> None:
+    name = str(made(tmp_path / "m", rope_type="linear", rope_theta=1e4, factor=4.0))
+    [one] = find_models([name], "", original)
+    assert (one.original, one.target) == lengths
+    told = assumed_length(one)
+    assert told is None if said is None else said in told
+
+
+def test_of_other_scalings_and_own_models_no_length_is_assumed(base, tmp_path) -> None:
+    own = made(tmp_path / "own", rope_type="linear", rope_theta=1e4, factor=4.0)
+    Origin("base", 32, Data()).write(own)
+    stated = made(tmp_path / "s", rope_type="linear", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
+    for name in (base, made(tmp_path / "yarn"), own, stated):
+        assert assumed_length(find_models([str(name)], "")[0]) is None
 
 
 def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> None:
