@@ -112,7 +112,7 @@ def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, cap
     files = [(path.name, path) for path in corpus(tmp_path / "text", documents=30).iterdir()]
     monkeypatch.setattr("skipwise.data.documents._stdlib_files", lambda: files)  # stands for hundreds of modules
     run(monkeypatch, "perplexity", checkpoint(tmp_path / "base", window=64), "--out", tmp_path / "r.jsonl")
-    assert "documents are read; the others were trained on, or by their names may have been" in " ".join(
+    assert "documents are read to measure; the others are for training, by their text" in " ".join(
         capsys.readouterr().out.split()
     )
     held_out = {name for name, _ in files if is_held_out(name, 0.1)}
@@ -171,7 +171,7 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
     has |= {"training": 10**12, "measuring": 4 * parameters_of(load_config(str(model))) + 200 * each}
     segments = ["--set", "evaluation.segment_lengths=[64, 256]", "--set", "training.precision=float32"]
     assert "segments of 256 tokens do not fit" in (told := refused(monkeypatch, capsys, *words, *segments))
-    assert "--set evaluation.segment_lengths=[64]" in told
+    assert "--set 'evaluation.segment_lengths=[64]'" in told
     has |= {"training": 1000, "measuring": 10**12}
     run(monkeypatch, *words, "--dry-run", "--launch", "ddp", "--processes", "2")
     assert "not on this machine" not in capsys.readouterr().out  # of several processes nothing is certain

@@ -310,7 +310,7 @@ def test_of_the_text_trained_on_only_what_was_held_out_is_read(models, monkeypat
     assert 0 < len(held) < 6
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--tasks", "none", "--out", "x")
     assert {r.document for r in records(tmp_path / "x") if r.data != OTHER_TEXT} == held
-    assert f"{len(held)} of 6 documents are read; the others were trained on" in capsys.readouterr().out
+    assert f"{len(held)} of 6 documents are read to measure; the others are for training" in capsys.readouterr().out
 
 
 def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, tmp_path) -> None:

@@ -391,7 +391,7 @@ def test_perplexity_on_the_training_text_reads_held_out_documents_alone(
     words = ["--data", files[1], "--windows", "512", "--documents", "24", "--out", tmp_path / "r.jsonl"]
     run(monkeypatch, "perplexity", finished / "model", *words)
     said = " ".join(capsys.readouterr().out.split())
-    assert f"{len(held)} of 24 documents are read; the others were trained on" in said
+    assert f"{len(held)} of 24 documents are read to measure; the others are for training" in said
     assert {r.document for r in read_records(tmp_path / "r.jsonl")} == held
     # The same documents under other names in another place, and the model's folder out of its run.
     copy = tmp_path / "copy"

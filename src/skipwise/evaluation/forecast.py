@@ -11,7 +11,7 @@ from skipwise.evaluation.arms import RunEvaluation
 from skipwise.evaluation.batches import Batch
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import require_memory
-from skipwise.evaluation.workload import TooLong, Workload, beyond_memory, planned, workload_of
+from skipwise.evaluation.workload import READ, TooLong, Workload, beyond_memory, planned, workload_of
 from skipwise.model.config import load_config
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
 from skipwise.model.memory import parameters_of
@@ -103,7 +103,7 @@ def print_planned_measuring(recipe: Recipe, rate: float, memory: float, console:
 def _told_too_long(lengths: TooLong, memory: float) -> str:
     instead = f"Leave it out, {lengths.instead}, and measure" if lengths.instead else "Measure"
     return (
-        f"Measuring at {lengths.longest:,} tokens does not fit: it takes {lengths.needed / 1e9:.1f} GB at the least, of "
+        f"Measuring {READ[lengths.setting]} of {lengths.longest:,} tokens does not fit: it takes {lengths.needed / 1e9:.1f} GB at the least, of "
         f"{memory / 1e9:.1f} GB. {instead} it on a larger GPU, or prompts through a server (skipwise evaluate)."
     )
 

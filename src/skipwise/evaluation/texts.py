@@ -74,8 +74,8 @@ def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], con
         fair = np.intersect1d(fair, split_by_name(store, min(shares))[1])
     if len(fair) < len(store):
         console.print(
-            f"{text.source}: {len(fair):,} of {len(store):,} documents are read; the others were trained on, or by their names "
-            "may have been"
+            f"{text.source}: {len(fair):,} of {len(store):,} documents are read to measure; the others are for training, by their text "
+            "or by their names"
         )
     return fair
 

@@ -20,6 +20,7 @@ from skipwise.results.records import OTHER_TEXT
 # What is read, by the setting that chooses its length; to keep the best step, segments of the target are read during training.
 READ = {"windows": "windows", "segment_lengths": "segments", "keep": "segments", "passkey_lengths": "prompts"}
 _OTHER = "other text in segments"
+_SHORTEST = 1024  # tokens of a length that is proposed
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,14 @@ class TooLong:
 
     @property
     def instead(self) -> str:
-        """The option that leaves out what does not fit; empty where no length may fit, because an empty list is no setting."""
+        """The option that leaves out what does not fit, as a shell takes it; empty where no length of 1,024 tokens may fit.
+
+        Where none of the lengths fits, it names the largest power of two that may.
+        """
         if self.setting == "keep":
             return "--set evaluation.keep=last"
-        if not self.fitting:
-            return ""
-        return f"--set evaluation.{self.setting}=[{', '.join(map(str, self.fitting))}]"
+        lengths = self.fitting or ((1 << self.most.bit_length() - 1,) if self.most >= _SHORTEST else ())
+        return f"--set 'evaluation.{self.setting}=[{','.join(map(str, lengths))}]'" if lengths else ""
 
 
 def workload_of(batch: Batch) -> Workload:

@@ -32,6 +32,7 @@ _ALIBI = {"bloom", "mpt"}
 CONVERTED = {"gptj", "baichuan"}
 _FULL = "full_attention"
 SCALED = {"linear", "yarn", "llama3", "longrope"}
+_LARGE = 16  # times the original window
 _REPLACE = (
     "choose --existing-rope replace (in Python, give load_model an extension of "
     'plan_extension(..., existing_rope="replace"))'
@@ -286,6 +287,17 @@ def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | No
     return (
         f"the model's own RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: {extension.told} "
         f"x{extension.factor:g} starts from the original length, {extension.rope.original_length:,} tokens"
+    )
+
+
+def large_factor(extension: Extension) -> str | None:
+    """Return a sentence on a factor at which YaRN read far text worse on a model that was measured, or None at a smaller one."""
+    times = extension.target_length / extension.rope.original_length
+    if times < _LARGE or extension.interpolation not in ("yarn", "yarn-revised"):
+        return None
+    return (
+        f"note: {times:g} times the original window. On one of two models, at {_LARGE} times, text far back harmed under YaRN and not "
+        "under ntk: compare interpolations first (docs/tutorials/choose-and-read.md)"
     )
 
 

@@ -18,7 +18,7 @@ from skipwise.method.lengths import format_length
 from skipwise.model import checkpointing
 from skipwise.model.config import load_config
 from skipwise.model.memory import experts_of, optimizer_bytes
-from skipwise.model.rope import extension_of, lengths_told, replaced_scaling
+from skipwise.model.rope import extension_of, large_factor, lengths_told, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.arms import arm_name
@@ -31,6 +31,10 @@ _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 _SHORTEST = 2048  # tokens of a window that is proposed
 ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
 _FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
+_MEASURED = (
+    0.12,
+    0.2,
+)  # of the peak, by LoRA and with all weights: a model of 7B, windows of 2,048 in single passes, one H200
 _MOST_GPUS = 64
 _ADAMW, _EIGHT_BITS = ("adamw_torch", "adamw_torch_fused"), "adamw_8bit"
 
@@ -211,6 +215,13 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"{hardware.peak / 1e12:.0f} TFLOP/s each. Bytes are those of tensors: {_bytes(ROOM)} must stay free for the CUDA "
         "context and fragmentation."
     )
+    if hardware.utilisation > _MEASURED[1]:
+        lora, whole = (f"{share:.0%}" for share in _MEASURED)
+        console.print(
+            f"Short windows may reach less: on an H200 LoRA reached {lora} and training of all weights {whole} (--utilisation)."
+        )
+    if far := large_factor(extension):
+        console.print(far, style="yellow")
     optim = recipe.training.optim
     if optimizer_bytes(optim) is None or (gpus > 1 and optim not in _ADAMW):
         console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
@@ -221,7 +232,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     if not fits[ours]:
         with doing("looking for the smallest change that fits", console) as say:
             way = smallest_change(config, recipe, rows[ours], hardware, lambda words: say(f"trying {words}"))
-        console.print(f"{ours} does not fit{_told(way, recipe, gpus)}", style="yellow")
+        console.print(f"{ours} does not fit{_told(way, recipe, gpus)}", style="yellow", soft_wrap=True)
     elif more := fuller_pass(config, recipe, own, hardware):
         examples, estimate = more
         console.print(

@@ -9,7 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from skipwise.errors import counted
 from skipwise.model import lora
 from skipwise.model.config import load_config
-from skipwise.model.rope import lengths_told, replaced_scaling, sliding_layers
+from skipwise.model.rope import large_factor, lengths_told, replaced_scaling, sliding_layers
+from skipwise.recipes.schema import Training
 from skipwise.training.prepare import PreparedRun
 
 
@@ -33,9 +34,13 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         _special_tokens(run.tokenizer),
         f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
         f"{run.precision} on {run.device.type}",
-        f"margin: interpolated for {ext.reach:,} positions, {ext.margin:.3g} of the target beyond it"
+        _passes(run, steps * batch * window),
+        _rate(recipe.training),
+        f"margin: {'trained' if ext.interpolation == 'none' else 'interpolated'} for {ext.reach:,} positions, {ext.margin:.3g} of the "
+        "target beyond it"
         if ext.margin
         else None,
+        large_factor(ext),
         sliding_layers(config),
     ]
     if recipe.lora:
@@ -46,6 +51,20 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         )
     for line in filter(None, lines):
         console.print(line)
+
+
+def _passes(run: PreparedRun, tokens: int) -> str | None:
+    """Return a sentence on how often the text is read, if it is more than once."""
+    times = tokens / int(run.store.lengths[run.split.train].sum())
+    return f"so many tokens read the text {times:,.1f} times over" if times > 1 else None
+
+
+def _rate(settings: Training) -> str:
+    """Return a sentence on what decides how far a step goes, which a recipe for another model may have set."""
+    warmup = settings.warmup_steps
+    first = f"{warmup:.0%} of the steps" if 0 < warmup < 1 else counted(int(warmup), "step")
+    together = counted(settings.per_device_train_batch_size, "window")
+    return f"learning rate {settings.learning_rate:g} after {first} of warm-up, {settings.optim}; {together} in a pass"
 
 
 def _untrained(documents: int, context: int) -> str | None:

@@ -103,10 +103,18 @@ def test_lengths_that_fit_are_proposed_where_there_are_some() -> None:
     windows, _ = beyond_memory(parts, config, 2, 1000, memory)
     assert (windows.longest, windows.most, windows.fitting) == (128, 64, (64,))
     said = _told_too_long(windows, memory)
-    assert "Leave it out, --set evaluation.windows=[64], and measure it on a larger GPU" in said
+    assert "Leave it out, --set 'evaluation.windows=[64]', and measure it on a larger GPU" in said
     for none in beyond_memory(parts, config, 2, 1000, 1000):
         assert "GB. Measure it on a larger GPU" in _told_too_long(none, 1000)
         assert "--set" not in _told_too_long(none, 1000)
+
+
+def test_where_no_length_fits_the_largest_power_of_two_that_may_is_proposed() -> None:
+    recipe, config = load_recipe(None, {"evaluation.windows": ["40k", "80k"]}), LlamaConfig(num_hidden_layers=1)
+    memory = 1000.0 + 40_000 * token_bytes(config, 2, cached=False)
+    windows, _ = beyond_memory([*planned(recipe, 40 * 1024, 80 * 1024)], config, 2, 1000, memory)
+    assert (windows.most, windows.fitting) == (40_000, ())
+    assert "--set 'evaluation.windows=[32768]'" in _told_too_long(windows, memory)
 
 
 def test_segments_that_keep_the_best_step_have_their_own_way_out() -> None:

@@ -60,7 +60,11 @@ def test_which_share_may_be_read(text, trained_on, share, console) -> None:
     store = Store(*range(1, 201))
     fair = fair_documents(store, text, [Origin("base", 64, one) for one in trained_on], console)
     assert fair.tolist() == [i for i in range(200) if share is None or is_held_out(f"d{i}", share)]
-    told = "" if share is None else f"{text.source}: {len(fair)} of 200 documents are read; the others were trained on"
+    told = (
+        ""
+        if share is None
+        else f"{text.source}: {len(fair)} of 200 documents are read to measure; the others are for training"
+    )
     assert console.file.getvalue().startswith(told)
     assert bool(console.file.getvalue()) == bool(told)
 

@@ -149,6 +149,30 @@ def test_the_plan_says_what_the_model_reads_now_and_which_scaling_is_replaced(
     assert (line in printed) is replaced is ("is replaced: " in printed)
 
 
+def planned(run: PreparedRun) -> str:
+    console = Console(file=io.StringIO(), width=300)
+    print_plan(run, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_plan_says_the_rate_how_often_the_text_is_read_and_what_a_large_factor_may_do(tmp_path) -> None:
+    few = {"training.max_steps": 1, "training.batch_size": 1, "training.warmup_steps": 0, "train_length": 64}
+    model = checkpoint(tmp_path / "model", window=64)
+    told = planned(prepared(tmp_path, model, **few))
+    assert "learning rate 2e-05 after 0 steps of warm-up, adamw_torch; 1 window in a pass" in told
+    assert "times over" not in told
+    assert "times the original window" not in told
+    many = {"training.max_steps": 2000, "training.learning_rate": 1e-3, "training.warmup_steps": 0.25, "target": "1k"}
+    run = prepared(tmp_path, model, **few | many)
+    told, tokens = planned(run), int(run.store.lengths[run.split.train].sum())
+    assert "learning rate 0.001 after 25% of the steps of warm-up" in told
+    assert f"so many tokens read the text {2000 * 64 / tokens:.1f} times over" in told
+    assert "note: 16 times the original window" in told
+    assert "times the original window" not in planned(
+        prepared(tmp_path, model, **few, target="1k", interpolation="ntk")
+    )
+
+
 def test_a_sharded_model_cannot_be_measured_during_training(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("skipwise.training.processes.launched", lambda: 3)
     monkeypatch.setattr("skipwise.training.prepare.training_arguments", lambda *args: None)  # would see one process
