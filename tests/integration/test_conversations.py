@@ -47,9 +47,22 @@ def test_short_conversations_are_packed_and_trained(
     run(monkeypatch, *command(base, chat, out, **changes))
     printed = " ".join(capsys.readouterr().out.split())
     assert "documents of fewer than 400 tokens are packed, several in a window; none attends to another" in printed
+    assert "positions could skip" not in printed
     records = list(read_records(out / "results.jsonl"))
     assert [record.step for record in records if isinstance(record, TrainingRecord)] == [1, 2, 3, 4]
     assert any(isinstance(record, ReadingRecord) for record in records)
+
+
+def test_conversations_of_one_turn_are_said_to_train_no_far_position(
+    tmp_path: Path, base: Path, monkeypatch, capsys
+) -> None:
+    text, chat = corpus(tmp_path / "text", documents=24, words=200), tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": "What is one and one?"}, {"role": "assistant", "content": "It is two."}]
+    chat.write_text(f"{json.dumps({'messages': turns})}\n" * 40)
+    changes = {"evaluation.source": f"[{text}]", "data.assistant_only": True, "data.passkey": 0.0}
+    run(monkeypatch, *command(base, chat, tmp_path / "out", "--dry-run", **changes))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "None of them has a turn of the assistant before its last, where positions could skip" in printed
 
 
 def test_long_conversations_train_their_short_answers(tmp_path: Path, base: Path, monkeypatch, capsys) -> None:

@@ -52,6 +52,11 @@ def pack(
     )
 
 
+def can_skip(store: TokenStore, documents: np.ndarray) -> np.ndarray:
+    """Return which conversations have a place where positions may skip, bool [documents]: not those of one question and answer."""
+    return np.array([len(_turns(store, index, int(store.lengths[index]))) > 0 for index in documents], dtype=bool)
+
+
 def _turns(store: TokenStore, document: int, tokens: int) -> np.ndarray:
     """Where in the first tokens of a conversation the assistant has ended a turn and another one follows: int64 [turns]."""
     begin, end = store.offsets[document], store.offsets[document + 1]

@@ -6,12 +6,15 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from skipwise.data.packing import can_skip
 from skipwise.errors import counted
 from skipwise.model import lora
 from skipwise.model.config import load_config
 from skipwise.model.rope import large_factor, lengths_told, replaced_scaling, sliding_layers
 from skipwise.recipes.schema import Training
 from skipwise.training.prepare import PreparedRun
+
+_LOOKED_AT = 4096  # packed conversations, of which one with a place to skip is looked for
 
 
 def print_plan(run: PreparedRun, console: Console) -> None:
@@ -76,13 +79,19 @@ def _untrained(documents: int, context: int) -> str | None:
 
 def _packed(run: PreparedRun) -> str | None:
     """Return a sentence on how many short documents are packed, if some are."""
-    short = int((run.store.lengths[run.split.train] < run.train_length).sum())
-    if not short:
+    packed = run.split.train[run.store.lengths[run.split.train] < run.train_length]
+    if not (short := len(packed)):
         return None
-    return (
+    told = (
         f"{counted(short, 'document')} of fewer than {run.train_length:,} tokens {'is' if short == 1 else 'are'} packed, several "
         "in a window; none attends to another"
     )
+    if run.recipe.positions.scheme == "pose" and not can_skip(run.store, packed[:_LOOKED_AT]).any():
+        told += (
+            ". None of them has a turn of the assistant before its last, where positions could skip: they train no position "
+            f"beyond {run.train_length:,}. Add longer documents or conversations"
+        )
+    return told
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
