@@ -133,7 +133,8 @@ def _explain(error: ValidationError) -> str:
         key = ".".join(str(part) for part in problem["loc"] if unknown or "[" not in str(part)) or "recipe"
         if unknown:
             valid = list(_section_at(problem["loc"][:-1]).model_fields)
-            lines[key] = f"unknown key {key}{nearest(str(problem['loc'][-1]), valid)}; valid here: {', '.join(valid)}"
+            meant = _elsewhere(key) or nearest(str(problem["loc"][-1]), valid)
+            lines[key] = f"unknown key {key}{meant}; valid here: {', '.join(valid)}"
         else:
             rule = _KINDS.get(problem["type"], problem["msg"].removeprefix("Value error, "))
             if str(problem["input"]).lower() == "none" and _may_be_none(problem["loc"]):
@@ -143,6 +144,14 @@ def _explain(error: ValidationError) -> str:
             lines[key] = f"{lines[key]}, or {rule}" if key in lines else told
     # Of a list with a wrong place the place is said, not that another kind was wanted.
     return "\n".join(told for key, told in lines.items() if not any(place.startswith(f"{key}.") for place in lines))
+
+
+def _elsewhere(key: str) -> str:
+    """Return `` (did you mean x?)`` with the settings of that name in a section, where ``key`` names none; else nothing."""
+    names = [
+        f"{one}.{key}" for one in filter(_is_section, Recipe.model_fields) if key in _section_at((one,)).model_fields
+    ]
+    return f" (did you mean {' or '.join(names)}?)" if names else ""
 
 
 def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:

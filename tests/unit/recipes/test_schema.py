@@ -219,6 +219,10 @@ def test_set_that_is_not_yaml() -> None:
     ("changes", "parts"),
     [
         ({"taget": "2k"}, ["unknown key taget", "did you mean target?", "valid here: model, target"]),
+        ({"learning_rate": 1e-5}, ["unknown key learning_rate (did you mean training.learning_rate?)"]),
+        ({"rank": 4}, ["unknown key rank (did you mean lora.rank?)"]),
+        ({"weight": 1}, ["unknown key weight (did you mean teacher.weight?)"]),
+        ({"source": "a"}, ["did you mean data.source or evaluation.source?"]),
         ({"positions.chunk": 3}, ["unknown key positions.chunk", "did you mean chunks?", "content"]),
         ({"data.sauce": "x"}, ["unknown key data.sauce", "did you mean source?"]),
         ({"target": "2x"}, ["target = '2x'", "positive number of tokens", "2048 or 2k"]),
