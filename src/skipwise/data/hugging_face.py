@@ -153,7 +153,7 @@ def open_hub(data: Data) -> Corpus:
     except Exception as error:  # the network, the hub, a split or a configuration raises any of a dozen classes
         part = f" and subset {data.subset!r}" if data.subset else ""
         raise DataError(
-            f"{missing}, and the Hugging Face hub has no data set of that name with split {data.split!r}{part} "
+            f"{missing}, and the Hugging Face hub gave no data set of that name with split {data.split!r}{part} "
             f"({type(error).__name__}: {reason(error)}). Check name, split, subset and network; or save it on a "
             "connected machine with `Dataset.save_to_disk` and give the folder"
         ) from error
