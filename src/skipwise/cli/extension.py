@@ -10,6 +10,7 @@ import typer
 from skipwise.cli.options import (
     Changes,
     ExistingRope,
+    Interpolation,
     Lora,
     MethodName,
     RecipeName,
@@ -33,9 +34,7 @@ def extend(
     context: typer.Context,
     model: StartingModel = None,
     target: Target = None,
-    interpolation: Annotated[
-        str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, theta or factors")
-    ] = None,
+    interpolation: Interpolation = None,
     data: Annotated[
         list[str] | None, typer.Option(help="text to train on: file, folder, data set name, stdlib", metavar="TEXT")
     ] = None,
@@ -111,8 +110,9 @@ def extend(
 def plan(
     model: StartingModel = None,
     target: Target = None,
+    interpolation: Interpolation = None,
     gpus: Annotated[int, typer.Option(help="how many GPUs share the work")] = 1,
-    gpu_memory: Annotated[str, typer.Option(help="memory of each, as 80GB")] = "80GB",
+    gpu_memory: Annotated[str, typer.Option(help="memory of each, as 80GB or 80GiB")] = "80GB",
     tflops: Annotated[
         float, typer.Option(help="bf16 TFLOP/s of each: 312 is an A100's, 989 an H100's or H200's")
     ] = 312.0,
@@ -129,7 +129,13 @@ def plan(
         from skipwise.evaluation.forecast import print_planned_measuring
         from skipwise.training.cost import Hardware, compare_costs
 
-    options = {"model": model, "target": target, "method": method, "existing_rope": existing_rope}
+    options = {
+        "model": model,
+        "target": target,
+        "interpolation": interpolation,
+        "method": method,
+        "existing_rope": existing_rope,
+    }
     settings = _recipe(recipe, options, set_, lora)
     hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
     compare_costs(settings, hardware, console)

@@ -37,6 +37,7 @@ DataFolder = Annotated[
     ),
 ]
 ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
+Interpolation = Annotated[str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, theta or factors")]
 Lengths = Annotated[
     str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
 ]
@@ -207,10 +208,12 @@ def read_shard(text: str) -> tuple[int, int]:
 
 
 def read_gigabytes(text: str) -> float:
-    """Read ``80GB``, ``80G`` or ``80`` as bytes."""
-    number = text.strip().upper().removesuffix("B").removesuffix("G")
+    """Read ``80GB``, ``80G`` or ``80`` as bytes; ``80GiB`` as the driver counts them, 1,024 to the third power each."""
+    number, unit = text.strip().upper().removesuffix("B"), 1e9
+    if number.endswith("GI"):
+        number, unit = number.removesuffix("I"), 2.0**30
     try:
-        return float(number) * 1e9
+        return float(number.removesuffix("G")) * unit
     except ValueError:
         raise RecipeError(f"--gpu-memory {text!r} must be a number of gigabytes, as 80GB") from None
 

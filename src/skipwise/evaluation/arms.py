@@ -160,7 +160,7 @@ def plan_evaluation(
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
     extended = EvaluatedModel("the extended model", "", original, target)
     list(plan_prompts(specification, extended, tokenizer))
-    for warning in specification.warnings([extended]):
+    for warning in specification.warnings([extended], len(texts[0].documents) if texts else 0):
         console.print(warning, style="yellow", soft_wrap=True)
     return planned
 

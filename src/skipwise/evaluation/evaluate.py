@@ -158,7 +158,8 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
             batches[model.label] += _other_batches(model, models, specification, console)
     for claim in specification.claims():
         console.print(claim, soft_wrap=True)
-    for warning in specification.warnings(models):
+    first = texts[models[0].label]
+    for warning in specification.warnings(models, len(first[0].documents) if first else 0):
         console.print(warning, style="yellow")
     ruler = read_ruler_data(specification.ruler_data).fingerprint if any(map(is_ruler, specification.tasks)) else ""
     return Plan(models, texts, batches, ruler)
@@ -274,8 +275,6 @@ def _texts(models: Sequence[EvaluatedModel], specification: Specification, conso
     for number, model in enumerate(models):
         told = console if number == 0 else Console(quiet=True)
         texts[model.label] = read_texts(specification, model.name, origins, told)
-        for read in texts[model.label]:
-            told.print(read.described)
     digests = {label: [one.digest for one in each] for label, each in texts.items()}
     if any(digests[model.label] != digests[models[0].label] for model in models if not model.control):
         console.print(

@@ -53,7 +53,7 @@ def read_texts(
     console: Console,
     stores: dict[str, TokenStore] | None = None,
 ) -> list[EvaluationText]:
-    """Tokenise the texts for model ``name`` and choose the documents that are read of each.
+    """Tokenise the texts for model ``name``, choose the documents that are read of each, and say which they are.
 
     ``origins`` say what models were trained on; those documents are not measured on. ``stores`` holds tokens that are
     there already, by source; those that are tokenised here are added.
@@ -76,6 +76,7 @@ def read_texts(
             for length in specification.segment_lengths
         }
         texts.append(EvaluationText(text.source, documents, windows, segments, store.fingerprint))
+        console.print(texts[-1].described, soft_wrap=True)
     return texts
 
 

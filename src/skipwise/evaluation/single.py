@@ -103,7 +103,6 @@ def measure_perplexity(
     _warn(how.specification, model, console)
     trained = [origin] if (origin := read_origin(model.name)) else []
     [text] = read_texts(how.specification, model.name, trained, console)
-    console.print(text.described)
     ends = text.windows
     windows = {"sliding": ends, "truncated": ends[-1:], "by-position": sorted({ends[0], ends[-1]})}[how.mode]
     specification = how.specification

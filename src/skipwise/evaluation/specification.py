@@ -122,12 +122,17 @@ class Specification:
         """The precision in which prompts are answered, in words where a server chose it: it does not tell."""
         return self.precision if self.server is None else f"chosen by {self.server}"
 
-    def warnings(self, models: Sequence[EvaluatedModel]) -> Iterator[str]:
-        """Say what these settings cannot show of some models."""
+    def warnings(self, models: Sequence[EvaluatedModel], documents: int = 0) -> Iterator[str]:
+        """Say what these settings cannot show of some models. Of the first text so many ``documents`` are read; 0: no text."""
         if "passkey" in self.tasks and wilson_interval(self.trials, self.trials)[0] < FOUND:
             yield (
                 f"{counted(self.trials, 'trial')} cannot show that {FOUND:.0%} of the passkeys are found, even if all "
                 f"are: no effective length can be reported. Ask for {fewest_prompts(FOUND)} at least"
+            )
+        if "passkey" in self.tasks and documents == 1:
+            yield (
+                "one document gives no interval of the loss: no effective length can be reported. Read two at least that have "
+                f"{self.windows[-1]:,} tokens"
             )
         for model in models:
             yield from self.beyond(model)

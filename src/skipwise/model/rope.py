@@ -270,12 +270,12 @@ def sliding_layers(config: PretrainedConfig) -> str | None:
     )
 
 
-def lengths_told(config: PretrainedConfig, extension: Extension) -> str:
-    """Return from where to where a model is extended: ``131,072 -> 524,288 tokens``, the first by the config as it comes."""
+def extension_told(config: PretrainedConfig, extension: Extension, arm: str) -> str:
+    """Return how a model is extended: ``131,072 -> 524,288 tokens (x4, yarn, skipwise)``, the first by the config as it comes."""
     scaled = rope_of(config).get("rope_type", "default") != "default"
     original = extension.rope.original_length
     comes = max(reach_of(config, original) or 0, original) if scaled else original
-    return f"{comes:,} -> {extension.target_length:,} tokens"
+    return f"{comes:,} -> {extension.target_length:,} tokens (x{extension.factor:g}, {extension.told}, {arm})"
 
 
 def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | None:

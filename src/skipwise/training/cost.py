@@ -18,7 +18,7 @@ from skipwise.method.lengths import format_length
 from skipwise.model import checkpointing
 from skipwise.model.config import load_config
 from skipwise.model.memory import experts_of, optimizer_bytes
-from skipwise.model.rope import extension_of, large_factor, lengths_told, replaced_scaling
+from skipwise.model.rope import extension_of, extension_told, large_factor, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.arms import arm_name
@@ -203,7 +203,8 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
             rows[name] = estimate_cost(config, run, window, windows, hardware, max(1, micro * own // window))
     cost = rows[ours].cost
     console.print(
-        f"{recipe.model}: {lengths_told(config, extension)}, {cost.parameters:,} parameters, {cost.trained:,} of them trained",
+        f"{recipe.model}: {extension_told(config, extension, recipe.arm)}, {cost.parameters:,} parameters, "
+        f"{cost.trained:,} of them trained",
         style="bold",
     )
     if replaced := replaced_scaling(config, extension):

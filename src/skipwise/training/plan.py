@@ -10,7 +10,7 @@ from skipwise.data.packing import can_skip
 from skipwise.errors import counted
 from skipwise.model import lora
 from skipwise.model.config import load_config
-from skipwise.model.rope import large_factor, lengths_told, replaced_scaling, sliding_layers
+from skipwise.model.rope import extension_told, large_factor, replaced_scaling, sliding_layers
 from skipwise.recipes.schema import Training
 from skipwise.training.prepare import PreparedRun
 
@@ -24,9 +24,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     steps, batch = recipe.training.max_steps, recipe.training.batch_size
     data = run.planned
     window = run.window
-    console.print(
-        f"{recipe.model}: {lengths_told(config, ext)} (x{ext.factor:g}, {ext.told}, {recipe.arm})", style="bold"
-    )
+    console.print(f"{recipe.model}: {extension_told(config, ext, recipe.arm)}", style="bold")
     lines = [
         replaced_scaling(config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "

@@ -67,6 +67,13 @@ def test_too_few_trials_to_show_an_effective_length_are_warned_of(trials, warned
     assert ("no effective length can be reported" in said) is bool(warned)
 
 
+@pytest.mark.parametrize(("documents", "warned"), [(0, False), (1, True), (2, False)])
+def test_a_single_document_is_said_to_show_no_effective_length(documents, warned) -> None:
+    said = "".join(asked(tasks=("passkey",), trials=35).warnings([MINE], documents))
+    assert said.startswith("one document gives no interval") is warned
+    assert not list(asked().warnings([MINE], documents))  # without passkeys there is none to report
+
+
 def test_lengths_beyond_a_models_target_are_allowed_with_a_warning() -> None:
     [said] = asked(MINE, THEIRS, BASE, lengths=[512, 2048]).warnings([MINE, THEIRS, BASE])
     assert said == "theirs was made for 1,024 tokens and is expected to fail beyond"
