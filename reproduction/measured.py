@@ -138,7 +138,7 @@ def make(run: ArmRun, out: Path, console: Console) -> RunFolder:
     evaluation = plan_run_evaluation(prepared, console)
     taken = RunFolder(run.folder(out))
     trained_on = {"training text": prepared.store.fingerprint} if run.trained else {}
-    taken.require_same(**trained_on, **evaluation.fingerprints)
+    taken.require_same(trained_on | evaluation.fingerprints)
     if is_complete(evaluation, asked_records(run, out)):
         return taken
     resume = taken.recipe.exists()

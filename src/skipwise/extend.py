@@ -51,7 +51,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     run = open_run(recipe, out, prepared.name, resume=resume)
     if run.path.exists():
         require_results(run.results)
-    run.require_same(**prepared.decides, **evaluation.fingerprints)
+    run.require_same(prepared.decides | evaluation.fingerprints)
     _require_windows(prepared, run)
     _require_label(prepared, run)
     _require_precision(prepared, run)

@@ -159,6 +159,10 @@ def test_tasks_that_are_measured_are_not_run_again(tasks, tmp_path, monkeypatch,
         before = out.read_text()
         run(monkeypatch, "benchmark", model, *words, *different)
         assert len(out.read_text().splitlines()) == len(before.splitlines()) + 3
+    before = out.read_text()
+    monkeypatch.setattr("skipwise.evaluation.benchmarks.version", lambda name: "another")
+    run(monkeypatch, "benchmark", model, "--tasks", "tiny_choice", *words)
+    assert len(out.read_text().splitlines()) == len(before.splitlines()) + 3
 
 
 @pytest.mark.parametrize(

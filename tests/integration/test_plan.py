@@ -120,6 +120,7 @@ _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.b
     ("memory", "words", "change"),
     [
         ("14.5GB", [], _LOW),
+        ("14.5GB", ["--set", "training.activation_checkpointing=false"], _LOW),
         (
             "14.5GB",
             ["--set", "training.per_device_train_batch_size=2"],

@@ -36,7 +36,7 @@ class ExampleRules:
                 f"positions.margin = {margin:g} is for plan_extension(..., margin={margin:g}); give its reach as the target_length "
                 "here, and leave the margin out"
             )
-        self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))
+        self.plan(Rng.of(0, 0, 0), np.array([self.target_length]))  # refuses rules that do not fit the lengths
         train, chunks = self.train_length, self.positions.chunks
         if train < 4 * chunks:
             raise DataError(

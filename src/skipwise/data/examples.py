@@ -28,6 +28,7 @@ from skipwise.recipes.schema import Data, Positions, Teacher, require_shares
 
 # Draw numbers of what is chosen before the plan; far above those that a plan uses. 2**40 + 1 is that of data.cutting.
 _DOCUMENT, _PROMPT = 2**40, 2**40 + 2
+_PASSKEY, _RETRIEVAL, _OF_THE_BASE = range(3)  # kinds of examples; all others are text
 _PACKED = 1  # apart from the numbers of prompts
 # Tokens of a text that is joined to another one; behind them the model mostly reads it as if it stood alone.
 _SETTLED = 64
@@ -206,7 +207,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
         chosen, plans, origins, rng = self._drawn(np.asarray(indices))
         windows, positions = self._of_text(indices, chosen, plans, origins), plans.position_ids()
-        replaced = {0: self._of_passkey, 1: self._of_retrieval, 2: self._of_the_base}  # the others stay text
+        replaced = {_PASSKEY: self._of_passkey, _RETRIEVAL: self._of_retrieval, _OF_THE_BASE: self._of_the_base}
         for row, kind in enumerate(self._kinds(np.asarray(indices), rng).tolist()):
             if kind in replaced:
                 text = self._text(windows[row], int(origins[row]))
@@ -215,11 +216,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         return [window.example(weighted=weighted, taught=self.teacher is not None) for window in windows]
 
     def _kinds(self, indices: np.ndarray, rng: Rng) -> np.ndarray:
-        """Return what each example is, int64 [examples]: 0 ends in a passkey prompt, 1 is a retrieval prompt, 2 text of the
-        base, 3 text."""
+        """Return what each example is, int64 [examples]: one of the kinds, or the next number for text."""
         begin, end = self.data.retrieval, self.data.last_retrieval
         prompts = begin + (end - begin) * indices / len(self)
         written = 0.0 if self.teacher is None or self.written is None else self.teacher.written
+        # In the order of the kinds.
         shares = np.stack([np.full(len(indices), self.data.passkey), prompts, np.full(len(indices), written)])
         return (np.cumsum(shares, axis=0) <= rng.uniform(_PROMPT)).sum(0)
 

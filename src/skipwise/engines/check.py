@@ -37,7 +37,7 @@ def model_folder(name: str) -> str:
         )
     folder = resolve(name)
     require_unchanged(Path(folder))
-    load_config(folder)
+    load_config(folder)  # refuses what is no config
     if not Path(folder).is_dir():
         folder = snapshot_download(folder)
     if base_of(folder):

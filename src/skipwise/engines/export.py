@@ -36,7 +36,7 @@ def export(
     unchecked = out.with_name(f"{out.name}.unchecked") if out.name else out
     _require_free(out)
     keep_for_this_process(out)
-    lengths_of(str(folder), length)
+    lengths_of(str(folder), length)  # refuses what is no length of this model
     require_converter()
     if checked:
         engine_here("llama.cpp")  # before minutes of writing

@@ -159,8 +159,8 @@ def plan_evaluation(
     other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other else None
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
     extended = EvaluatedModel("the extended model", "", original, target)
-    list(plan_prompts(specification, extended, tokenizer))
-    for warning in specification.warnings([extended], len(texts[0].documents) if texts else 0):
+    list(plan_prompts(specification, extended, tokenizer))  # refuses lengths that are too short
+    for warning in specification.warnings([extended], texts):
         console.print(warning, style="yellow", soft_wrap=True)
     return planned
 

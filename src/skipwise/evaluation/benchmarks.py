@@ -159,6 +159,7 @@ class FoundBenchmarks:
             "target": self.target,
             "limit": self.asked.limit,
             "precision": precision,
+            "harness": version("lm-eval"),
         }
         made: dict[tuple[str, int], list[BenchmarkRecord]] = defaultdict(list)
         for record in known:
@@ -213,7 +214,6 @@ def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> 
             task=one.task,
             metric=metric,
             fewshot=one.fewshot,
-            harness=version("lm-eval"),
             samples=results["n-samples"][one.task]["effective"],
             value=value,
             standard_error=error,

@@ -29,7 +29,7 @@ from skipwise.evaluation.specification import Specification, is_ruler
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.model.config import load_config
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.origin import read_origin
+from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import default_device
 from skipwise.results import token_losses
 from skipwise.results.files import new_folder
@@ -127,7 +127,7 @@ def evaluate(
             "records": plan.requests,
         }
         folder.begin(**facts)  # with them, so that a kill leaves no folder that says nothing
-        folder.require_same(**plan.fingerprints)
+        folder.require_same(plan.fingerprints)
         folder.record(**facts)
         if drop_cut_off_record(folder.results):
             cut_off = f"{folder.results}: the last record was cut off by a kill; it is measured again"
@@ -151,15 +151,15 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
     for model in models:
         if assumed := assumed_length(model):
             console.print(assumed, style="yellow", soft_wrap=True)
-    texts = _texts(models, specification, console)
+    origins = [origin for model in models if (origin := read_origin(model.name))]
+    texts = _texts(models, specification, origins, console)
     batches = {model.label: _batches(model, models, specification, texts, console) for model in models}
     if specification.documents:
         for model in models:
-            batches[model.label] += _other_batches(model, models, specification, console)
+            batches[model.label] += _other_batches(model, models, specification, origins, console)
     for claim in specification.claims():
         console.print(claim, soft_wrap=True)
-    first = texts[models[0].label]
-    for warning in specification.warnings(models, len(first[0].documents) if first else 0):
+    for warning in specification.warnings(models, texts[models[0].label]):
         console.print(warning, style="yellow")
     ruler = read_ruler_data(specification.ruler_data).fingerprint if any(map(is_ruler, specification.tasks)) else ""
     return Plan(models, texts, batches, ruler)
@@ -268,9 +268,10 @@ def _asked(models: Sequence[EvaluatedModel], specification: Specification) -> di
     return {**specification.as_dict(), "models": [model.as_dict() for model in models]}
 
 
-def _texts(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Texts:
+def _texts(
+    models: Sequence[EvaluatedModel], specification: Specification, origins: Sequence[Origin], console: Console
+) -> Texts:
     """What each model reads, in its own tokens; a base that reads other ones than its extended model is refused."""
-    origins = [origin for model in models if (origin := read_origin(model.name))]
     texts: Texts = {}
     for number, model in enumerate(models):
         told = console if number == 0 else Console(quiet=True)
@@ -291,13 +292,16 @@ def _texts(models: Sequence[EvaluatedModel], specification: Specification, conso
 
 
 def _other_batches(
-    model: EvaluatedModel, models: Sequence[EvaluatedModel], specification: Specification, console: Console
+    model: EvaluatedModel,
+    models: Sequence[EvaluatedModel],
+    specification: Specification,
+    origins: Sequence[Origin],
+    console: Console,
 ) -> list[Batch]:
     """The text of other kinds that ships with the package, inside the original window; a base reads it as its models do.
 
     What one of the models was trained on, no other reads, so that all of them are compared on the same documents.
     """
-    origins = [origin for each in models if (origin := read_origin(each.name))]
     told = console if model is models[0] else Console(quiet=True)
     windows = {other.original for other in models if other.base == model.label}
     windows |= set() if model.control else {model.original}

@@ -106,9 +106,8 @@ def measure_perplexity(
     ends = text.windows
     windows = {"sliding": ends, "truncated": ends[-1:], "by-position": sorted({ends[0], ends[-1]})}[how.mode]
     specification = how.specification
-    if (
-        how.mode != "sliding"
-    ):  # the longest window is read in one pass; by position the shortest one slides, by half of it
+    if how.mode != "sliding":
+        # The longest window is read in one pass; by position the shortest one slides, by half of it.
         specification = replace(specification, stride=max(1, ends[0] // 2))
     batches: list[Batch] = list(plan_readings(specification, model, [text], windows))
     if how.mode == "by-position" and losses is not None:

@@ -11,6 +11,7 @@ from skipwise.data.documents import other_source
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, at_least, counted, one_of
 from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.texts import EvaluationText
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.schema import Data, Recipe
 from skipwise.results.effective_length import FOUND
@@ -122,17 +123,17 @@ class Specification:
         """The precision in which prompts are answered, in words where a server chose it: it does not tell."""
         return self.precision if self.server is None else f"chosen by {self.server}"
 
-    def warnings(self, models: Sequence[EvaluatedModel], documents: int = 0) -> Iterator[str]:
-        """Say what these settings cannot show of some models. Of the first text so many ``documents`` are read; 0: no text."""
+    def warnings(self, models: Sequence[EvaluatedModel], texts: Sequence[EvaluationText] = ()) -> Iterator[str]:
+        """Say what these settings cannot show of some models that read ``texts``, of which the first decides how far they read."""
         if "passkey" in self.tasks and wilson_interval(self.trials, self.trials)[0] < FOUND:
             yield (
                 f"{counted(self.trials, 'trial')} cannot show that {FOUND:.0%} of the passkeys are found, even if all "
                 f"are: no effective length can be reported. Ask for {fewest_prompts(FOUND)} at least"
             )
-        if "passkey" in self.tasks and documents == 1:
+        if "passkey" in self.tasks and texts and len(texts[0].documents) == 1:
             yield (
                 "one document gives no interval of the loss: no effective length can be reported. Read two at least that have "
-                f"{self.windows[-1]:,} tokens"
+                f"{texts[0].windows[-1]:,} tokens"
             )
         for model in models:
             yield from self.beyond(model)

@@ -230,9 +230,8 @@ class _Part(NamedTuple):
 
     block: int
     keys: int  # so many of its first ones
-    hidden: (
-        torch.Tensor | None
-    )  # 0, or -inf where a query does not see a key [batch or 1, 1, queries, keys]; None: it sees all
+    # 0, or -inf where a query does not see a key [batch or 1, 1, queries, keys]; None: it sees all.
+    hidden: torch.Tensor | None
 
     def first(self, keys: int) -> "_Part":
         return _Part(self.block, min(keys, self.keys), None if self.hidden is None else self.hidden[..., :keys])

@@ -1,6 +1,6 @@
 """The name of activation checkpointing, which computes activations again in the backward pass, in this transformers.
 
-Recipes may use either name. transformers called it ``gradient_checkpointing`` until v5.1x.
+Recipes may use either name, and hold the older one. transformers called it ``gradient_checkpointing`` until v5.1x.
 """
 
 from transformers import PreTrainedModel
@@ -13,11 +13,10 @@ NAME = _NEW if hasattr(PreTrainedModel, f"{_NEW}_enable") else _OLD
 
 
 def is_on(settings: Training) -> bool:
-    """Whether a recipe asks for it, by either name."""
-    given = settings.model_extra or {}
-    return bool(given.get(_NEW) or given.get(_OLD))
+    """Whether a recipe asks for it."""
+    return bool((settings.model_extra or {}).get(_OLD))
 
 
 def renamed(field: str) -> str:
     """Return the name of a field of TrainingArguments in this release; other fields keep theirs."""
-    return field.replace(_OLD, NAME).replace(_NEW, NAME)
+    return field.replace(_OLD, NAME)

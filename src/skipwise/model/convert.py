@@ -114,9 +114,12 @@ def _shards(folder: Path) -> list[Path]:
     """Return the weight files that the index names; safetensors if the checkpoint has both kinds."""
     for index in _INDEXES:
         if (folder / index).exists():
-            names = sorted(set(_read_json(folder / index).get("weight_map", {}).values()))
+            files = _read_json(folder / index).get("weight_map")
+            if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+                raise ModelError(f"{folder / index} does not say which file holds which weights; fetch it again")
+            names = sorted(set(files.values()))
             if outside := [name for name in names if Path(name).name != name]:
-                raise ModelError(f"{folder / index} names a file outside its folder: {outside[0]!r}")
+                raise ModelError(f"{folder / index} names a file outside its folder, {outside[0]!r}; fetch it again")
             if missing := [name for name in names if not (folder / name).exists()]:
                 lost = f"{len(missing)} of its {len(names)} weight files: {missing[0]}"
                 raise ModelError(f"{folder} lacks {lost}; fetch it again")
@@ -124,7 +127,9 @@ def _shards(folder: Path) -> list[Path]:
     for single in ("model.safetensors", "pytorch_model.bin"):
         if (folder / single).exists():
             return [folder / single]
-    raise ModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin, nor an index of several")
+    raise ModelError(
+        f"{folder} has neither model.safetensors nor pytorch_model.bin, nor an index of several; fetch it again"
+    )
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

@@ -232,6 +232,30 @@ class _PassedOn(BaseModel):
     weight_decay: Real = Field(0, ge=0)
 
 
+def older_name(key: str) -> str:
+    """Return a key with transformers' older name of activation checkpointing, which recipes hold, for the newer one."""
+    return key.replace("activation_checkpointing", "gradient_checkpointing")
+
+
+def checkpointing_renamed(training: Any) -> Any:
+    """Return the section with the older name of activation checkpointing.
+
+    Raises:
+        ValueError: both names are given.
+    """
+    if not isinstance(training, dict):
+        return training
+    renamed: dict[str, Any] = {}
+    for key, value in training.items():
+        name = older_name(key) if isinstance(key, str) else key
+        if name in renamed:
+            raise ValueError(
+                f"training.{name} and training.activation{name[8:]} are two names of one setting; leave one out"
+            )
+        renamed[name] = value
+    return renamed
+
+
 class Training(BaseModel):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
@@ -255,6 +279,11 @@ class Training(BaseModel):
         "float32", description="of the weights of the saved model; training holds them in float32"
     )
     logging_steps: Whole = Field(10, gt=0, le=_MOST)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, values: Any) -> Any:
+        return checkpointing_renamed(values)
 
     @model_validator(mode="after")
     def _in_bounds(self) -> "Training":

@@ -169,4 +169,5 @@ def _task(record: BenchmarkRecord) -> str:
 def _value(record: BenchmarkRecord | None) -> str:
     if record is None:
         return "–"
-    return f"{record.value:.4f}" + (f" ({record.standard_error:.4f})" if record.standard_error else "")
+    error = record.standard_error
+    return f"{record.value:.4f}" + ("" if error is None else f" ({error:.4f})")

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
+from skipwise.data.names import printable
 from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.origin import promised_length
@@ -90,7 +91,7 @@ def write_card(
     """Write the card into the model's ``folder``: headline, warning if there is one, facts, table (Markdown), a sentence on
     LongPPL for each text of which it was measured, and a copy of the figure (PNG); in its head the name and the license of
     the ``base``, and the results of the extended model's ``rows``."""
-    lines = ["---", _head(plain(title), base, rows), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
+    lines = ["---", _head(printable(title), base, rows), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
@@ -120,7 +121,7 @@ def _head(title: str, base: str, rows: Sequence[Row]) -> str:
 
 def _results(row: Row) -> list[EvalResult]:
     """Perplexity by window, and the share of prompts answered by task and length."""
-    text = plain(row.data)
+    text = printable(row.data)
     results = [
         _result(
             text, f"{text}, held out", "perplexity", f"perplexity, sliding windows of {window:,} tokens", measured.mean

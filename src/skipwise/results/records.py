@@ -4,14 +4,14 @@ There is one kind of record for a document that was read and one for a prompt th
 intervals are computed from them (``skipwise.results.statistics``) and never stored.
 """
 
-import hashlib
-import json
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, Strict
+
+from skipwise.results.files import content_hash
 
 OTHER_TEXT = "skipwise:other"  # ``data`` of a reading of the text that ships with the package; the document is its kind
 
@@ -38,7 +38,7 @@ class Measured:
     def key(self) -> str:
         """16 hex digits of what the record measures, whatever came out."""
         about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.ANSWER}  # type: ignore[arg-type]
-        return hashlib.sha256(json.dumps([self.kind, about], sort_keys=True).encode()).hexdigest()[:16]
+        return content_hash([self.kind, about])
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ reading, with a warning. What is read is validated against the types of ``skipwi
 something else is never changed.
 """
 
-import hashlib
 import json
 import os
 import warnings
@@ -17,6 +16,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 
 from skipwise.errors import CutOffWarning, RunError, out_of_room, reason
+from skipwise.results.files import content_hash
 from skipwise.results.records import Measured, Record
 
 SCHEMA = 2
@@ -46,7 +46,7 @@ def _as_dict(record: Any) -> dict[str, Any]:
 
 def _check(values: dict[str, Any]) -> str:
     """8 hex digits of a line's content: a changed digit would still be a number."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    return content_hash(values)[:8]
 
 
 def read_records(path: Path) -> list[Record]:

@@ -54,11 +54,11 @@ class RulerScores:
 
     def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
         """The mean over tasks of their mean scores; None without tasks. All tasks have the same number of prompts."""
-        means = [interval.mean for task in tasks if (interval := self.score(task, length))]
-        if not means:
+        scores = [list(known.values()) for task in tasks if (known := self.prompts.get(task, {}).get(length))]
+        if not scores:
             return None
-        mean = math.fsum(means) / len(means)
-        asked = sum(len(self.prompts[task][length]) for task in tasks)
+        mean = math.fsum(math.fsum(each) / len(each) for each in scores) / len(scores)
+        asked = sum(map(len, scores))
         return Interval(mean, *wilson_interval(mean * asked, asked))
 
 

@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -150,7 +151,7 @@ class RunFolder:
         if not self.facts.exists():
             self.record(**_provenance(), **facts)
 
-    def require_same(self, **fingerprints: str) -> None:
+    def require_same(self, fingerprints: Mapping[str, str]) -> None:
         """Require the texts and models of a resumed run to be those that it began with."""
         known = self.read().get("fingerprints") or {}
         for name, value in fingerprints.items():

@@ -26,9 +26,8 @@ _DIGEST = 32  # bytes
 class TokenLosses:
     """What one reading made of each target of a document."""
 
-    tokens: (
-        np.ndarray
-    )  # int32 [targets], the targets themselves: losses of two models are compared where these are equal
+    # int32 [targets], the targets themselves: losses of two models are compared where these are equal.
+    tokens: np.ndarray
     nll: np.ndarray  # float32 [targets], in nats
 
 

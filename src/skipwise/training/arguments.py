@@ -128,11 +128,7 @@ def known_fields(settings: Training) -> dict[str, Any]:
                 "valid are the fields of transformers.TrainingArguments, batch_size, precision and save_dtype"
             )
     given = settings.model_dump(exclude={"batch_size", "precision", "save_dtype"})
-    named: dict[str, str] = {}  # by transformers' name the recipe's
-    for name in given:
-        if (other := named.setdefault(checkpointing.renamed(name), name)) != name:
-            raise RecipeError(f"training.{other} and training.{name} are two names of one setting; leave one out")
-    given = {field: _typed(name, given[name], hints[field]) for field, name in named.items()}
+    given = {field: _typed(name, given[name], hints[field]) for name in given if (field := checkpointing.renamed(name))}
     if "report_to" in given:
         given["report_to"] = reported_to(settings)
     return given

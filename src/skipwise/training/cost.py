@@ -31,10 +31,8 @@ _MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 _SHORTEST = 2048  # tokens of a window that is proposed
 ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
 _FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
-_MEASURED = (
-    0.12,
-    0.2,
-)  # of the peak, by LoRA and with all weights: a model of 7B, windows of 2,048 in single passes, one H200
+# Of the peak, by LoRA and with all weights: a model of 7B, windows of 2,048 in single passes, one H200.
+_MEASURED = (0.12, 0.2)
 _MOST_GPUS = 64
 _ADAMW, _EIGHT_BITS = ("adamw_torch", "adamw_torch_fused"), "adamw_8bit"
 
@@ -98,7 +96,7 @@ def estimate_cost(
     teacher's weights have the computing precision.
     """
     settings, rules = recipe.training, recipe.lora
-    known_fields(settings)
+    known_fields(settings)  # refuses unknown ones
     _refuse_experts(config)
     micro = min(micro or settings.per_device_train_batch_size, batch)
     if micro * window > _MOST_TOKENS:

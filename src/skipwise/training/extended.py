@@ -128,7 +128,7 @@ def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, con
                 console=console,
             )
     texts, fingerprint = written_text.read(run.written)
-    run.require_same(**{written_text.NAME: fingerprint})
+    run.require_same({written_text.NAME: fingerprint})
     if processes.is_first():
         run.record(fingerprints=(run.read().get("fingerprints") or {}) | {written_text.NAME: fingerprint})
     return texts

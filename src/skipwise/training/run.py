@@ -19,7 +19,7 @@ from skipwise.training.arguments import OF_EVALUATION
 
 # Settings by which neither the model nor its logs change, to the bit.
 _FREE = re.compile(
-    r"training\.(dataloader_.*|gradient_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
+    r"training\.(dataloader_.*|(activation|gradient)_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
 )
 
 

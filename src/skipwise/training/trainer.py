@@ -163,10 +163,9 @@ class _Trainer(Trainer):
             )
         if forward := vars(self.model).pop("_original_forward", None):
             del self.model.forward
-            if self.model.forward != forward:  # not the class's: set before training
-                self.model.forward = (
-                    forward  # else the model would hold itself, and stay in memory when it is done with
-                )
+            # Only one that is not the class's: with that, the model would hold itself, and stay in memory when it is done with.
+            if self.model.forward != forward:
+                self.model.forward = forward
         return prepared
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:

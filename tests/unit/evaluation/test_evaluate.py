@@ -31,7 +31,7 @@ def test_a_base_of_models_with_long_windows_reads_the_text_of_other_kinds_once(t
     base, console = str(checkpoint(tmp_path / "base", window=64)), Console(file=io.StringIO())
     ours = [EvaluatedModel(str(n), base, original=n, target=2 * n, base="b") for n in (2048, 4096)]
     control = EvaluatedModel("b", base, original=64, target=64, control=True)
-    batches = _other_batches(control, [*ours, control], Specification(windows=(64,), stride=32), console)
+    batches = _other_batches(control, [*ours, control], Specification(windows=(64,), stride=32), [], console)
     keys = [request.key for batch in batches for request in batch.requests]
     assert len(keys) == len(set(keys)) == 24
 

@@ -1,10 +1,12 @@
 """What is asked of models: default lengths and strides, and settings that are refused."""
 
+import numpy as np
 import pytest
 
 from skipwise.errors import RecipeError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.specification import Specification, doubled_windows, specification_for, specification_of
+from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
@@ -69,9 +71,11 @@ def test_too_few_trials_to_show_an_effective_length_are_warned_of(trials, warned
 
 @pytest.mark.parametrize(("documents", "warned"), [(0, False), (1, True), (2, False)])
 def test_a_single_document_is_said_to_show_no_effective_length(documents, warned) -> None:
-    said = "".join(asked(tasks=("passkey",), trials=35).warnings([MINE], documents))
+    read = [EvaluationText("x", [Segment("d", 0, np.arange(90))] * documents, [256], {}, "f")] if documents else []
+    said = "".join(asked(tasks=("passkey",), trials=35).warnings([MINE], read))
     assert said.startswith("one document gives no interval") is warned
-    assert not list(asked().warnings([MINE], documents))  # without passkeys there is none to report
+    assert said.endswith("that have 256 tokens") is warned  # the longest window that the text fills
+    assert not list(asked().warnings([MINE], read))  # without passkeys there is none to report
 
 
 def test_lengths_beyond_a_models_target_are_allowed_with_a_warning() -> None:

@@ -133,7 +133,10 @@ def test_files_that_are_lost_or_broken_are_named(gptj: Path, tmp_path: Path) -> 
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
     assert "lacks 2 of its 2 weight files: model-1.safetensors" in refused(str(gptj), out)
     index.write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
-    assert "names a file outside its folder: '../model.safetensors'" in refused(str(gptj), out)
+    assert "names a file outside its folder, '../model.safetensors'; fetch it again" in refused(str(gptj), out)
+    for damaged in (None, [], {"a": 1}):
+        index.write_text(json.dumps({"weight_map": damaged}))
+        assert "does not say which file holds which weights; fetch it again" in refused(str(gptj), out)
     index.write_text("{")
     assert "is not JSON" in refused(str(gptj), out)
     (gptj / "config.json").write_text("[]")

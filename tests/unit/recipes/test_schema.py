@@ -347,8 +347,17 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, content: bytes, said: str) -> 
 
 
 def test_any_training_argument_may_be_set() -> None:
-    recipe = load_recipe(None, {"training.weight_decay": 0.1, "training.gradient_checkpointing": True})
+    recipe = load_recipe(None, {"training.weight_decay": 0.1, "training.activation_checkpointing": True})
     assert recipe.training.model_dump()["gradient_checkpointing"] is True
+
+
+def test_a_change_counts_by_either_name_of_activation_checkpointing(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("training: {activation_checkpointing: false}\n")
+    recipe = load_recipe(path, {"training.gradient_checkpointing": True})
+    assert recipe.training.model_extra == {"adam_beta2": 0.95, "gradient_checkpointing": True}
+    path.write_text("training: {activation_checkpointing: false, gradient_checkpointing: true}\n")
+    assert "are two names of one setting; leave one out" in message(path)
 
 
 def test_nearest_is_silent_where_nothing_is_near() -> None:

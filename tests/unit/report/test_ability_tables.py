@@ -84,6 +84,8 @@ def test_a_task_that_is_missing_or_without_an_error_is_not_made_up(tmp_path) -> 
     assert paper_table.rows[1] == ["m", "50.00", "50.00", *["–"] * 5]
     assert paper_table.rows[2] == ["m less its base", "+0.00", "+0.00", *["–"] * 5]
     assert rest.rows == [["boolq, 0-shot, f1", "0.5000 (0.0100)"]]
+    [exact] = [replace(paper("m", 1.0, 0.0)[0], metric="f1")]
+    assert tables_of(Shown([Folder("e", [exact])]))[0].rows == [["boolq, 0-shot, f1", "1.0000 (0.0000)"]]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,12 @@ def test_the_head_names_base_license_and_results_for_the_hub(model, monkeypatch,
     assert len(measured) == 8  # of the extended model alone
 
 
+def test_a_name_stands_in_the_head_as_it_is(model) -> None:
+    text = card_of(model, title="R&D [7B]", rows=rows_of([Folder("run", [*ORIGINAL, *POSE], INFO)]))
+    assert ModelCard.load(model / "README.md").data.model_name == "R&D [7B]"
+    assert "\n# R&amp;D &#91;7B]\n" in text
+
+
 @pytest.mark.parametrize(
     ("card", "license"),
     [

@@ -31,6 +31,7 @@ def test_scores_are_means_of_prompts_and_averages_are_means_of_tasks() -> None:
     average = scores.average(512, ["vt", "cwe"])
     assert average.mean == pytest.approx(0.4)
     assert (average.low, average.high) == pytest.approx(wilson_interval(1.6, 4))
+    assert scores.average(512, ["vt", "cwe", "fwe"]) == average  # of those that were asked
     assert scores.real == {"vt": True, "cwe": False}
 
 

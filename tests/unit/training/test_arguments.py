@@ -162,8 +162,6 @@ def test_a_mode_of_compiling_that_is_not_there_is_named(tmp_path):
 def test_activation_checkpointing_by_either_name(name, tmp_path):
     args = training_arguments(settings(**{name: True}), tmp_path, 0)
     assert getattr(args, checkpointing.NAME) is True
-    with pytest.raises(RecipeError, match=r"training\.\w+ and training\.\w+ are two names of one setting"):
-        training_arguments(settings(gradient_checkpointing=True, activation_checkpointing=False), tmp_path, 0)
 
 
 def test_options_of_activation_checkpointing_reach_transformers(tmp_path):

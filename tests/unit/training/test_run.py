@@ -27,6 +27,8 @@ def begun(folder: Path, **changes) -> RunFolder:
         ("evaluation.segments", 5, False),
         ("data.cache", "x", False),
         ("data.workers", 2, False),
+        ("training.gradient_checkpointing", True, False),
+        ("training.activation_checkpointing", True, False),
         ("data.source", "x", True),
         ("training.weight_decay", 0.1, True),
         ("positions.chunks", 3, True),
