@@ -16,7 +16,8 @@ from functools import partial
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.passkey import Prompt, Room, filler, longest_prompt
+from skipwise.data.passkey import filler
+from skipwise.data.prompts import Prompt, Room, longest_prompt
 from skipwise.data.retrieval_prompts import draw_names, keys_prompt
 from skipwise.data.training_prompts import FORMS, NOUNS
 from skipwise.evaluation.retrieval import retrieve

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from skipwise.data.passkey import Prompt, Room, filler, longest_prompt, passkey_prompt
+from skipwise.data.passkey import filler, passkey_prompt
+from skipwise.data.prompts import Prompt, Room, longest_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

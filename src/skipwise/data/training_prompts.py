@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skipwise.data.passkey import answer_ids
+from skipwise.data.prompts import answer_ids
 from skipwise.data.retrieval_prompts import draw_names
 from skipwise.errors import DataError
 

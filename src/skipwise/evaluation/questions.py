@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.passkey import answer_ids
+from skipwise.data.prompts import answer_ids
 from skipwise.data.ruler import RulerData, ruler_prompt, ruler_task
 from skipwise.errors import TooShortError
 from skipwise.evaluation.models import EvaluatedModel

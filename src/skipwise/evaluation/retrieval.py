@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.passkey import Prompt, answer_ids
+from skipwise.data.prompts import Prompt, answer_ids
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import at_least, one_of
 from skipwise.evaluation.decoding import Begun, Reader, go_on_together

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.passkey import encode
+from skipwise.data.prompts import encode
 from skipwise.data.shipped import shipped_text
 from skipwise.errors import EvaluationError, out_of_memory
 from skipwise.evaluation.logits import logits_at

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from skipwise.data.passkey import answer_ids, filler, passkey_prompt, passkey_text, training_passkey
+from skipwise.data.passkey import filler, passkey_prompt, passkey_text, training_passkey
+from skipwise.data.prompts import answer_ids
 from skipwise.errors import DataError
 
 TEXT = (

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from skipwise.data.passkey import answer_ids
+from skipwise.data.prompts import answer_ids
 from skipwise.data.retrieval_prompts import TASKS, keys_prompt, lines_prompt
 from skipwise.errors import DataError
 from skipwise.model.loading import load_tokenizer

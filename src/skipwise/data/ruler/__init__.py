@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 from zlib import crc32
 
-from skipwise.data.passkey import Room, longest_prompt
+from skipwise.data.prompts import Room, longest_prompt
 from skipwise.data.ruler import chains, counting, needles, questions
 from skipwise.data.ruler.prompts import Form, PromptRequest
 from skipwise.data.ruler.sources import RulerData as RulerData

@@ -12,7 +12,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from skipwise.data.passkey import Room, longest_prompt
+from skipwise.data.prompts import Room, longest_prompt
 from skipwise.data.ruler.prompts import FULL_SIZE, Drawn, Form, PromptRequest
 from skipwise.errors import RecipeError, TooShortError
 

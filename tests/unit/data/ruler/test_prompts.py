@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipwise.data import ruler
-from skipwise.data.passkey import encode, longest_prompt
+from skipwise.data.prompts import encode, longest_prompt
 from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt, ruler_task
 from skipwise.data.ruler.counting import draw_common, draw_frequent, frequent_forms
 from skipwise.data.ruler.prompts import PromptRequest
