@@ -27,9 +27,9 @@ from skipwise.method.lengths import format_length
 from skipwise.method.positions import PAPER, SCHEMES
 from skipwise.method.rng import Rng
 from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
 from skipwise.model.precision import AUTOCAST, choose_precision, default_device
-from skipwise.model.rope import plan_extension
 from skipwise.recipes.arms import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.table import markdown_table

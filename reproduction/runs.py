@@ -21,8 +21,8 @@ from reproduction.exhibits import BASELINES, TRAINED, Exhibit, Setting, arm_chan
 from reproduction.scales import MODELS, Scale
 from skipwise.evaluation.specification import doubled_windows
 from skipwise.model.config import load_config, resolve
+from skipwise.model.extension import plan_extension
 from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.rope import plan_extension
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data, Positions, Recipe, Training
 from skipwise.training.run import deciding_settings

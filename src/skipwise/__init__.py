@@ -28,8 +28,8 @@ _PUBLIC = {
     "load_model": "skipwise.model.loading",
     "load_tokenizer": "skipwise.model.loading",
     "probe_connectivity": "skipwise.model.probe",
-    "Extension": "skipwise.model.rope",
-    "plan_extension": "skipwise.model.rope",
+    "Extension": "skipwise.model.extension",
+    "plan_extension": "skipwise.model.extension",
     "Data": "skipwise.recipes.schema",
     "Positions": "skipwise.recipes.schema",
     "Recipe": "skipwise.recipes.schema",
@@ -56,11 +56,11 @@ if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.method.positions import pose as pose
     from skipwise.method.rng import Rng as Rng
     from skipwise.model.config import load_config as load_config
+    from skipwise.model.extension import Extension as Extension
+    from skipwise.model.extension import plan_extension as plan_extension
     from skipwise.model.loading import load_model as load_model
     from skipwise.model.loading import load_tokenizer as load_tokenizer
     from skipwise.model.probe import probe_connectivity as probe_connectivity
-    from skipwise.model.rope import Extension as Extension
-    from skipwise.model.rope import plan_extension as plan_extension
     from skipwise.recipes.loading import load_recipe as load_recipe
     from skipwise.recipes.schema import Data as Data
     from skipwise.recipes.schema import Positions as Positions

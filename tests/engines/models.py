@@ -7,8 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from skipwise.model.config import load_config
 from skipwise.model.convert import convert
+from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.rope import plan_extension
 from skipwise.model.saving import save_extended
 
 WINDOW, TARGET = 256, 2048

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from skipwise.errors import RecipeError
 from skipwise.method.interpolation import NAMES, Rope, RopeSettings, frequencies, rope_parameters
-from skipwise.model.rope import check_frequencies, plan_extension, rope_of, set_interpolation
+from skipwise.model.extension import check_frequencies, plan_extension, set_interpolation
+from skipwise.model.rope import rope_of
 from tests import families
 
 STATED = ("theta", "factors")  # nothing without settings

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Trainer, Trainin
 
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
 from skipwise.model.lora import adapt
-from skipwise.model.rope import plan_extension
 from skipwise.model.sliding import attention_masks, mask_by_position
 from skipwise.recipes.schema import Lora, Training
 from skipwise.training.trainer import train

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model import lora
 from skipwise.model.config import load_config, resolve, unreadable
+from skipwise.model.extension import Extension, check_frequencies, plan_extension, set_interpolation
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.four_bit import keep_differentiable, quantization_settings
-from skipwise.model.rope import Extension, check_frequencies, plan_extension, set_interpolation
 from skipwise.model.sealed import FILE, read_seal, require_unchanged
 from skipwise.model.sliding import mask_by_position
 

@@ -10,11 +10,11 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
+from skipwise.model.extension import Extension
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import UNSAVED, load_model
 from skipwise.model.origin import Origin
 from skipwise.model.precision import autocast, dtype_of, in_mode, trial_ids, weights_precision
-from skipwise.model.rope import Extension
 from skipwise.model.sealed import FILE, require_unchanged
 from skipwise.results.files import fresh_folder
 

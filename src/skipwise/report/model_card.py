@@ -15,8 +15,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 from skipwise.data.names import printable
 from skipwise.model import lora, serving
 from skipwise.model.config import resolve
+from skipwise.model.extension import Extension
 from skipwise.model.origin import promised_length
-from skipwise.model.rope import Extension
 from skipwise.recipes.arms import arm_name
 from skipwise.recipes.names import expanded
 from skipwise.recipes.schema import Recipe

@@ -17,8 +17,8 @@ from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
 from skipwise.method.lengths import format_length
 from skipwise.model import checkpointing
 from skipwise.model.config import load_config
+from skipwise.model.extension import extension_of, extension_told, large_factor, replaced_scaling
 from skipwise.model.memory import experts_of, optimizer_bytes
-from skipwise.model.rope import extension_of, extension_told, large_factor, replaced_scaling
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
 from skipwise.progress import doing
 from skipwise.recipes.arms import arm_name

@@ -12,9 +12,9 @@ from skipwise.data.window import collate
 from skipwise.errors import ModelError, SkipwiseError, counted, out_of_memory
 from skipwise.model import lora
 from skipwise.model.blocked_attention import blocked_attention
+from skipwise.model.extension import check_frequencies
 from skipwise.model.loading import UNSAVED, load_model
 from skipwise.model.probe import Probe, probe_connectivity
-from skipwise.model.rope import check_frequencies
 from skipwise.model.saving import partial_of, round_weights, save_extended
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Recipe

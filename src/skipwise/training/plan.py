@@ -10,7 +10,8 @@ from skipwise.data.packing import can_skip
 from skipwise.errors import counted
 from skipwise.model import lora
 from skipwise.model.config import load_config
-from skipwise.model.rope import extension_told, large_factor, replaced_scaling, sliding_layers
+from skipwise.model.extension import extension_told, large_factor, replaced_scaling
+from skipwise.model.rope import sliding_layers
 from skipwise.recipes.schema import Training
 from skipwise.training.prepare import PreparedRun
 

@@ -17,9 +17,9 @@ from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.forecast import batches_of
 from skipwise.evaluation.runner import answered
 from skipwise.model.config import load_config
+from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin
-from skipwise.model.rope import extension_of
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import OTHER_TEXT
 from tests.tiny import checkpoint, corpus, llama

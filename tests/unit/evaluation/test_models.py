@@ -11,9 +11,9 @@ from skipwise.errors import ModelError, RecipeError
 from skipwise.evaluation import models
 from skipwise.evaluation.models import assumed_length, find_models
 from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.origin import Origin
-from skipwise.model.rope import plan_extension
 from skipwise.recipes.schema import Data
 from tests.tiny import checkpoint
 

@@ -9,7 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from skipwise.errors import ModelError
 from skipwise.model.config import load_config
-from skipwise.model.rope import plan_extension
+from skipwise.model.extension import plan_extension
 from tests.tiny import checkpoint, with_config
 
 

@@ -6,8 +6,8 @@ import json
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
+from skipwise.model.extension import plan_extension, set_interpolation
 from skipwise.model.legacy_config import legacy_keys, write_legacy_keys
-from skipwise.model.rope import plan_extension, set_interpolation
 from tests import families
 from tests.tiny import byte_tokenizer
 

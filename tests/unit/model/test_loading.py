@@ -10,10 +10,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from skipwise.errors import ModelError
-from skipwise.model import rope
+from skipwise.method.interpolation import rope_parameters
 from skipwise.model.config import load_config
+from skipwise.model.extension import check_frequencies, plan_extension
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.rope import check_frequencies, plan_extension
 from tests.tiny import checkpoint, llama, with_config
 
 
@@ -118,8 +118,8 @@ def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_ignores_its_rope_parameters_is_refused_on_loading(tmp_path, monkeypatch) -> None:
     folder = checkpoint(tmp_path, window=64)
     extension = plan_extension(load_config(str(folder)), interpolation="yarn")
-    linear = rope.rope_parameters("linear", extension.rope, extension.factor)
-    monkeypatch.setattr(rope, "rope_parameters", lambda *_: linear)
+    linear = rope_parameters("linear", extension.rope, extension.factor)
+    monkeypatch.setattr("skipwise.model.extension.rope_parameters", lambda *_: linear)
     with pytest.raises(ModelError, match="computes other rotary frequencies than yarn x8"):
         load_model(str(folder), extension)
 

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model import lora
 from skipwise.model.config import load_config
+from skipwise.model.extension import Extension, plan_extension
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin
-from skipwise.model.rope import Extension, plan_extension
 from skipwise.model.saving import save_extended
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report.model_card import write_card

@@ -24,8 +24,9 @@ from transformers import (
 from skipwise.errors import ModelError, RecipeError, RunError
 from skipwise.method.interpolation import RopeSettings
 from skipwise.model.config import load_config
+from skipwise.model.extension import check_frequencies, extension_of, plan_extension, set_interpolation
 from skipwise.model.loading import load_model
-from skipwise.model.rope import check_frequencies, extension_of, original_length, plan_extension, set_interpolation
+from skipwise.model.rope import original_length
 from skipwise.recipes.loading import dump_recipe, load_recipe, parse_changes
 from skipwise.results.files import file_digest
 from skipwise.training.run import deciding_settings, open_run
@@ -331,13 +332,13 @@ def test_lengths_may_be_written_in_thousands() -> None:
 def test_revised_yarn_for_one_of_several_layer_kinds_needs_newer_transformers(monkeypatch) -> None:
     config = families.config("gemma3")
     asked = {"model": "x", "target": 512, "interpolation": "yarn-revised", "method": None}
-    monkeypatch.setattr("skipwise.model.rope.transformers.__version__", "5.20.2")
+    monkeypatch.setattr("skipwise.model.extension.transformers.__version__", "5.20.2")
     with pytest.raises(
         ModelError, match=r"yarn-revised fails in transformers 5\.20\.2 .*install transformers 5\.21 or"
     ):
         extension_of(config, load_recipe(None, asked))
     assert extension_of(config, load_recipe(None, asked | {"interpolation": "yarn"})).factor == 8
-    monkeypatch.setattr("skipwise.model.rope.transformers.__version__", "5.21.0")
+    monkeypatch.setattr("skipwise.model.extension.transformers.__version__", "5.21.0")
     assert extension_of(config, load_recipe(None, asked)).factor == 8
 
 

@@ -9,9 +9,9 @@ import pytest
 from skipwise.engines.check import model_folder
 from skipwise.errors import ModelError, RunError
 from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin
-from skipwise.model.rope import plan_extension
 from skipwise.model.saving import require_saved, save_extended
 from skipwise.recipes.schema import Data
 from skipwise.results.files import write_json

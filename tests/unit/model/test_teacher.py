@@ -7,9 +7,9 @@ import torch
 
 from skipwise.model import teacher as subject
 from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension, set_interpolation
 from skipwise.model.loading import load_model
 from skipwise.model.lora import adapt
-from skipwise.model.rope import plan_extension, set_interpolation
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora
 from tests import families

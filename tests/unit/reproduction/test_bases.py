@@ -19,8 +19,8 @@ from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import split_by_name
 from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.rope import plan_extension
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.results.results_file import append_record
