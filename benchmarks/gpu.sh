@@ -24,10 +24,10 @@ mkdir -p "$folder"
 
 size=(--steps "${BASE_STEPS:-1200}") steps=${STEPS:-120} batch=${WINDOWS:-64} micro=8 rate=2e-4
 measured=(--set evaluation.documents="${DOCUMENTS:-4}" --set evaluation.tokens_per_document=20k
-    --set evaluation.passkey_trials=10 --set evaluation.passkey_lengths="[8k, 16k]")
+    --set evaluation.prompt_trials=10 --set evaluation.prompt_lengths="[8k, 16k]")
 if [ "${TINY:-}" ]; then
     size=(--window 256 --width 64 --layers 2 --steps 4 --tokens 1024) steps=2 batch=8 micro=8
-    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.passkey_trials=0)
+    measured=(--set evaluation.documents=1 --set evaluation.tokens_per_document=4k --set evaluation.prompt_trials=0)
 fi
 
 bounded() { # run a command for what is left of the part's time; a stop at its end is no failure: the next call goes on

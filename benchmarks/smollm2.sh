@@ -31,7 +31,7 @@ for run in ${RUNS:-$runs}; do
         --set training.warmup_steps=$warmup --set training.gradient_checkpointing=$checkpointing \
         --set evaluation.tasks='[passkey, keys]' \
         --set evaluation.source="[$eval/books, $eval/reports]" --set evaluation.documents="${DOCUMENTS:-2}" \
-        --set evaluation.passkey_trials="${TRIALS:-20}" --set evaluation.passkey_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
+        --set evaluation.prompt_trials="${TRIALS:-20}" --set evaluation.prompt_lengths="[${LENGTHS:-8k, 16k, 32k}]" \
         --set evaluation.tokens_per_document=32k --set evaluation.segment_lengths='[8k, 32k]' \
         --set evaluation.segments=2 --out "$folder/$run" "${resume[@]}" 2>&1 | tee -a "$folder/$run.log"
 done

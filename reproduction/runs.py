@@ -190,15 +190,15 @@ def _measured(
 ) -> dict[str, Any]:
     """What an exhibit measures, in tokens; ``steps`` are trained."""
     windows = [n * original for n in setting.windows] or doubled_windows(original, target)
-    rule: dict[str, Any] = {"evaluation.passkey_trials": 0, "evaluation.windows": windows}
+    rule: dict[str, Any] = {"evaluation.prompt_trials": 0, "evaluation.windows": windows}
     if segments := setting.segments or exhibit.segments:
         lengths = {"original": original, "target": target}
         rule["evaluation.segment_lengths"] = [lengths[name] for name in segments]
     if exhibit.by_step:
         rule["evaluation.steps"] = [step for step in scale.steps if step <= steps]
     if exhibit.passkey:
-        rule["evaluation.passkey_lengths"] = [n * original for n in setting.windows or exhibit.passkey]
-        rule["evaluation.passkey_trials"] = 50
+        rule["evaluation.prompt_lengths"] = [n * original for n in setting.windows or exhibit.passkey]
+        rule["evaluation.prompt_trials"] = 50
     return rule
 
 

@@ -33,7 +33,7 @@ SETTINGS = {
     "training.save_steps": 10,
     "evaluation.documents": 1,
     "evaluation.windows": "[128]",
-    "evaluation.passkey_trials": 0,
+    "evaluation.prompt_trials": 0,
     "evaluation.arms": "[trained]",
 }
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs deepspeed: make test-distributed")

@@ -146,7 +146,7 @@ _OTHERS = [
     JOBS["evaluate"],
     _reader("perplexity", ["perplexity", "run/model", "--windows", "64", *_TEXT]),
     _reader("passkey", ["passkey", "run/model", "--lengths", "256", "--trials", "1", "--precision", "float32"]),
-    _reader("second extend", [*_SECOND, "--set", "method=null", "--set", "evaluation.passkey_trials=0"]),
+    _reader("second extend", [*_SECOND, "--set", "method=null", "--set", "evaluation.prompt_trials=0"]),
     *([_reader("export", JOBS["export"].begin, "x.gguf")] if "export" in jobs() else []),
 ]
 _MERGE = _reader("merge", ["merge", "evaluation", "--out", "merged"], "merged")

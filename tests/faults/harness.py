@@ -129,8 +129,8 @@ _SETTINGS = {
     "training.precision": "float32",
     "evaluation.documents": 1,
     "evaluation.windows": "[64]",
-    "evaluation.passkey_lengths": "[256]",
-    "evaluation.passkey_trials": 1,
+    "evaluation.prompt_lengths": "[256]",
+    "evaluation.prompt_trials": 1,
     "evaluation.segments": 1,
     "evaluation.arms": "[trained]",
 }

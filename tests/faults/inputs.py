@@ -115,7 +115,7 @@ class World:
 
     def extend(self, *words: str, model: str = "model") -> list[str]:
         """A dry run on the text."""
-        options = ["--data", str(self.text), "--target", "256", "--dry-run", "--set", "evaluation.passkey_trials=0"]
+        options = ["--data", str(self.text), "--target", "256", "--dry-run", "--set", "evaluation.prompt_trials=0"]
         return ["extend", model, *options, *words]
 
 
@@ -123,7 +123,7 @@ def _recipe(world: World) -> dict[str, Any]:
     from skipwise.recipes.loading import load_recipe
 
     changes = {"model": "model", "target": 256, "data.source": str(world.text), "data.held_out": 0.3}
-    changes |= {"evaluation.windows": [64, 128], "evaluation.passkey_lengths": [256], "training.weight_decay": 0.0}
+    changes |= {"evaluation.windows": [64, 128], "evaluation.prompt_lengths": [256], "training.weight_decay": 0.0}
     changes |= {"evaluation.steps": [5], "training.label_smoothing_factor": 0.0, "training.adam_beta1": 0.9, "lora": {}}
     return load_recipe(None, changes).model_dump(mode="json")
 

@@ -62,7 +62,7 @@ SET = {
     "evaluation.arms": "[trained]",
     "evaluation.windows": "[64]",
     "evaluation.documents": 1,
-    "evaluation.passkey_trials": 0,
+    "evaluation.prompt_trials": 0,
     "evaluation.segments": 1,
 }
 EXTEND = ("extend", "model", "--data", "text", *(word for item in SET.items() for word in ("--set", "=".join(map(str, item)))))  # fmt: skip

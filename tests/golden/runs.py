@@ -26,8 +26,8 @@ DEMO = {
     "evaluation.tokens_per_document": 640,
     "evaluation.segment_lengths": "[512]",
     "evaluation.segments": 2,
-    "evaluation.passkey_lengths": "[256, 512]",
-    "evaluation.passkey_trials": 2,
+    "evaluation.prompt_lengths": "[256, 512]",
+    "evaluation.prompt_trials": 2,
 }
 
 # Step 1 of the warm-up has a rate of 0, step 2 is the best, at step 3 the rate is too high; gradients of two
@@ -48,7 +48,7 @@ BEST = {
     "evaluation.windows": "[512]",
     "evaluation.tokens_per_document": 640,
     "evaluation.segments": 2,
-    "evaluation.passkey_trials": 0,
+    "evaluation.prompt_trials": 0,
     "evaluation.steps": "[1, 2]",
     "evaluation.keep": "best",
 }

@@ -38,7 +38,7 @@ CHANGES = {
     "target": 800,
     "evaluation.arms": "[trained]",
     "evaluation.windows": "[400]",
-    "evaluation.passkey_trials": 0,
+    "evaluation.prompt_trials": 0,
     "evaluation.steps": "[1, 2, 3]",
     "evaluation.keep": "best",
 }

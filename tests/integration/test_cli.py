@@ -149,7 +149,7 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
 ) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     model, text = checkpoint(tmp_path / "base", window=64), corpus(tmp_path / "text", documents=8, words=1500)
-    settings = ["--set", "method=null", "--set", "data.held_out=0.4", "--set", "evaluation.passkey_trials=0"]
+    settings = ["--set", "method=null", "--set", "data.held_out=0.4", "--set", "evaluation.prompt_trials=0"]
     words = ["extend", model, "--target", "128", "--data", text, *settings, "--out", tmp_path / "run"]
     has = {"training": 10**12, "measuring": 10**12}
     monkeypatch.setattr("skipwise.training.prepare.machine_memory", lambda device: has["training"])

@@ -45,8 +45,8 @@ SMALL = {
     "training.precision": "float32",
     "evaluation.documents": 2,
     "evaluation.windows": "[256, 512]",
-    "evaluation.passkey_lengths": "[512]",
-    "evaluation.passkey_trials": 2,
+    "evaluation.prompt_lengths": "[512]",
+    "evaluation.prompt_trials": 2,
 }
 
 
@@ -359,7 +359,7 @@ def test_a_report_shows_the_readings_of_today_also_if_older_ones_were_made_later
 
 def test_the_report_of_a_resumed_run_shows_what_its_recipe_asks_for(finished, monkeypatch, tmp_path) -> None:
     copy = shutil.copytree(finished, tmp_path / "run")
-    less = ("evaluation.windows=[512]", "evaluation.passkey_trials=1", "evaluation.documents=1")
+    less = ("evaluation.windows=[512]", "evaluation.prompt_trials=1", "evaluation.documents=1")
     run(monkeypatch, "extend", "--resume", "--out", copy, *(word for change in less for word in ("--set", change)))
     row = rows_of([read_folder(copy)])[-1]
     assert {window: len(row.readings(window)) for window in row.perplexity} == {512: 1}
@@ -444,7 +444,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
             "tokens_per_document 1 must be at least the largest window, 512: raise it",
         ),
         ({"evaluation.source": "nope"}, "nope"),
-        ({"evaluation.passkey_lengths": "[10]"}, "10 tokens are too few for prompts of passkey (from "),
+        ({"evaluation.prompt_lengths": "[10]"}, "10 tokens are too few for prompts of passkey (from "),
     ],
 )
 def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:
@@ -502,11 +502,11 @@ def test_a_run_killed_in_training_ends_in_the_same_model(finished, monkeypatch, 
 def test_other_evaluation_settings_may_be_resumed_with(finished, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(finished, tmp_path / "run")
     created = json.loads((copy / "run.json").read_text())["created"]
-    words = ["--set", "evaluation.passkey_lengths=[512, 600]", "--set", "data.workers=1"]
+    words = ["--set", "evaluation.prompt_lengths=[512, 600]", "--set", "data.workers=1"]
     run(monkeypatch, "extend", "--resume", "--out", copy, *words)
     assert [r.length for r in of_kind(copy, TrialRecord)] == [512] * 6 + [600] * 6
     assert json.loads((copy / "run.json").read_text())["evaluation"]["tasks"] == ["passkey"]
-    assert recipe_of(copy).evaluation.passkey_lengths == [512]  # as the run was begun
+    assert recipe_of(copy).evaluation.prompt_lengths == [512]  # as the run was begun
     facts = json.loads((copy / "run.json").read_text())
     assert facts["evaluation"]["prompt_lengths"] == [512, 600]
     assert facts["created"] == created

@@ -127,7 +127,7 @@ def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, change
 def test_the_rate_is_ten_times_that_of_all_weights_unless_it_is_set(files, monkeypatch, tmp_path) -> None:
     words = ["extend", files[0], "--data", files[1], "--target", "2k", "--lora", "--out", tmp_path / "run"]
     small = ["training.max_steps=1", "training.batch_size=1", "evaluation.documents=1", "data.held_out=0.3"]
-    measured = ["evaluation.windows=[256]", "evaluation.passkey_trials=0", "evaluation.arms=[trained]"]
+    measured = ["evaluation.windows=[256]", "evaluation.prompt_trials=0", "evaluation.arms=[trained]"]
     for assignment in (*small, *measured):
         words += ["--set", assignment]
     run(monkeypatch, *words)

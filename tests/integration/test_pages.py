@@ -137,7 +137,7 @@ def test_an_instruct_model_is_extended_and_answers(monkeypatch: pytest.MonkeyPat
     Path("small.yaml").write_text(
         "like: qwen3-8b-24gb\ntarget: 1600\noriginal_length: 400\ntrain_length: 400\ndata: {workers: 1}\n"
         "training: {max_steps: 2, batch_size: 2, warmup_steps: 1}\n"
-        "evaluation: {windows: [400], passkey_lengths: [400], passkey_trials: 1, documents: 1, other: false}\n"
+        "evaluation: {windows: [400], prompt_lengths: [400], prompt_trials: 1, documents: 1, other: false}\n"
     )
     small = {"Qwen/Qwen3-8B": "base", "qwen3-8b-24gb": "small.yaml", "32k,64k,128k": "400,800", "=200": "=2"}
     evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey"]
@@ -147,7 +147,7 @@ def test_an_instruct_model_is_extended_and_answers(monkeypatch: pytest.MonkeyPat
 def test_a_recipe_is_chosen_and_its_report_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     corpus(Path("my_corpus"), words=2000)
     extend = {"training__max_steps": 2, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
-    measured = {"evaluation__windows": "[256,512]", "evaluation__passkey_trials": 1, "evaluation__documents": 1}
+    measured = {"evaluation__windows": "[256,512]", "evaluation__prompt_trials": 1, "evaluation__documents": 1}
     extend = settings(**extend, **measured, evaluation__other="false", data__workers=1, teacher__written=0.01)
     evaluate = ["--documents", "1", "--trials", "1", "--tasks", "passkey", "--lengths", "256,512"]
     run_page(TUTORIALS / "choose-and-read.md", monkeypatch, {}, {"extend": extend, "evaluate": evaluate})
@@ -156,7 +156,7 @@ def test_a_recipe_is_chosen_and_its_report_is_read(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="needs the extra gguf")
 def test_a_run_is_served_and_published(monkeypatch: pytest.MonkeyPatch) -> None:
     extend = {"training__max_steps": 1, "training__batch_size": 2, "training__per_device_train_batch_size": 2}
-    measured = {"evaluation__windows": "[256]", "evaluation__passkey_trials": 1, "evaluation__documents": 1}
+    measured = {"evaluation__windows": "[256]", "evaluation__prompt_trials": 1, "evaluation__documents": 1}
     extend = settings(**extend, **measured, evaluation__other="false")
     short = {"extend": extend, "check": ["--length", "300"], "export": ["--length", "300"]}
     run_page(TUTORIALS / "serve-and-publish.md", monkeypatch, {}, short)

@@ -193,7 +193,7 @@ def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:
     assert "does not fit: it takes" not in printed
     _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "5GB")
     assert "Measuring prompts of 65,536 tokens does not fit: it takes" in printed
-    assert "--set 'evaluation.passkey_lengths=[2048,4096,8192,16384,32768]', and measure it on a larger GPU" in printed
+    assert "--set 'evaluation.prompt_lengths=[2048,4096,8192,16384,32768]', and measure it on a larger GPU" in printed
 
 
 @pytest.mark.parametrize(

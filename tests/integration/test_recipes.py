@@ -47,8 +47,8 @@ def small(name: str, model: Path, text: Path, window: int, real: int) -> Recipe:
     values["data"] |= {"passkey": 0.0, "retrieval": 0.0, "cache": str(model.parent / "cache")}
     values["training"] |= {"max_steps": 2, "batch_size": 2, "per_device_train_batch_size": 1, "logging_steps": 1}
     windows = [scaled(length) for length in recipe.evaluation.windows or [recipe.target]]
-    values["evaluation"] |= {"windows": windows[:1], "stride": None, "documents": 1, "passkey_trials": 0}
-    values["evaluation"] |= {"tokens_per_document": None, "passkey_lengths": None, "arms": ["trained"], "other": False}
+    values["evaluation"] |= {"windows": windows[:1], "stride": None, "documents": 1, "prompt_trials": 0}
+    values["evaluation"] |= {"tokens_per_document": None, "prompt_lengths": None, "arms": ["trained"], "other": False}
     return Recipe.model_validate(values)
 
 

@@ -27,7 +27,7 @@ SMALL = {
     "evaluation.documents": 1,
     "evaluation.windows": "[256, 512]",
     "evaluation.segment_lengths": "[512]",
-    "evaluation.passkey_trials": 0,
+    "evaluation.prompt_trials": 0,
 }
 
 

@@ -21,7 +21,7 @@ from tests.command_line import refused, run
 from tests.integration.test_extend import SMALL, command, files  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
-QUICK = {"evaluation.arms": "[trained]", "evaluation.passkey_trials": 0, "evaluation.windows": "[512]"}
+QUICK = {"evaluation.arms": "[trained]", "evaluation.prompt_trials": 0, "evaluation.windows": "[512]"}
 
 
 def cut_off(whole: Path, to: Path) -> Path:

@@ -44,7 +44,7 @@ class Room:
         """Return the error where even the shortest prompt, of ``shortest`` tokens with its answer, does not fit."""
         return TooShortError(
             f"length {self.length} is too short for {self.what}: the shortest has {shortest} tokens with its answer; choose at "
-            f"least that (--lengths, evaluation.passkey_lengths{', or train_length with data.passkey' * (self.what == _ANY)}), or no "
+            f"least that (--lengths, evaluation.prompt_lengths{', or train_length with data.passkey' * (self.what == _ANY)}), or no "
             "prompts",
             shortest=shortest,
         )

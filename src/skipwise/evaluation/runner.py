@@ -124,7 +124,7 @@ def plan_prompts(
         told = f"{length:,} tokens are too few for prompts of {', '.join(tasks)}"
         if console is None:
             raise TooShortError(
-                f"{told}; leave out this length (--lengths, evaluation.passkey_lengths), or these tasks (evaluation.tasks)"
+                f"{told}; leave out this length (--lengths, evaluation.prompt_lengths), or these tasks (evaluation.tasks)"
             )
         console.print(f"{told}: left out at this length for {model.label}", style="yellow", soft_wrap=True)
     for length, tasks in sorted(repeated.items()):
@@ -267,7 +267,7 @@ def explained_answers(
     except (MemoryError, RuntimeError, IndexError) as error:
         if out_of_memory(error):
             again = (
-                "Lower the lengths (evaluation.windows and evaluation.passkey_lengths of a recipe, --lengths of evaluate) and "
+                "Lower the lengths (evaluation.windows and evaluation.prompt_lengths of a recipe, --lengths of evaluate) and "
                 "run the command again"
             )
             if isinstance(first, ReadingRecord) and first.step is not None:

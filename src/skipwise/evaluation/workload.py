@@ -18,7 +18,7 @@ from skipwise.recipes.schema import Recipe
 from skipwise.results.records import OTHER_TEXT
 
 # What is read, by the setting that chooses its length; to keep the best step, segments of the target are read during training.
-READ = {"windows": "windows", "segment_lengths": "segments", "keep": "segments", "passkey_lengths": "prompts"}
+READ = {"windows": "windows", "segment_lengths": "segments", "keep": "segments", "prompt_lengths": "prompts"}
 _OTHER = "other text in segments"
 _SHORTEST = 1024  # tokens of a length that is proposed
 
@@ -46,7 +46,7 @@ class Workload:
     @property
     def scored(self) -> bool:
         """Whether every token that is read has logits; of a prompt only the last few have, and keys and values are kept."""
-        return self.setting != "passkey_lengths"
+        return self.setting != "prompt_lengths"
 
     def __str__(self) -> str:
         return f"{self.what} {self.length:,} tokens{self.when}"
@@ -78,7 +78,7 @@ def workload_of(batch: Batch) -> Workload:
     """What answering a batch reads and writes."""
     if isinstance(batch, Prompts):
         task = f"{batch.requests[0].task} at"
-        return Workload(task, "passkey_lengths", batch.length, batch.tokens, batch.written)
+        return Workload(task, "prompt_lengths", batch.length, batch.tokens, batch.written)
     if batch.data == OTHER_TEXT:
         return Workload(f"{_OTHER} of", "", batch.length, batch.tokens)
     during = batch.requests[0].step is not None
@@ -114,7 +114,7 @@ def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
         answer = ruler_task(task.removeprefix(RULER))[0].answer_tokens if is_ruler(task) else 0
         for length in asked.prompt_lengths:
             prompts = arms * asked.trials
-            yield Workload(f"{task} at", "passkey_lengths", length, prompts * length, prompts * answer)
+            yield Workload(f"{task} at", "prompt_lengths", length, prompts * length, prompts * answer)
 
 
 def beyond_memory(
@@ -123,7 +123,7 @@ def beyond_memory(
     """Find the lengths that are certain not to fit ``memory`` bytes beside ``weights`` bytes, in numbers of ``itemsize`` bytes."""
     for setting in READ:
         lengths = sorted({part.length for part in parts if part.setting == setting})
-        each = token_bytes(config, itemsize, cached=setting == "passkey_lengths")
+        each = token_bytes(config, itemsize, cached=setting == "prompt_lengths")
         if lengths and (needed := int(weights + lengths[-1] * each)) > memory:
             most = int(max(0, memory - weights) // each)
             yield TooLong(setting, lengths[-1], needed, most, tuple(length for length in lengths if length <= most))

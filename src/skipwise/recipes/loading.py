@@ -17,9 +17,10 @@ from pydantic import BaseModel, ValidationError
 from skipwise.errors import RecipeError, nearest
 from skipwise.recipes.methods import merged, over
 from skipwise.recipes.names import expanded
+from skipwise.recipes.other_names import one_name, renamed
 from skipwise.recipes.private import is_secret, refusal
 from skipwise.recipes.reading import read_file, read_text, to_text
-from skipwise.recipes.schema import Recipe, checkpointing_renamed, older_name
+from skipwise.recipes.schema import Recipe
 from skipwise.results.files import write_text
 
 _SHIPPED = resources.files("skipwise") / "recipes"
@@ -52,7 +53,7 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
     values = {key: value for key, value in read.items() if value is not None or key in ("teacher", "method", "lora")}
     given: dict[str, Any] = {}
     for key, value in (changes or {}).items():  # given by both names, the last counts
-        for part in reversed(older_name(key).split(".")):
+        for part in reversed(one_name(key).split(".")):
             value = {part: value}
         given = merged(given, value)
     values = _over(values, given)
@@ -116,10 +117,7 @@ def _over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         if isinstance(change, dict) and _is_section(key) and not isinstance(value := base.get(key), dict | None):
             raise RecipeError(f"{key} = {_short(value)}: {_KINDS['model_type']}")
     try:  # a change counts, by whichever name of it the base has another value
-        base, changes = (
-            {**values, "training": checkpointing_renamed(values["training"])} if "training" in values else values
-            for values in (base, changes)
-        )
+        base, changes = ({key: renamed(value) for key, value in values.items()} for values in (base, changes))
     except ValueError as error:
         raise RecipeError(str(error)) from None
     return over(base, changes)

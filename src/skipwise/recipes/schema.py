@@ -13,6 +13,7 @@ from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS,
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.methods import DEFAULT, RATES, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
+from skipwise.recipes.other_names import renamed
 from skipwise.recipes.private import refuse_secrets
 
 Arm = Literal["original", "pi-only", "trained"]
@@ -232,30 +233,6 @@ class _PassedOn(BaseModel):
     weight_decay: Real = Field(0, ge=0)
 
 
-def older_name(key: str) -> str:
-    """Return a key with transformers' older name of activation checkpointing, which recipes hold, for the newer one."""
-    return key.replace("activation_checkpointing", "gradient_checkpointing")
-
-
-def checkpointing_renamed(training: Any) -> Any:
-    """Return the section with the older name of activation checkpointing.
-
-    Raises:
-        ValueError: both names are given.
-    """
-    if not isinstance(training, dict):
-        return training
-    renamed: dict[str, Any] = {}
-    for key, value in training.items():
-        name = older_name(key) if isinstance(key, str) else key
-        if name in renamed:
-            raise ValueError(
-                f"training.{name} and training.activation{name[8:]} are two names of one setting; leave one out"
-            )
-        renamed[name] = value
-    return renamed
-
-
 class Training(BaseModel):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
@@ -283,7 +260,7 @@ class Training(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_name(cls, values: Any) -> Any:
-        return checkpointing_renamed(values)
+        return renamed(values)
 
     @model_validator(mode="after")
     def _in_bounds(self) -> "Training":
@@ -365,8 +342,8 @@ class Evaluation(Section):
         ["passkey"], description="of retrieval: passkey, keys, lines; ruler, or some of its tasks, as ruler:vt"
     )
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
-    passkey_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
-    passkey_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
+    prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
+    prompt_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
     segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
     segments: Whole = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     other: bool = Field(
@@ -378,6 +355,11 @@ class Evaluation(Section):
     keep: Literal["last", "best"] = Field(
         "last", description="weights saved: of the last step, or of the best of steps and the last step"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_name(cls, values: Any) -> Any:
+        return renamed(values)
 
 
 class Recipe(Section):

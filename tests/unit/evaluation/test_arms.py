@@ -44,7 +44,7 @@ def planned(files, console: Console = QUIET, **changes) -> RunEvaluation:
         "data.cache": str(files / "cache"),
         "data.held_out": 0.3,
         "training.max_steps": 2,
-        "evaluation.passkey_trials": 0,
+        "evaluation.prompt_trials": 0,
         "evaluation.documents": 2,
         "evaluation.other": False,
     }
@@ -60,8 +60,8 @@ def planned(files, console: Console = QUIET, **changes) -> RunEvaluation:
 def test_a_runs_facts_name_tasks_as_its_records_do(files) -> None:
     asked = {
         "evaluation.tasks": ["passkey", "ruler:vt"],
-        "evaluation.passkey_trials": 1,
-        "evaluation.passkey_lengths": [1024],
+        "evaluation.prompt_trials": 1,
+        "evaluation.prompt_lengths": [1024],
         "target": 1024,
     }
     assert planned(files, **asked).facts["tasks"] == ["passkey", "vt"]
@@ -88,7 +88,7 @@ def files_of(evaluation: RunEvaluation):
     [
         ({}, False),
         ({"evaluation.windows": [64, 256]}, True),
-        ({"evaluation.passkey_lengths": [420], "evaluation.passkey_trials": 1}, True),
+        ({"evaluation.prompt_lengths": [420], "evaluation.prompt_trials": 1}, True),
     ],
 )
 def test_lengths_beyond_the_target_are_warned_of_before_training(files, changes, warned) -> None:
@@ -99,7 +99,7 @@ def test_lengths_beyond_the_target_are_warned_of_before_training(files, changes,
 
 def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
     evaluation = planned(
-        files, **{"evaluation.passkey_trials": 3, "evaluation.passkey_lengths": [420], "positions.scheme": "cream"}
+        files, **{"evaluation.prompt_trials": 3, "evaluation.prompt_lengths": [420], "positions.scheme": "cream"}
     )
     found = {arm: asked(evaluation, arm) for arm in ("original", "pi-only", "trained")}
     for arm, label in (("original", "original"), ("pi-only", "pi-only"), ("trained", "skipwise-cream")):
@@ -110,12 +110,12 @@ def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
 
 
 def test_every_task_is_asked_at_every_length(files) -> None:
-    tasks = {"evaluation.tasks": ["passkey", "lines"], "evaluation.passkey_lengths": [420, 500]}
-    found = asked(planned(files, **tasks, **{"evaluation.passkey_trials": 1}), "trained")
+    tasks = {"evaluation.tasks": ["passkey", "lines"], "evaluation.prompt_lengths": [420, 500]}
+    found = asked(planned(files, **tasks, **{"evaluation.prompt_trials": 1}), "trained")
     prompts = [(r.task, r.length) for r in found if r.kind == "trial"]
     assert sorted(prompts) == [(task, length) for task in ("lines", "passkey") for length in (420, 500)]
     with pytest.raises(RecipeError, match=r"task 'line' is unknown \(did you mean lines\?\)"):
-        planned(files, **{"evaluation.tasks": ["line"], "evaluation.passkey_trials": 1})
+        planned(files, **{"evaluation.tasks": ["line"], "evaluation.prompt_trials": 1})
 
 
 def test_the_original_also_reads_its_own_window(files) -> None:
@@ -223,4 +223,4 @@ def test_keeping_the_best_step_needs_text_as_long_as_the_target(files) -> None:
 
 def test_a_passkey_length_that_is_too_short_is_refused_before_training(files) -> None:
     with pytest.raises(DataError, match="10 tokens are too few for prompts of passkey"):
-        planned(files, **{"evaluation.passkey_trials": 1, "evaluation.passkey_lengths": [10]})
+        planned(files, **{"evaluation.prompt_trials": 1, "evaluation.prompt_lengths": [10]})

@@ -56,8 +56,8 @@ def test_what_a_recipe_measures_is_counted_before_any_text_is_known() -> None:
         "evaluation.stride": 32,
         "evaluation.documents": 3,
         "evaluation.tokens_per_document": 128,
-        "evaluation.passkey_trials": 5,
-        "evaluation.passkey_lengths": [128],
+        "evaluation.prompt_trials": 5,
+        "evaluation.prompt_lengths": [128],
         "evaluation.segment_lengths": [64],
         "evaluation.segments": 7,
         "evaluation.arms": ["original", "trained"],
@@ -119,7 +119,7 @@ def test_where_no_length_fits_the_largest_power_of_two_that_may_is_proposed() ->
 
 def test_segments_that_keep_the_best_step_have_their_own_way_out() -> None:
     stepped = {"evaluation.steps": [5], "evaluation.keep": "best", "training.max_steps": 10}
-    alone = {"evaluation.windows": [64], "evaluation.passkey_trials": 0, "evaluation.segment_lengths": [64]}
+    alone = {"evaluation.windows": [64], "evaluation.prompt_trials": 0, "evaluation.segment_lengths": [64]}
     parts, config = [*planned(load_recipe(None, stepped | alone), 64, 128)], LlamaConfig(num_hidden_layers=1)
     [lengths] = beyond_memory(parts, config, 2, 0, 64 * token_bytes(config, 2, cached=False))
     assert (lengths.longest, lengths.fitting) == (128, ())
@@ -128,7 +128,7 @@ def test_segments_that_keep_the_best_step_have_their_own_way_out() -> None:
 
 def test_text_that_ships_with_the_package_is_no_setting() -> None:
     """Its segments may be longer than any window that is asked for."""
-    recipe = load_recipe(None, {"evaluation.windows": [64], "evaluation.passkey_trials": 0})
+    recipe = load_recipe(None, {"evaluation.windows": [64], "evaluation.prompt_trials": 0})
     config = LlamaConfig(num_hidden_layers=1)
     parts = [*planned(recipe, 512, 4096)]
     assert max(part.length for part in parts) == 512

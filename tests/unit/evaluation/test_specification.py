@@ -96,7 +96,7 @@ def test_a_recipe_says_what_its_run_measures() -> None:
             "seed": 3,
             "data.source": "a",
             "evaluation.source": ["b", "a", "b"],
-            "evaluation.passkey_trials": 7,
+            "evaluation.prompt_trials": 7,
             "evaluation.documents": 2,
         },
     )
@@ -105,9 +105,9 @@ def test_a_recipe_says_what_its_run_measures() -> None:
     assert rule.windows == rule.prompt_lengths == (256, 512, 1024)
     assert (rule.trials, rule.seed, rule.depths, rule.precision) == (7, 3, "random", "bf16")
     assert (rule.documents, rule.windows_per_document, rule.tasks) == (2, 2, ("passkey",))
-    twice = specification_of(load_recipe(None, {"evaluation.passkey_lengths": [512, 256, 512]}), 256, 1024, "bf16")
+    twice = specification_of(load_recipe(None, {"evaluation.prompt_lengths": [512, 256, 512]}), 256, 1024, "bf16")
     assert twice.prompt_lengths == (512, 256)
-    none = specification_of(load_recipe(None, {"evaluation.passkey_trials": 0}), 256, 1024, "bf16")
+    none = specification_of(load_recipe(None, {"evaluation.prompt_trials": 0}), 256, 1024, "bf16")
     assert (none.tasks, none.prompt_lengths) == ((), ())
 
 

@@ -76,7 +76,7 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
     assert recipe.data.passkey == 0
     assert recipe.data.min_tokens in (2048, 4096)
     assert evaluation.stride == 1024
-    assert evaluation.passkey_trials == 50
+    assert evaluation.prompt_trials == 50
     assert evaluation.windows
     assert max(evaluation.windows) == recipe.target
 
@@ -298,7 +298,7 @@ def test_set_that_is_not_yaml() -> None:
         ),
         ({"target": 999999999999}, ["target = 999999999999", "less than or equal to 16777216"]),
         ({"evaluation.windows": [2**25]}, ["evaluation.windows.0 = 33554432", "less than or equal to 16777216"]),
-        ({"evaluation.passkey_trials": 10**18}, ["evaluation.passkey_trials = 10", "less than or equal to 10000"]),
+        ({"evaluation.prompt_trials": 10**18}, ["evaluation.prompt_trials = 10", "less than or equal to 10000"]),
         ({"data.source": "~nouser/text"}, ["data.source = '~nouser/text'", "no such user; write the whole path"]),
         ({"data.cache": "x" * 300}, ["data.cache = ", "300 bytes; file systems hold 255 at most: shorten it"]),
         ({"model": "odd\udcff"}, ["model = 'odd\\udcff'", "is not UTF-8", "rename"]),
@@ -357,7 +357,16 @@ def test_a_change_counts_by_either_name_of_activation_checkpointing(tmp_path: Pa
     recipe = load_recipe(path, {"training.gradient_checkpointing": True})
     assert recipe.training.model_extra == {"adam_beta2": 0.95, "gradient_checkpointing": True}
     path.write_text("training: {activation_checkpointing: false, gradient_checkpointing: true}\n")
-    assert "are two names of one setting; leave one out" in message(path)
+    told = "activation_checkpointing and gradient_checkpointing are two names of one setting; leave one out"
+    assert told in message(path)
+
+
+def test_names_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text("evaluation: {passkey_trials: 3, passkey_lengths: [1k]}\n")
+    rules = load_recipe(path, {"evaluation.prompt_lengths": ["2k"]}).evaluation
+    assert (rules.prompt_trials, rules.prompt_lengths) == (3, [2048])
+    assert load_recipe(path, {"evaluation.passkey_trials": 4}).evaluation.prompt_trials == 4
 
 
 def test_nearest_is_silent_where_nothing_is_near() -> None:
@@ -379,7 +388,7 @@ def test_nearest_is_silent_where_nothing_is_near() -> None:
         ("training.save_total_limit", 0),
         ("training.logging_steps", 0),
         ("evaluation.documents", 0),
-        ("evaluation.passkey_trials", -1),
+        ("evaluation.prompt_trials", -1),
         ("seed", -1),
     ],
 )
@@ -391,7 +400,7 @@ def test_as_many_chunks_as_tokens_are_no_contradiction() -> None:
     assert load_recipe(None, {"train_length": 4, "positions.chunks": 4})
 
 
-@pytest.mark.parametrize("key", ["evaluation.arms", "evaluation.windows", "evaluation.passkey_lengths"])
+@pytest.mark.parametrize("key", ["evaluation.arms", "evaluation.windows", "evaluation.prompt_lengths"])
 def test_lists_that_leave_nothing_to_measure_are_refused(key: str) -> None:
     assert f"{key} = []: List should have at least 1 item" in message(changes={key: []})
 

@@ -26,7 +26,7 @@ def run(name: str, variant: str, **changes):
 
 def test_a_run_costs_its_training_and_its_measurements() -> None:
     bare = {"evaluation.windows": [256], "evaluation.documents": 1, "evaluation.source": ["x"]}
-    plain = {**bare, "evaluation.passkey_trials": 0, "evaluation.segment_lengths": None, "evaluation.other": False}
+    plain = {**bare, "evaluation.prompt_trials": 0, "evaluation.segment_lengths": None, "evaluation.other": False}
     sliding = (256 + 2 * 256) * (READ + 256 * ATTEND)  # three windows cover 512 tokens at stride 128
     pose = seconds(run("passkey", "pose", **plain), "nano")
     assert pose == pytest.approx(12 + 1_638_400 * (1e-4 + 256e-7) + sliding)
@@ -34,7 +34,7 @@ def test_a_run_costs_its_training_and_its_measurements() -> None:
     assert full == pytest.approx(12 + 1_638_400 * (1e-4 + 2048e-7) + sliding)
     two = seconds(run("passkey", "original", **plain | {"evaluation.source": ["x", "y"]}), "nano")
     assert two == pytest.approx(12 + 2 * sliding)
-    asked = plain | {"evaluation.passkey_trials": 10, "evaluation.passkey_lengths": [1024]}
+    asked = plain | {"evaluation.prompt_trials": 10, "evaluation.prompt_lengths": [1024]}
     assert seconds(run("passkey", "original", **asked), "nano") == pytest.approx(
         12 + sliding + 10 * 1024 * (READ + 1024 * ATTEND)
     )

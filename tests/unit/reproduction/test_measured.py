@@ -14,7 +14,7 @@ from tests.reproduced import pooled, segments, sliding, trials
 
 ASKED = {
     "evaluation.source": ["x"], "evaluation.documents": 2, "evaluation.windows": [256, 512], "evaluation.segments": 2,
-    "evaluation.passkey_lengths": [512], "evaluation.passkey_trials": 3,
+    "evaluation.prompt_lengths": [512], "evaluation.prompt_trials": 3,
 }  # fmt: skip
 
 

@@ -106,8 +106,8 @@ def test_an_exhibit_of_the_papers_own_text_leaves_others_out() -> None:
 
 def test_what_is_measured_follows_the_exhibit() -> None:
     rule = one("passkey", "yarn, 8x", "pose").recipe.evaluation
-    assert rule.passkey_lengths == [256, 512, 1024, 2048, 3072, 4096]
-    assert rule.passkey_trials == 50
+    assert rule.prompt_lengths == [256, 512, 1024, 2048, 3072, 4096]
+    assert rule.prompt_trials == 50
     assert rule.segment_lengths == [2048]
     assert rule.source == ["stdlib", "pydoc"]
     extreme = one("extreme", "yarn, 48x", "linear").recipe
@@ -119,8 +119,8 @@ def test_what_is_measured_follows_the_exhibit() -> None:
 
 
 def test_the_user_wins() -> None:
-    changed = one("passkey", "yarn, 8x", "pose", **{"evaluation.passkey_trials": 3, "evaluation.source": ["x"]})
-    assert changed.recipe.evaluation.passkey_trials == 3
+    changed = one("passkey", "yarn, 8x", "pose", **{"evaluation.prompt_trials": 3, "evaluation.source": ["x"]})
+    assert changed.recipe.evaluation.prompt_trials == 3
     assert changed.recipe.evaluation.source == ["x"]
 
 

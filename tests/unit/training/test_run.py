@@ -150,7 +150,7 @@ def test_an_edited_recipe_is_refused_by_its_key(tmp_path) -> None:
 
 def test_a_recipe_whose_evaluation_was_edited_is_refused_too(tmp_path) -> None:
     run = begun(tmp_path / "run")
-    run.recipe.write_text(run.recipe.read_text().replace("passkey_trials: 50", "passkey_trials: 5"))
+    run.recipe.write_text(run.recipe.read_text().replace("prompt_trials: 50", "prompt_trials: 5"))
     with pytest.raises(RunError, match=r"recipe\.yaml was edited since the run was begun"):
         open_run(load_recipe(), run.path, "name", resume=True)
 
