@@ -16,6 +16,7 @@ from typing import Any
 from skipwise.data.names import printable
 from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError, out_of_memory, reason
 from skipwise.recipes.private import without_passwords
+from skipwise.results.privacy import is_shared
 
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
@@ -30,7 +31,7 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
 
     Files of a ``private`` command are the user's alone: tokens and records hold text. ``$SKIPWISE_SHARED`` lifts that.
     """
-    if private and not os.environ.get("SKIPWISE_SHARED"):
+    if private and not is_shared():
         os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

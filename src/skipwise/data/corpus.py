@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skipwise.data.conversations import Conversation
 from skipwise.data.formats import unreadable
 from skipwise.errors import DataError
+
+_BLOCK = 2**20  # characters
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,15 @@ class Document:
 
     name: str
     text: str
+
+    @property
+    def digest(self) -> bytes:
+        """The first 8 bytes of the hash of the text: equal texts have equal ones, and so have conversations of equal turns."""
+        text = self.text.identity() if isinstance(self.text, Conversation) else self.text
+        digest = hashlib.blake2b(digest_size=8)
+        for begin in range(0, len(text), _BLOCK):  # not encoded as a whole: it may be long
+            digest.update(text[begin : begin + _BLOCK].encode("utf-8", "surrogatepass"))
+        return digest.digest()
 
 
 Place = Any  # where the last document read lies in its source, in a form that JSON holds; None at the start

@@ -16,10 +16,10 @@ from typing import IO, Any
 
 import numpy as np
 
-from skipwise.data.conversations import Conversation
 from skipwise.data.corpus import Document, Place
 from skipwise.errors import DataError
-from skipwise.results.files import private_folder, read_json, write_json
+from skipwise.results.files import read_json, write_json
+from skipwise.results.privacy import keep_private, private_folder, private_mode
 
 _APPENDED = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")  # the files that grow by document
 _BLOCK = 2**20  # bytes or characters that are hashed at a time
@@ -86,7 +86,7 @@ class Draft(ExitStack):
         self.counts["documents"] += 1
         self._write("ends.bin", np.int64(self.counts["tokens"]).tobytes())
         self._write("names.jsonl", json.dumps(document.name).encode() + b"\n")
-        self._write("digests.bin", text_digest(document.text))
+        self._write("digests.bin", document.digest)
 
     def _write(self, name: str, data: bytes) -> None:
         self._files[name].write(data)
@@ -122,17 +122,6 @@ class Draft(ExitStack):
             (self.folder / name).unlink(missing_ok=True)
 
 
-def keep_private(path: Path) -> None:
-    """Let nobody but its owner read a file, unless ``$SKIPWISE_SHARED`` is set."""
-    if not os.environ.get("SKIPWISE_SHARED"):
-        path.chmod(0o600)
-
-
-def private_mode() -> int:
-    """Return the mode in which a file is made that its owner alone may read, unless ``$SKIPWISE_SHARED`` is set."""
-    return 0o666 if os.environ.get("SKIPWISE_SHARED") else 0o600
-
-
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, private_mode())
 
@@ -145,12 +134,3 @@ def _hash(path: Path, size: int) -> Any:
             digest.update(block)
             size -= len(block)
     return digest
-
-
-def text_digest(text: str) -> bytes:
-    """The first 8 bytes of the hash of a text: equal texts have equal ones, and so have conversations of equal turns."""
-    text = text.identity() if isinstance(text, Conversation) else text
-    digest = hashlib.blake2b(digest_size=8)
-    for begin in range(0, len(text), _BLOCK):  # not encoded as a whole: it may be long
-        digest.update(text[begin : begin + _BLOCK].encode("utf-8", "surrogatepass"))
-    return digest.digest()

@@ -27,7 +27,7 @@ from rich.console import Console
 from skipwise.data.conversations import TODAY, Conversation, conversation_encoder, tells_the_date
 from skipwise.data.corpus import Corpus, Document, Place
 from skipwise.data.documents import FileCorpus, open_corpus
-from skipwise.data.draft import Draft, keep_private, private_mode
+from skipwise.data.draft import Draft
 from skipwise.data.hugging_face import StreamError
 from skipwise.data.names import printable
 from skipwise.data.pieces import Ids, encoder, splits_special
@@ -37,15 +37,8 @@ from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError, RunError, counted
 from skipwise.progress import progress
 from skipwise.recipes.schema import Data
-from skipwise.results.files import (
-    default_cache,
-    private_folder,
-    read_json,
-    require_sealed,
-    seal,
-    sync_folder,
-    write_json,
-)
+from skipwise.results.files import default_cache, read_json, require_sealed, seal, sync_folder, write_json
+from skipwise.results.privacy import keep_private, private_folder, private_mode
 
 _BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
 _BATCH_DOCUMENTS = 2**13

@@ -12,7 +12,6 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.corpus import Document
-from skipwise.data.draft import text_digest
 from skipwise.data.pieces import encoder
 from skipwise.data.shipped import KINDS, shipped_text
 from skipwise.evaluation.texts import EvaluationText, Segment
@@ -56,7 +55,7 @@ def other_text(
     trained_on = np.concatenate([np.empty(0, dtype="<u8"), *(origin.documents for origin in origins)])
     segments: dict[int, list[Segment]] = {}
     for document, pieces in encoder(tokenizer)([Document(kind, shipped_text(kind)) for kind in KINDS]):
-        if np.isin(np.frombuffer(text_digest(document.text), dtype="<u8"), trained_on):
+        if np.isin(np.frombuffer(document.digest, dtype="<u8"), trained_on):
             console.print(
                 f"the {document.name} that ships with skipwise is in the training text, so it does not show what the "
                 "extension costs on other text, and is left out",

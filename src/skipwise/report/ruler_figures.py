@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.report.canvas import Plot, base_line, length_axis, mark_original, named, percent_axis
-from skipwise.report.retrieval_figures import draw_scale, shade
+from skipwise.report.canvas import Plot, base_line, draw_scale, length_axis, mark_original, named, percent_axis, shade
 from skipwise.report.ruler_tables import beside_told, ruler_name, shown_beside, task_name
 from skipwise.report.shown import Shown
 from skipwise.report.summary import Row

@@ -21,6 +21,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from skipwise.errors import RunError
+from skipwise.results.privacy import private_folder
 
 _CHECK = "check"  # the field of a JSON file with the hash of its other fields
 _BLOCK = 2**23  # bytes that one thread hashes at a time
@@ -299,10 +300,3 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         Path(lock.lock_file).unlink(missing_ok=True)
         lock.release()
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder that its owner alone can enter, unless ``$SKIPWISE_SHARED`` is set; one that exists stays as it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileExistsError):
-        path.mkdir(mode=0o777 if os.environ.get("SKIPWISE_SHARED") else 0o700)

@@ -23,7 +23,8 @@ from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from skipwise.errors import RunError
-from skipwise.results.files import content_hash, private_folder, read_json, write_json
+from skipwise.results.files import content_hash, read_json, write_json
+from skipwise.results.privacy import private_folder
 from skipwise.results.records import Count, Natural
 
 LAUNCHED_BY = "SKIPWISE_COMMAND"  # environment variable

@@ -18,8 +18,8 @@ from tokenizers.processors import TemplateProcessing
 
 from skipwise.data import conversations, tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
+from skipwise.data.corpus import Document
 from skipwise.data.cutting import IGNORED
-from skipwise.data.draft import text_digest
 from skipwise.data.examples import PoseDataset
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import SCHEMA
@@ -391,7 +391,7 @@ def test_a_conversation_is_recognised_in_every_form(tmp_path: Path) -> None:
         (tmp_path / form).mkdir()
         found |= set(build_token_store(write(tmp_path / form, "jsonl", record), tokenizer(CHATML)).digests.tolist())
     before = json.dumps({"messages": messages(*TURNS), "begun": 0})
-    assert found == {int.from_bytes(text_digest(before), "little")}
+    assert found == {int.from_bytes(Document("", before).digest, "little")}
 
 
 def test_openais_developer_is_the_system(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipwise.errors import RunError
-from skipwise.results import files
+from skipwise.results import files, privacy
 from skipwise.results.files import (
     default_cache,
     file_digest,
@@ -188,9 +188,9 @@ def test_a_damaged_cache_is_ignored_and_one_that_cannot_be_written_too(tmp_path,
 
 def test_folders_are_the_owners_alone_unless_they_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.umask(0o022)  # commands that ran in this process have set another
-    files.private_folder(tmp_path / "mine")
+    privacy.private_folder(tmp_path / "mine")
     monkeypatch.setenv("SKIPWISE_SHARED", "1")
-    files.private_folder(tmp_path / "ours")
+    privacy.private_folder(tmp_path / "ours")
     os.umask(before)
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("mine", "ours")]
     assert modes[0] == 0o700
