@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from skipwise.data.cutting import IGNORED
 from skipwise.data.examples import PoseDataset
 from skipwise.data.packing import apart
+from skipwise.data.spans import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
 from skipwise.data.window import collate

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from skipwise.data.answer_windows import aim
+from skipwise.data.spans import IGNORED
 from skipwise.errors import DataError, RecipeError
 from skipwise.method.positions import SCHEMES, Plans
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Positions
-
-IGNORED = -100  # labels with this value do not count in the loss of transformers and torch
 
 _ORIGIN = 2**40 + 1  # the number of a draw, beside those of skipwise.data.examples
 

@@ -12,9 +12,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.answer_windows import NOWHERE, Answers
-from skipwise.data.cutting import IGNORED, ExampleRules
+from skipwise.data.cutting import ExampleRules
 from skipwise.data.packing import Packed, pack
 from skipwise.data.passkey import training_passkey
+from skipwise.data.spans import IGNORED
 from skipwise.data.split import split_documents
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+IGNORED = -100  # labels with this value do not count in the loss of transformers and torch
+
 Spans = list[tuple[int, int]]
 
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from skipwise.data.spans import Spans, runs
+from skipwise.data.spans import IGNORED, Spans, runs
 from skipwise.errors import DataError
 
 FORM = ("input_ids",)
 LABELS = "labels"
 
-_NOT_TRAINED = -100  # in labels, as transformers has it
 _PIECE, _PIECES = 64, 32  # tokens that are decoded and encoded again, and pieces of a document
 _MARGIN = 8  # tokens at either end of a piece that may be encoded otherwise, because its text was cut there
 _TESTED = 64  # documents
@@ -56,13 +55,13 @@ def tokenised_of(record: Mapping[str, Any], where: str) -> Tokenised:
     labels = token_ids(record[LABELS], f"{where}: field {LABELS!r}")
     if len(labels) != len(ids):
         raise DataError(f"{where}: {len(labels):,} labels of {len(ids):,} input_ids; give one for each")
-    if len(wrong := np.flatnonzero((labels != ids) & (labels != _NOT_TRAINED))):
+    if len(wrong := np.flatnonzero((labels != ids) & (labels != IGNORED))):
         at = wrong[0]
         raise DataError(
             f"{where}: label {at:,} is {labels[at]}, and input_ids has {ids[at]} there; a label is the id at its own place, not "
-            f"the next one, or {_NOT_TRAINED} where it is not trained"
+            f"the next one, or {IGNORED} where it is not trained"
         )
-    return Tokenised.of(ids, runs(labels == _NOT_TRAINED))
+    return Tokenised.of(ids, runs(labels == IGNORED))
 
 
 def tokenised_encoder(tokenizer: Any, vocabulary: int) -> Callable[[Tokenised, str], tuple[np.ndarray, Spans]]:

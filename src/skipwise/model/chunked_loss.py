@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from skipwise.model.lora import stock_model
 from skipwise.model.precision import autocast, in_mode, trial_ids, weights_precision
 
+_IGNORED = -100  # of labels, as in transformers
 _SLICE_BYTES = 2**28  # of float32 logits: enough rows for the products to be fast
 _CACHE_BYTES = 2**22  # of float32 scores: few enough for the cache of a processor's core
 _KERNEL_BYTES = 2**24  # on a GPU, which starts several kernels for each part
@@ -130,10 +131,10 @@ def with_terms(
             wanted, known = log_softmax(flat.states, dim=-1, dtype=torch.float32), student[order[: len(flat.weights)]]
             term = kl_div(known, wanted, reduction="none", log_target=True).sum(-1).dot(flat.weights)
         if label_weights is not None:
-            losses = nll_loss(student, _shifted(labels, -100), reduction="none", ignore_index=-100)
+            losses = nll_loss(student, _shifted(labels, _IGNORED), reduction="none", ignore_index=_IGNORED)
             term = term + losses.dot(_shifted(label_weights, 1) - 1)
         items = options.get("num_items_in_batch")
-        return own + term / ((labels[:, 1:] != -100).sum() if items is None else items)
+        return own + term / ((labels[:, 1:] != _IGNORED).sum() if items is None else items)
 
     stock.loss_function = loss
     try:
@@ -165,7 +166,7 @@ def _sliced(
     taught: Taught | None = None,
     label_weights: torch.Tensor | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
-    ignore_index: int = -100,
+    ignore_index: int = _IGNORED,
     **_: Any,
 ) -> torch.Tensor:
     """Return transformers' causal loss: labels shifted by one; the sum over the batch's labels, or their mean.

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from skipwise.data.answer_windows import draw_aims
-from skipwise.data.cutting import IGNORED, ExampleRules
+from skipwise.data.cutting import ExampleRules
 from skipwise.data.examples import shared_epoch
+from skipwise.data.spans import IGNORED
 from skipwise.data.tokenised import token_ids
 from skipwise.errors import DataError, RecipeError
 from skipwise.method.lengths import parse_length

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipwise.data.answer_windows import NOWHERE, Answers, aim
-from skipwise.data.cutting import IGNORED, ExampleRules
+from skipwise.data.cutting import ExampleRules
 from skipwise.data.examples import PoseDataset
+from skipwise.data.spans import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError

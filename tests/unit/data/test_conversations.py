@@ -19,8 +19,8 @@ from tokenizers.processors import TemplateProcessing
 from skipwise.data import conversations, tokenising
 from skipwise.data.conversations import Conversation, conversation_encoder
 from skipwise.data.corpus import Document
-from skipwise.data.cutting import IGNORED
 from skipwise.data.examples import PoseDataset
+from skipwise.data.spans import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import SCHEMA
 from skipwise.errors import DataError

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from skipwise.data.cutting import IGNORED
 from skipwise.data.examples import PoseDataset
+from skipwise.data.spans import IGNORED
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore
 from skipwise.data.window import collate

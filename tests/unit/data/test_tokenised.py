@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from skipwise.data.cutting import IGNORED
 from skipwise.data.examples import PoseDataset
-from skipwise.data.spans import complement, runs
+from skipwise.data.spans import IGNORED, complement, runs
 from skipwise.data.tokenised import Tokenised
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import TokenStore

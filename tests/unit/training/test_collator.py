@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Trainer, TrainingArguments
 
-from skipwise.data.cutting import IGNORED
 from skipwise.data.examples import PoseDataset
+from skipwise.data.spans import IGNORED
 from skipwise.errors import DataError, RecipeError, SkipwiseError
 from skipwise.recipes.schema import Data, Positions
 from skipwise.training.collator import PoseCollator
