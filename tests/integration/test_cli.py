@@ -193,6 +193,8 @@ def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(monkeypatch, 
     for words, rule in (
         (["--scheme", "foo"], "choose one of pose, randpos"),
         (["--lengths", "foo"], "choose one of paper, released"),
+        (["--lengths", "released", "--chunks", "1"], "needs 2 chunks, not 1"),
+        (["--skips", "end_anchored", "--chunks", "1"], "needs 2 chunks, not 1"),
         (["--target", "1000000000"], "1,000,000,000"),
         (["--figure", tmp_path / "c.jpg"], "must end in .svg or .png"),
         (["--figure", Path(__file__) / "c.svg"], "cannot be written"),

@@ -423,6 +423,10 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
     assert "training: 4 steps of 4 x 400 tokens = 6,400 tokens" in printed
     assert printed.count("positions 0..") == 3
     assert not (tmp_path / "out").exists()
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    told = refused(monkeypatch, capsys, *command(*files, taken, "--dry-run"))
+    assert f"{taken} exists and is not a run of skipwise" in told
 
 
 @pytest.mark.parametrize(

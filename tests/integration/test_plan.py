@@ -213,6 +213,7 @@ def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:
             "no GPU holds",
         ),
         (["--target", "999999999999"], "target = '999999999999': Input should be less than or equal to 16777216"),
+        (["--target", "4k", "--set", "train_length=8k"], "train_length 8,192 must not exceed the target 4,096"),
         (["--target", "1k"], "target 1,024 must exceed the model's 2,048 tokens"),
     ],
 )

@@ -71,10 +71,12 @@ def extend(
             return
     from skipwise.evaluation.forecast import print_forecast, require_measurable
     from skipwise.extend import extend, plan_run_evaluation
+    from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
     from skipwise.training.cost import timed_tokens
     from skipwise.training.plan import print_examples, print_plan
     from skipwise.training.prepare import prepare, require_trainable
+    from skipwise.training.run import require_ours
 
     options: dict[str, Any] = {
         "model": model,
@@ -93,6 +95,8 @@ def extend(
         source = out / "recipe.yaml"
     settings = _recipe(source, options, set_, lora)
     if dry_run:
+        if out is not None:
+            require_ours(RunFolder(out), settings, resume)
         accumulation(settings.training, processes or 1)
         prepared = prepare(settings, console, launch)
         evaluation = plan_run_evaluation(prepared, console)  # refuses what could not be measured

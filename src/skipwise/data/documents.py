@@ -76,11 +76,12 @@ def open_corpus(source: str | Path | Data) -> Corpus:
 
 
 def other_source(data: Data, source: str) -> Data:
-    """Return the settings for a text beside that of ``data``: of files and folders without those of a Hugging Face data set."""
+    """Return the settings for a text beside that of ``data``: of files and folders without those of a Hugging Face data set, and
+    without the limit of its tokens."""
     path = Path(source) if source in ("stdlib", "pydoc") else _path(source)
     if path is None or source == data.source:
         return data.model_copy(update={"source": source})
-    parts = {name: Data.model_fields[name].default for name in ("split", "subset", "stream")}
+    parts = {name: Data.model_fields[name].default for name in ("split", "subset", "stream", "max_tokens")}
     kept = {"split": data.split} if _is_saved(path) else {}
     return data.model_copy(update={**parts, **kept, "source": source})
 

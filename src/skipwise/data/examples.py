@@ -105,6 +105,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         seed: int = 0,
     ) -> None:
         at_least("seed", seed, 0)
+        if examples is not None:
+            at_least("examples", examples, 1)
         data = data or Data()
         require_shares(data, teacher)
         if len(documents) == 0:
@@ -114,7 +116,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         self.store, self.documents, self.tokenizer, self.seed = store, np.asarray(documents), tokenizer, seed
         self.data, self.teacher = data, teacher
         self.written = None if written is None else np.asarray(written)
-        self._without_context = data.assistant_only or store.labelled
+        self._without_context = data.assistant_only or (store.labelled and len(store.context) > 0)
         self._answers = Answers(store, self.rules.context) if self._without_context and len(store.context) else None
         if self._answers:
             self.documents = self.documents[self._answers.counts[self.documents] > 0]
@@ -196,7 +198,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         return self._examples
 
     def set_epoch(self, epoch: int) -> None:
-        """Change to the documents, spans and positions of an epoch; Trainer and Accelerate call this themselves."""
+        """Change to the documents, spans and positions of an epoch, before each pass; in a Trainer ``RequirePositions`` does."""
         self._epoch.fill_(epoch)
 
     def __getitem__(self, index: int) -> Example:

@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,6 +22,7 @@ from skipwise.evaluation.specification import RULER, Specification, is_ruler
 from skipwise.results.records import RulerRecord, TrialRecord
 
 _LONG_ENOUGH = 2**14  # tokens; every task has a prompt that is as short
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True)
@@ -48,24 +49,43 @@ def first_request(
     how = specification
     request: TrialRecord | RulerRecord
     if not is_ruler(task):
-        draw_prompt(task, tokenizer, min(length, _LONG_ENOUGH), how.seed, 0, how.depths)
+        _require_room(
+            lambda tokens, trial: draw_prompt(task, tokenizer, tokens, how.seed, trial, how.depths), length, how.trials
+        )
         request = TrialRecord(model.label, task, length, how.seed, 0, how.depths, how.prompt_precision, model.digest)
         return request, partial(_ask_number, tokenizer)
     assert data is not None
-    drawn = partial(ruler_prompt, tokenizer, task.removeprefix(RULER), seed=how.seed, data=data)
-    prompt = drawn(length=min(length, _LONG_ENOUGH), trial=0)
-    alike = not task.startswith(f"{RULER}qa_")  # the documents of a question may be much longer than another's
-    try:
-        drawn(length=min(length, _LONG_ENOUGH) * 7 // 8, trial=0)
-    except TooShortError:  # other trials have other words, which may need some tokens more
-        alike = False
-    for trial in range(1, 1 if alike else how.trials):
-        drawn(length=min(length, _LONG_ENOUGH), trial=trial)
-    digest = hashlib.sha256(f"{model.digest} {data.fingerprint}".encode()).hexdigest()[:16]
-    request = RulerRecord(
-        model.label, task.removeprefix(RULER), length, how.seed, 0, prompt.real_data, how.prompt_precision, digest
+    name = task.removeprefix(RULER)
+    prompt = _require_room(
+        lambda tokens, trial: ruler_prompt(tokenizer, name, length=tokens, trial=trial, seed=how.seed, data=data),
+        length,
+        how.trials,
+        alike=not name.startswith("qa_"),  # the documents of a question may be much longer than another's
     )
+    digest = hashlib.sha256(f"{model.digest} {data.fingerprint}".encode()).hexdigest()[:16]
+    request = RulerRecord(model.label, name, length, how.seed, 0, prompt.real_data, how.prompt_precision, digest)
     return request, partial(_ask_ruler, tokenizer, data)
+
+
+def _require_room(drawn: Callable[[int, int], Drawn], length: int, trials: int, *, alike: bool = True) -> Drawn:
+    """Return the first prompt, and require every trial to have one of so few tokens, because training may come before.
+
+    ``drawn`` makes the prompt of a length and a trial. If trials are ``alike``, one that has an eighth of the length to spare
+    speaks for all: others have other words, which may need some tokens more.
+
+    Raises:
+        TooShortError: a trial has none.
+    """
+    tokens = min(length, _LONG_ENOUGH)
+    first = drawn(tokens, 0)
+    try:
+        if tokens < _LONG_ENOUGH:
+            drawn(tokens * 7 // 8, 0)
+    except TooShortError:
+        alike = False
+    for trial in range(1, 1 if alike else trials):
+        drawn(tokens, trial)
+    return first
 
 
 def _ask_number(tokenizer: PreTrainedTokenizerBase, request: TrialRecord) -> AskedPrompt:

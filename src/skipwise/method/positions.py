@@ -46,7 +46,7 @@ class ChunkRules:
             positions, whose last labels have all of the window before them. The paper has none.
 
     Raises:
-        RecipeError: a rule is unknown, or the share is not in 0..1.
+        RecipeError: a rule is unknown or needs two chunks, or the share is not in 0..1.
     """
 
     chunks: int = 2
@@ -60,6 +60,10 @@ class ChunkRules:
             raise RecipeError(f"contiguous {self.contiguous:g} must lie in 0..1, a share of the examples")
         for name, rule in (("lengths", LengthRule), ("skips", SkipRule), ("content", ContentRule)):
             one_of(name, getattr(self, name), get_args(rule))
+        if self.lengths == "released" and self.chunks != 2:
+            raise RecipeError(f"lengths 'released' needs 2 chunks, not {self.chunks}; use lengths 'paper'")
+        if self.skips == "end_anchored" and self.chunks != 2:
+            raise RecipeError(f"skips 'end_anchored' needs 2 chunks, not {self.chunks}; use skips 'uniform'")
 
 
 PAPER = ChunkRules()
@@ -236,8 +240,6 @@ SCHEMES: dict[str, Scheme] = {"pose": pose, "randpos": randpos, "cream": cream, 
 def _chunk_lengths(rng: Rng, train_length: int, rules: ChunkRules) -> np.ndarray:
     """Return l_i: int64 [examples, chunks]; every chunk is drawn from the tokens left over, the last takes the rest."""
     chunks, released = rules.chunks, rules.lengths == "released"
-    if released and chunks != 2:
-        raise RecipeError(f"lengths 'released' needs 2 chunks, not {chunks}; use lengths 'paper'")
     lengths = np.empty((len(rng), chunks), dtype=np.int64)
     rest = np.full(len(rng), train_length, dtype=np.int64)
     for i in range(chunks - 1):
@@ -252,8 +254,6 @@ def _chunk_skips(rng: Rng, train_length: int, target_length: int, rules: ChunkRu
     """Return u_i: int64 [examples, chunks]."""
     if rules.skips == "uniform":
         return _rising(rng, _SKIP, np.full(len(rng), target_length - train_length), rules.chunks)
-    if rules.chunks != 2:
-        raise RecipeError(f"skips 'end_anchored' needs 2 chunks, not {rules.chunks}; use skips 'uniform'")
     comb = end_anchored_skips(train_length, target_length)
     drawn = comb[rng.integers(_SKIP + 1, 0, len(comb) - 1)]
     return np.stack([np.zeros_like(drawn), drawn], axis=1)

@@ -7,6 +7,7 @@ activation checkpointing and every family are included without a formula of thei
 
 import copy
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -151,9 +152,15 @@ def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTr
     if settings.checkpointing:
         getattr(model, f"{checkpointing.NAME}_enable")()
     adapted: Any = lora.adapt(model, settings.lora) if settings.lora else model
+    names: dict[int, list[str]] = defaultdict(list)  # by the tensor, of which tied layers have one
+    for name, weight in adapted.named_parameters(remove_duplicate=False):
+        names[id(weight)].append(name)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         adapted.to_empty(device="cpu")
-    model.tie_weights()
+    for first, *tied in names.values():
+        for name in tied:
+            layer, _, weight_name = name.rpartition(".")
+            setattr(adapted.get_submodule(layer), weight_name, adapted.get_parameter(first))
     return adapted, mode
 
 

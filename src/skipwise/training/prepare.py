@@ -150,12 +150,8 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     require_unchanged(Path(resolve(recipe.model)))
     config = load_config(recipe.model)
     extension = extension_of(config, recipe)
+    window_of(recipe, extension)  # refuses windows longer than the target
     train_length = recipe.train_length_of(extension.rope.original_length)
-    if train_length > extension.target_length:
-        raise RecipeError(
-            f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; set another train_length, "
-            "or null for the default"
-        )
     training_arguments(recipe.training, Path("."), recipe.seed)  # refuses an unknown field before the text is read
     if engine := processes.sharding(launch):
         _check_sharded(recipe, engine)
@@ -174,10 +170,18 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
 
 
 def window_of(recipe: Recipe, extension: Extension) -> int:
-    """How many tokens the model reads of one training example."""
-    if recipe.positions.scheme == "full":
-        return extension.reach
-    return recipe.train_length_of(extension.rope.original_length)
+    """How many tokens the model reads of one training example.
+
+    Raises:
+        RecipeError: windows longer than the target.
+    """
+    train_length = recipe.train_length_of(extension.rope.original_length)
+    if train_length > extension.target_length:
+        raise RecipeError(
+            f"train_length {train_length:,} must not exceed the target {extension.target_length:,}; set another train_length, "
+            "or null for the default"
+        )
+    return extension.reach if recipe.positions.scheme == "full" else train_length
 
 
 def require_trainable(recipe: Recipe, *, several: bool = False) -> None:

@@ -34,6 +34,8 @@ class RequirePositions(TrainerCallback):
 
         trainer = Trainer(model, arguments, collate, data, callbacks=[RequirePositions("32k")])
 
+    A ``PoseDataset`` is told each epoch, so that its examples are new in it.
+
     At the beginning of training ``probe_connectivity`` tests that chunks attend to each other. Then the batches that reach
     the model are checked until one has a skip, and after that no more. In a loop of your own call ``watch(model)`` before
     the first step. ``PoseCollator`` is such a callback itself.
@@ -64,6 +66,13 @@ class RequirePositions(TrainerCallback):
             if args.remove_unused_columns:
                 _refuse_weights(data[0])
         self.watch(model, precision=precision_of(args))
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Tell a ``PoseDataset`` its epoch. Accelerate's loader does so only in one process, and not after a resume inside an
+        epoch."""
+        data = getattr(given.get("train_dataloader"), "dataset", None)
+        if isinstance(data, PoseDataset):
+            data.set_epoch(int(state.epoch or 0))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop watching."""

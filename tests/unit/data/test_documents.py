@@ -205,6 +205,7 @@ class TestHuggingFace:
         for source in (str(saved / "texts"), "stdlib", "pydoc"):
             other = other_source(hub, source)
             assert (other.source, other.split, other.subset, other.stream) == (source, "train", None, False)
+            assert other.max_tokens is None
         assert other_source(hub, str(saved / "many")).split == "train[:10%]"
         assert other_source(hub, "another/set") == hub.model_copy(update={"source": "another/set"})
         assert other_source(hub, hub.source) == hub

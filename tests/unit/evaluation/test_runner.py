@@ -16,6 +16,7 @@ from skipwise.errors import EvaluationError, TooShortError
 from skipwise.evaluation.batches import Readings, keeping_losses
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
+from skipwise.evaluation.questions import _require_room
 from skipwise.evaluation.retrieval import tenth_of
 from skipwise.evaluation.runner import answered, bucket_edges, measure, missing, plan_prompts, plan_readings
 from skipwise.evaluation.specification import Specification
@@ -306,3 +307,21 @@ def test_no_hook_stays_on_the_model() -> None:
     model = llama(512)
     measure(model, list(plan_prompts(ASKED, MODEL, byte_tokenizer())), QUIET, [].append)
     assert not model.lm_head._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("length", "alike", "tried"), [(120, True, {0}), (120, False, {0, 1, 2}), (104, True, {0, 1, 2})]
+)
+def test_where_prompts_hardly_fit_or_differ_all_trials_are_tried(length, alike, tried) -> None:
+    seen = set()
+
+    def drawn(tokens: int, trial: int) -> int:
+        seen.add(trial)
+        if tokens < (needed := 100 + trial):
+            raise TooShortError("too short", shortest=needed)
+        return trial
+
+    assert _require_room(drawn, length, 3, alike=alike) == 0
+    assert seen == tried
+    with pytest.raises(TooShortError):  # the first fits, the third does not
+        _require_room(drawn, 101, 3)

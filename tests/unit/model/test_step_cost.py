@@ -97,6 +97,12 @@ def test_capped_logits_are_planned_whole_and_scaled_ones_in_slices_as_they_are_t
     assert (planned > 2 * logits) == whole
 
 
+def test_tied_embeddings_that_are_trained_beside_lora_are_planned() -> None:
+    tied, rules = config(tie_word_embeddings=True), Lora(rank=4, also=["embeddings"])
+    trained = sum(w.numel() for w in adapt(LlamaForCausalLM(tied), rules).parameters() if w.requires_grad)
+    assert step_cost(tied, StepSettings(TOKENS, lora=rules)).trained == trained
+
+
 @pytest.mark.parametrize("family", families.NAMES)
 def test_every_family_is_planned(family: str) -> None:
     before = families.config(family)

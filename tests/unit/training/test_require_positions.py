@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM, Trainer, TrainingArguments
+from accelerate import skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from transformers import LlamaForCausalLM, Trainer, TrainerState, TrainingArguments
 
 from skipwise.data.examples import PoseDataset
 from skipwise.data.window import collate
@@ -199,6 +201,23 @@ def test_examples_that_reach_beyond_the_model_are_refused(tmp_path: Path) -> Non
     RequirePositions(TARGET).watch(model)
     with pytest.raises(RecipeError, match="reads 128 positions by its config, and the examples reach 308"):
         model(torch.arange(8)[None], position_ids=torch.arange(300, 308)[None], **batch)
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_a_data_set_is_told_its_epoch_where_accelerate_does_not(tmp_path: Path, skipped: int) -> None:
+    data = PoseDataset.from_source(
+        corpus(tmp_path / "text"), byte_tokenizer(), train_length=64, target_length=128, examples=16
+    )
+    loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True, collate_fn=collate)
+    sharded = prepare_data_loader(
+        loader, num_processes=1 if skipped else 2, process_index=0, put_on_device=False, use_seedable_sampler=True
+    )
+    resumed = skip_first_batches(sharded, skipped) if skipped else sharded
+    resumed.set_epoch(1)
+    assert int(data._epoch) == 0  # if it is 1, Accelerate has learned it, and the callback may go
+    state = TrainerState(epoch=1 + skipped / 8)
+    RequirePositions(128).on_epoch_begin(None, state, None, train_dataloader=sharded)
+    assert int(data._epoch) == 1
 
 
 def scaled(kind: str, **more: Any) -> dict[str, Any]:
