@@ -270,7 +270,7 @@ def test_planning_long_prompts_draws_short_ones(monkeypatch) -> None:
     drawn = []
     monkeypatch.setattr("skipwise.evaluation.questions.draw_prompt", lambda *how: drawn.append(how[2]))
     assert len(list(plan_prompts(replace(ASKED, prompt_lengths=(420, 2**24)), MODEL, byte_tokenizer()))) == 2
-    assert drawn == [420, 2**14]
+    assert drawn == [420, 420 * 7 // 8, 2**14]
 
 
 def test_only_positions_beyond_the_models_own_are_called_so() -> None:
