@@ -136,7 +136,9 @@ class Data(Section):
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
     stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
-    max_tokens: Tokens | None = Field(None, description="stop after the document that reaches it; default: all")
+    max_tokens: Tokens | None = Field(
+        None, description="of the training text; stop after the document that reaches it; default: all"
+    )
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
     assistant_only: bool = Field(False, description="of conversations, train only what the assistant says")
     min_tokens: Length | None = Field(

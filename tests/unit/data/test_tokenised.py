@@ -69,6 +69,16 @@ def test_the_store_has_the_ids_and_what_labels_leave_out(tmp_path: Path, form: s
         assert (store.is_context(places) == (left_out if labelled else False)).all()
 
 
+@pytest.mark.parametrize("labelled", [False, True])
+def test_beside_prompts_text_is_trained_unless_labels_leave_some_of_it_out(tmp_path: Path, labelled: bool) -> None:
+    records = rows(TEXT * 8)
+    store = store_of(tmp_path, records if labelled else [{"input_ids": record["input_ids"]} for record in records])
+    settings = {"train_length": 512, "target_length": 2048, "tokenizer": byte_tokenizer(), "data": Data(retrieval=1.0)}
+    made = PoseDataset(store, np.arange(3), examples=20, **settings)
+    trained = np.array([(made[index]["labels"] != IGNORED).sum() for index in range(20)])
+    assert bool(np.median(trained) > 60) is not labelled  # the answers alone have fewer
+
+
 def test_what_labels_leave_out_is_never_trained(tmp_path: Path) -> None:
     store = store_of(tmp_path, rows())
     data = PoseDataset(store, np.arange(3), train_length=64, target_length=256, examples=200)
