@@ -17,7 +17,7 @@ from skipwise.model.extension import extension_of
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
 from skipwise.model.memory import parameters_of
 from skipwise.model.precision import dtype_of
-from skipwise.recipes.schema import Recipe
+from skipwise.recipes.schema import Evaluation, Recipe
 
 _TIMED_WINDOW = 2048  # tokens, at the most
 _BF16 = 2  # bytes of a number
@@ -72,10 +72,11 @@ def batches_of(evaluation: RunEvaluation) -> list[Batch]:
 
 def print_forecast(evaluation: RunEvaluation, tokens: int, window: int, device: torch.device, console: Console) -> None:
     """Print how long a run takes on this machine that takes as long as plain training on ``tokens`` tokens in windows, by a short
-    timing of its layers."""
+    timing of its layers, and what shortens measuring if that takes longer than training."""
     config, precision = load_config(evaluation.recipe.model), evaluation.specification.precision
     training = training_seconds(config, tokens, window, precision, device)
-    console.print(told(training, measured_here(batches_of(evaluation), config, precision, device)))
+    measuring = measured_here(batches_of(evaluation), config, precision, device)
+    console.print(told(training, measuring, evaluation.recipe.evaluation), soft_wrap=True)
 
 
 def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
@@ -108,10 +109,21 @@ def _told_too_long(lengths: TooLong, memory: float) -> str:
     )
 
 
-def told(training: float, measuring: Forecast) -> str:
-    """Say how long training and measuring take, and what of measuring takes longest."""
+def told(training: float, measuring: Forecast, asked: Evaluation) -> str:
+    """Say how long training and measuring take, what of measuring takes longest, and what shortens it if it takes longer than
+    training."""
     said = f"on this machine: training about {_time(training)}"
-    return f"{said}, {told_measuring(measuring)}" if measuring else said
+    if not measuring:
+        return said
+    said += f", {told_measuring(measuring)}"
+    shorter = {
+        "'evaluation.arms=[trained]' leaves out the models that it is compared with": len(asked.arms) > 1,
+        f"evaluation.prompt_trials={asked.prompt_trials // 2} asks half as many prompts": asked.prompt_trials > 1,
+    }
+    ways = [f"--set {setting}" for setting, shortens in shorter.items() if shortens]
+    if sum(measuring.values()) <= training or not ways:
+        return said
+    return f"{said}\nMeasuring takes longer than training: {', and '.join(ways)}."
 
 
 def told_measuring(seconds: Forecast) -> str:

@@ -1,72 +1,35 @@
 """All settings of a run, typed and validated; ``skipwise.recipes.loading`` reads them from a file."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from skipwise.errors import RecipeError, one_of
+from skipwise.errors import RecipeError
 from skipwise.method import interpolation
-from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
-from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
+from skipwise.method.positions import PAPER, ChunkRules, ContentRule, LengthRule, SkipRule
+from skipwise.recipes.fields import (
+    Interpolation,
+    Length,
+    Lengths,
+    Name,
+    Real,
+    Scheme,
+    Section,
+    Tokens,
+    Whole,
+    listed,
+    reported,
+    spelled,
+)
 from skipwise.recipes.methods import DEFAULT, RATES, SETTINGS, Method, merged
-from skipwise.recipes.names import expanded
-from skipwise.recipes.other_names import renamed
 from skipwise.recipes.private import refuse_secrets
 
 Arm = Literal["original", "pi-only", "trained"]
 
 _MOST = 2**31 - 1  # steps or examples
 _WARMUP = 10  # steps
-
-
-def _reported(check: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Turn the RecipeError of ``check`` into a ValueError, which pydantic reports together with the key."""
-
-    def reporting(value: Any) -> Any:
-        try:
-            return check(value)
-        except RecipeError as error:
-            raise ValueError(str(error)) from error
-
-    return reporting
-
-
-def _spelled(source: Any) -> Any:
-    """A path as its name."""
-    return str(source) if isinstance(source, Path) else source
-
-
-def _no_truth(value: Any) -> Any:
-    """Refuse true, which pydantic would read as 1."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number, not true or false")
-    return value
-
-
-def _listed(value: Any) -> Any:
-    """Read a single string as a list of one."""
-    return [value] if isinstance(value, str) and value != "all-linear" else value
-
-
-Whole = Annotated[int, BeforeValidator(_no_truth)]
-Real = Annotated[float, BeforeValidator(_no_truth)]
-Tokens = Annotated[int, BeforeValidator(_reported(parse_length)), Field(gt=0)]
-Length = Annotated[Tokens, Field(le=LONGEST)]
-Name = Annotated[str, AfterValidator(_reported(expanded))]
-Lengths = Annotated[list[Length], Field(min_length=1)]
-Interpolation = Annotated[
-    str, AfterValidator(_reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
-]
-Scheme = Annotated[str, AfterValidator(_reported(lambda name: one_of("scheme", name, SCHEMES)))]
-
-
-class Section(BaseModel):
-    """A part of the recipe; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class Rope(Section):
@@ -97,7 +60,7 @@ class Rope(Section):
 def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
     """Refuse settings that are not those of the recipe's interpolation."""
     if "interpolation" in info.data:  # else it was refused
-        _reported(lambda settings: interpolation.check_settings(info.data["interpolation"], settings))(rope.settings)
+        reported(lambda settings: interpolation.check_settings(info.data["interpolation"], settings))(rope.settings)
     return rope
 
 
@@ -130,7 +93,7 @@ class Data(Section):
         pydantic.ValidationError: a setting is unknown, or breaks its rule.
     """
 
-    source: Annotated[Name, BeforeValidator(_spelled)] = Field(
+    source: Annotated[Name, BeforeValidator(spelled)] = Field(
         "stdlib", description="a file, a folder, a Hugging Face data set, or stdlib"
     )
     split: str = Field("train", description="split of a Hugging Face data set")
@@ -235,14 +198,14 @@ class _PassedOn(BaseModel):
     weight_decay: Real = Field(0, ge=0)
 
 
-class Training(BaseModel):
+class Training(Section):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
     ``batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
     number of processes, so one GPU and eight GPUs see the same examples in each step.
     """
 
-    model_config = ConfigDict(extra="allow", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="allow")
 
     max_steps: Whole = Field(1000, gt=0, le=_MOST, description="optimizer steps")
     batch_size: Whole = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
@@ -258,11 +221,6 @@ class Training(BaseModel):
         "float32", description="of the weights of the saved model; training holds them in float32"
     )
     logging_steps: Whole = Field(10, gt=0, le=_MOST)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_name(cls, values: Any) -> Any:
-        return renamed(values)
 
     @model_validator(mode="after")
     def _in_bounds(self) -> "Training":
@@ -281,7 +239,7 @@ class Lora(Section):
     rank: Whole = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
     alpha: Real | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
     dropout: Real = Field(0.0, ge=0, lt=1)
-    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
+    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(listed)] = Field(
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
     also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
@@ -330,7 +288,7 @@ class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
     arms: list[Arm] = Field(["original", "pi-only", "trained"], min_length=1, description="models measured")
-    source: Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)] | None = Field(
+    source: Annotated[list[Name], BeforeValidator(listed), Field(min_length=1)] | None = Field(
         None, description="one text or several; default: the held-out documents of data"
     )
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
@@ -340,7 +298,7 @@ class Evaluation(Section):
     )
     documents: Whole = Field(8, gt=0, le=_MOST, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
-    tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = Field(
+    tasks: Annotated[list[str], BeforeValidator(listed), Field(min_length=1)] = Field(
         ["passkey"], description="of retrieval: passkey, keys, lines; ruler, or some of its tasks, as ruler:vt"
     )
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
@@ -357,11 +315,6 @@ class Evaluation(Section):
     keep: Literal["last", "best"] = Field(
         "last", description="weights saved: of the last step, or of the best of steps and the last step"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_name(cls, values: Any) -> Any:
-        return renamed(values)
 
 
 class Recipe(Section):
@@ -433,7 +386,7 @@ class Recipe(Section):
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
                 "a chunk has at least one token"
             )
-        _reported(lambda teacher: require_shares(self.data, teacher))(self.teacher)
+        reported(lambda teacher: require_shares(self.data, teacher))(self.teacher)
         self._require_own_loss()
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:

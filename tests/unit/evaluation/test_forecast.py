@@ -12,6 +12,7 @@ from skipwise.evaluation.workload import beyond_memory, planned, workload_of
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing
 from skipwise.model.memory import token_bytes
 from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Evaluation
 from skipwise.results.records import RulerRecord, TrialRecord
 from tests.measured import readings
 from tests.tiny import byte_tokenizer
@@ -89,10 +90,30 @@ def test_what_a_recipe_measures_is_counted_before_any_text_is_known() -> None:
 
 
 def test_what_takes_longest_is_said() -> None:
-    assert told(60.0, {"passkey at 64 tokens": 30.0, "windows of 8 tokens": 31.0}) == (
-        "on this machine: training about 0:01:00, measuring about 0:01:01, of which windows of 8 tokens take longest, 0:00:31"
-    )
-    assert told(60.0, {}) == "on this machine: training about 0:01:00"
+    parts, asked = {"passkey at 64 tokens": 30.0, "windows of 8 tokens": 31.0}, Evaluation()
+    said = "on this machine: training about 0:01:02, measuring about 0:01:01, of which windows of 8 tokens take longest, 0:00:31"
+    assert told(62.0, parts, asked) == said
+    assert told(62.0, {}, asked) == "on this machine: training about 0:01:02"
+
+
+@pytest.mark.parametrize(
+    ("asked", "ways"),
+    [
+        (
+            Evaluation(prompt_trials=5),
+            [
+                "--set 'evaluation.arms=[trained]' leaves out the models that it is compared with",
+                "--set evaluation.prompt_trials=2 asks half as many prompts",
+            ],
+        ),
+        (Evaluation(arms=["trained"], prompt_trials=1), []),  # less there is not
+    ],
+)
+def test_what_shortens_measuring_is_said_where_it_takes_longer_than_training(
+    asked: Evaluation, ways: list[str]
+) -> None:
+    lines = told(60.0, {"windows of 8 tokens": 61.0}, asked).split("\n")[1:]
+    assert lines == ([f"Measuring takes longer than training: {', and '.join(ways)}."] if ways else [])
 
 
 def test_lengths_that_fit_are_proposed_where_there_are_some() -> None:
