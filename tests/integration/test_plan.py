@@ -208,6 +208,8 @@ def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:
         (["--gpu-memory", "inf"], "--gpu-memory inf must be a number above 0"),
         (["--gpus", "3"], "training.batch_size = 64 must be a multiple of 3"),
         (["--set", "training.gradient_checkpiont=true"], "unknown key training.gradient_checkpiont (did you mean"),
+        (["--set", "training.optim=adamw_toch"], "optim 'adamw_toch' is unknown (did you mean adamw_torch?)"),
+        (["--set", "training.lr_scheduler_type=lin"], "lr_scheduler_type 'lin' is unknown (did you mean linear?)"),
         (
             ["--set", "training.per_device_train_batch_size=1000000", "--set", "training.batch_size=1000000"],
             "no GPU holds",

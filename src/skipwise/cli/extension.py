@@ -74,9 +74,10 @@ def extend(
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
     from skipwise.training.cost import timed_tokens
+    from skipwise.training.disk import require_room
     from skipwise.training.plan import print_examples, print_plan
     from skipwise.training.prepare import prepare, require_trainable
-    from skipwise.training.run import require_ours
+    from skipwise.training.run import RUNS, require_ours
 
     options: dict[str, Any] = {
         "model": model,
@@ -103,6 +104,8 @@ def extend(
         print_plan(prepared, console)
         with _said(console):
             require_trainable(settings, several=launch is not None)
+        with _said(console):
+            require_room(settings, out or RUNS)
         with _said(console):
             require_measurable(evaluation, prepared.device)
         print_forecast(evaluation, timed_tokens(prepared), prepared.window, prepared.device, console)
@@ -131,7 +134,8 @@ def plan(
     with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
         from skipwise.evaluation.forecast import print_planned_measuring
-        from skipwise.training.cost import Hardware, compare_costs
+        from skipwise.training.compare_costs import compare_costs
+        from skipwise.training.cost import Hardware
 
     options = {
         "model": model,

@@ -17,11 +17,12 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
-from transformers import PreTrainedModel, Trainer, TrainingArguments, get_scheduler
+from transformers import PreTrainedModel, SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_liger_kernel_available
 
-from skipwise.errors import RecipeError, at_least, nearest, out_of_memory, reason
+from skipwise.errors import RecipeError, at_least, nearest, one_of, out_of_memory, reason
 from skipwise.model import checkpointing
 from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
@@ -129,6 +130,8 @@ def known_fields(settings: Training) -> dict[str, Any]:
             )
     given = settings.model_dump(exclude={"batch_size", "precision", "save_dtype"})
     given = {field: _typed(name, given[name], hints[field]) for name in given if (field := checkpointing.renamed(name))}
+    for name, kind in (("optim", OptimizerNames), ("lr_scheduler_type", SchedulerType)):
+        one_of(f"training.{name}", given[name], [one.value for one in kind])
     if "report_to" in given:
         given["report_to"] = reported_to(settings)
     return given

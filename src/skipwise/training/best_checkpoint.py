@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from skipwise.errors import RunError
-from skipwise.training.checkpoints import MARKER, discard, disk_space, require_sealed, seal
+from skipwise.training.checkpoints import MARKER, discard, require_sealed, seal
+from skipwise.training.disk import disk_space
 
 _WEIGHTS = "trained.safetensors"
 

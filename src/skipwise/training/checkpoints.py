@@ -17,9 +17,8 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from rich.filesize import decimal
 
-from skipwise.errors import RunError, TrainingError, out_of_room
+from skipwise.errors import RunError, TrainingError
 from skipwise.results import files
 from skipwise.results.files import sync_folder
 from skipwise.training import processes
@@ -162,39 +161,6 @@ def rotate(folder: Path, keep: int) -> None:
     for checkpoint in _checkpoints(folder):
         if checkpoint not in newest:
             discard(checkpoint)
-
-
-def checkpoint_bytes(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:
-    """Estimate the size of a checkpoint in bytes: the saved parameters, and the optimizer's state if given."""
-    adapter_only = hasattr(model, "peft_config")
-    saved: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad or not adapter_only]
-    for state in optimizer.state.values() if optimizer else ():
-        saved += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in saved)
-
-
-@contextmanager
-def disk_space(
-    folder: Path, needed: int, what: str = "the checkpoint", checkpoints: Path | None = None
-) -> Iterator[None]:
-    """Check that the disk has room for ``folder``, of about ``needed`` bytes, which is written inside this context.
-
-    If the disk runs full all the same, ``folder`` is removed. A message calls it ``what``, and names the newest of the
-    ``checkpoints`` (default: in the parent of ``folder``).
-    """
-    free = shutil.disk_usage(folder.parent).free
-    way_out = f"free some space, then --resume; {intact(checkpoints or folder.parent)}"
-    if free < needed:
-        raise TrainingError(f"{what} needs {decimal(needed)}, {decimal(free)} free; {way_out}")
-    try:
-        yield
-    except Exception as error:
-        code = out_of_room(error)
-        if shutil.disk_usage(folder.parent).free >= 2**20 and code is None:
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-        cause = f" ({os.strerror(code)})" if code else ""
-        raise TrainingError(f"the disk ran full while writing {what} of {decimal(needed)}{cause}; {way_out}") from error
 
 
 def step_of(checkpoint: Path) -> int:

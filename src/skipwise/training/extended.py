@@ -22,7 +22,8 @@ from skipwise.results.records import TrainingRecord
 from skipwise.results.results_file import append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes, written_text
-from skipwise.training.checkpoints import checkpoint_bytes, disk_space, latest_complete
+from skipwise.training.checkpoints import latest_complete
+from skipwise.training.disk import checkpoint_bytes, disk_space
 from skipwise.training.prepare import PreparedRun
 from skipwise.training.trainer import train
 

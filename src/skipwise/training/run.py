@@ -23,6 +23,9 @@ _FREE = re.compile(
 )
 
 
+RUNS = Path("runs")  # where runs go without ``out``
+
+
 class _OtherVersionError(RunError):
     """A run was begun by a version whose methods had other settings."""
 
@@ -70,9 +73,9 @@ def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
 def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
     """Return the first free folder of runs/name, runs/name-2, ..., or to resume, the newest run of this recipe."""
     if not resume:
-        numbered = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in count(1))
+        numbered = (RUNS / (name if number == 1 else f"{name}-{number}") for number in count(1))
         return next(folder for folder in numbered if not folder.exists())
-    number = {folder: folder.name.removeprefix(name) for folder in Path("runs").glob(f"{glob.escape(name)}*")}
+    number = {folder: folder.name.removeprefix(name) for folder in RUNS.glob(f"{glob.escape(name)}*")}
     named = [folder for folder, end in number.items() if re.fullmatch(r"(-\d+)?", end)]
     for folder in sorted(named, key=lambda folder: int(number[folder][1:] or 1), reverse=True):
         run = RunFolder(folder)

@@ -9,19 +9,23 @@ from skipwise.recipes.schema import Recipe
 from skipwise.results.results_file import require_results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
+from skipwise.training.disk import require_room
 from skipwise.training.extended import load_and_probe, train_run
 from skipwise.training.prepare import PreparedRun, prepare, require_trainable
-from skipwise.training.run import require_ours
+from skipwise.training.run import RUNS, require_ours
 
 
 def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> PreparedRun:
     """Prepare the run in every process, the first one ahead; an error of one ends all."""
     prepared, error = None, None
-    if out is not None and processes.is_first():  # before the model is looked for, and the text read
+    if processes.is_first():  # before the text is read
         try:
-            if resume and out.exists():
-                require_results(RunFolder(out).results)
-            require_ours(RunFolder(out), recipe, resume)
+            if out is not None:
+                if resume and out.exists():
+                    require_results(RunFolder(out).results)
+                require_ours(RunFolder(out), recipe, resume)
+            if not resume:
+                require_room(recipe, out or RUNS)
         except SkipwiseError as met:
             error = met
     processes.end_together(error)

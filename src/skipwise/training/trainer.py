@@ -27,6 +27,7 @@ from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Training
 from skipwise.training import checkpoints, processes
 from skipwise.training.arguments import settings_errors, training_arguments
+from skipwise.training.disk import checkpoint_bytes, disk_space
 from skipwise.training.guards import NonFiniteGuard, memory_errors
 from skipwise.training.progress import TrainingProgress
 
@@ -262,7 +263,7 @@ class _Trainer(Trainer):
         self.accelerator.wait_for_everyone()
         assert isinstance(self.model, torch.nn.Module)
         assert isinstance(self.optimizer, torch.optim.Optimizer)
-        with checkpoints.disk_space(checkpoint, checkpoints.checkpoint_bytes(self.model, self.optimizer)):
+        with disk_space(checkpoint, checkpoint_bytes(self.model, self.optimizer)):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:

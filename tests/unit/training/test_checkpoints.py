@@ -1,14 +1,10 @@
 """Complete checkpoints are resumed from; incomplete ones are ignored, damaged ones refused and named."""
 
-import errno
 import json
 import shutil
-from collections import namedtuple
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors import SafetensorError
 
 from skipwise.errors import RunError, TrainingError
 from skipwise.results.files import read_json, write_json
@@ -197,57 +193,3 @@ def test_another_number_of_processes_is_refused(tmp_path):
     (checkpoint / "rng_state_1.pth").unlink()
     with pytest.raises(RunError, match=r"written by 1 process and .*by 2; launch 1 process$"):
         checkpoints.require_processes(checkpoint, 2)
-
-
-def free_bytes(monkeypatch, free: int) -> None:
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 0, free))
-
-
-def test_a_full_disk_is_said_before_the_save(tmp_path, monkeypatch):
-    complete(tmp_path, 400)
-    free_bytes(monkeypatch, 2_100_000_000)
-    message = r"the checkpoint needs 13.5 GB, 2.1 GB free; free some space.*; checkpoint 400 is intact"
-    with (
-        pytest.raises(TrainingError, match=message),
-        checkpoints.disk_space(tmp_path / "checkpoint-500", 13_500_000_000),
-    ):
-        pytest.fail("must not begin to write")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        RuntimeError("PytorchStreamWriter: No space left on device"),
-        SafetensorError("Error while serializing: I/O error: Disk quota exceeded (os error 122)"),
-        SafetensorError("Error while serializing: I/O error: File too large (os error 27)"),
-    ],
-)
-def test_a_disk_that_runs_full_while_writing_leaves_no_incomplete_checkpoint(tmp_path, error):
-    complete(tmp_path, 400)
-    with (
-        pytest.raises(
-            TrainingError, match=r"ran full while writing the checkpoint of 3.0 kB.*checkpoint 400 is intact"
-        ),
-        checkpoints.disk_space(written(tmp_path, 500), 3000),
-    ):
-        raise error
-    assert not (tmp_path / "checkpoint-500").exists()
-
-
-def test_other_errors_of_a_save_pass_through(tmp_path):
-    with pytest.raises(RuntimeError, match=r"^something else$"), checkpoints.disk_space(written(tmp_path, 5), 30):
-        raise RuntimeError("something else")
-
-
-def test_checkpoint_bytes_counts_parameters_and_optimizer_state():
-    model = torch.nn.Linear(10, 20, bias=False)
-    optimizer = torch.optim.AdamW(model.parameters())
-    assert checkpoints.checkpoint_bytes(model, optimizer) == 800
-    model(torch.ones(10)).sum().backward()
-    optimizer.step()
-    assert checkpoints.checkpoint_bytes(model, optimizer) == 3 * 800 + 4  # two moments and a step count
-    model.peft_config = {}
-    model.weight.requires_grad_(False)
-    assert checkpoints.checkpoint_bytes(model, optimizer) == 2 * 800 + 4

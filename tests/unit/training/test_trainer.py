@@ -432,11 +432,9 @@ def test_other_errors_are_not_taken_for_memory(tmp_path):
 
 
 def test_full_disk_leaves_the_last_checkpoint(tmp_path, monkeypatch):
-    real, usage = checkpoints.shutil.disk_usage, namedtuple("usage", "total used free")
+    real, usage = shutil.disk_usage, namedtuple("usage", "total used free")
     monkeypatch.setattr(
-        checkpoints.shutil,
-        "disk_usage",
-        lambda path: usage(1, 1, 5) if list(tmp_path.glob("*/complete.json")) else real(path),
+        shutil, "disk_usage", lambda path: usage(1, 1, 5) if list(tmp_path.glob("*/complete.json")) else real(path)
     )
     with pytest.raises(TrainingError, match=r"the checkpoint needs [\d.]+ kB, 5 bytes free; .*checkpoint 2 is intact"):
         run(tmp_path, save_steps=2)
