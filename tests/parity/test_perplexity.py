@@ -1,6 +1,7 @@
 """Perplexity, and loss and hits by position, against a brute-force oracle: one forward a token, with its window as context."""
 
 import math
+from copy import deepcopy
 from unittest.mock import patch
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from skipwise.errors import DataError, RecipeError
+from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation import logits, perplexity
 from skipwise.evaluation.perplexity import Score, fed_tokens, require_vocabulary, sliding_perplexity, sliding_scores
 from skipwise.evaluation.windows import sliding_windows
@@ -231,6 +232,13 @@ def test_what_is_no_document_of_token_ids_is_explained(model, documents, message
 def test_a_precision_that_cannot_be_had_is_refused(model, precision, message):
     with pytest.raises(RecipeError, match=message):
         sliding_perplexity(model, documents_of([20]), window=8, stride=4, precision=precision)
+
+
+def test_a_loss_that_is_not_a_number_is_refused(model):
+    broken = deepcopy(model)
+    torch.nn.init.constant_(broken.lm_head.weight, math.nan)
+    with pytest.raises(EvaluationError, match="logits are not finite"):
+        sliding_perplexity(broken, documents_of([20]), window=8, stride=4)
 
 
 def test_a_token_beyond_the_vocabulary_is_explained(model):

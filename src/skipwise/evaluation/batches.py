@@ -4,17 +4,14 @@ A request is a record whose answer is still empty. A batch answers its requests 
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.ruler import ruler_task
-from skipwise.errors import EvaluationError
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores
 from skipwise.evaluation.questions import AskedPrompt
 from skipwise.evaluation.retrieval import Answer, Question, answers
@@ -59,7 +56,7 @@ class Readings:
         return replace(self, requests=[self.requests[i] for i in kept], documents=[self.documents[i] for i in kept])
 
     def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[ReadingRecord]:
-        """Read each document and yield its record as soon as it is read; a loss that is not a number is refused."""
+        """Read each document and yield its record as soon as it is read."""
         how = self.requests[0]
         scores = sliding_scores(
             model,
@@ -71,8 +68,6 @@ class Readings:
         )
         for request, document, score in zip(self.requests, self.documents, scores, strict=True):
             nll, hits = score.buckets(request.edges)
-            if np.isnan(nll).any():
-                raise not_finite(how.arm)
             if self.losses is not None:
                 save_losses(self.losses, request.key, document, score.nll)
             yield replace(request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3))
@@ -109,17 +104,9 @@ class Prompts:
         return replace(self, requests=[request for request in self.requests if request.key in keys])
 
     def answers(self, model: PreTrainedModel, on_progress: OnProgress | None = None) -> Iterator[Request]:
-        """Answer each prompt and yield its record; logits that are not numbers are refused."""
+        """Answer each prompt and yield its record."""
         how = self.requests[0]
-
-        def read(questions: Sequence[Question]) -> Iterator[Answer]:
-            with _watched_logits(model) as broken:
-                for answer in answers(model, self.tokenizer, questions, precision=how.precision):
-                    if any(broken):
-                        raise not_finite(how.arm)
-                    broken.clear()
-                    yield answer
-
+        read = partial(answers, model, self.tokenizer, precision=how.precision)
         return self._records(read, on_progress)
 
     def served(self, server: Server, on_progress: OnProgress | None = None) -> Iterator[Request]:
@@ -154,24 +141,3 @@ def keeping_losses(batches: Sequence[Batch], folder: Path) -> list[Batch]:
         else batch
         for batch in batches
     ]
-
-
-def not_finite(label: str) -> EvaluationError:
-    """The error of a measurement that gave no number."""
-    return EvaluationError(
-        f"logits of {label} are not finite: its weights are damaged, or overflow in this precision; try precision "
-        "float32, or train again"
-    )
-
-
-@contextmanager
-def _watched_logits(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
-    """Note for every forward pass whether a logit was not a number: greedy decoding accepts such logits."""
-    broken: list[torch.Tensor] = []
-    head = model.get_output_embeddings()
-    assert isinstance(head, torch.nn.Module)
-    hook = head.register_forward_hook(lambda _module, _inputs, logits: broken.append(logits.isnan().any()))
-    try:
-        yield broken
-    finally:
-        hook.remove()

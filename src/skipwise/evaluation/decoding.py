@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from skipwise.evaluation.logits import not_finite
 from skipwise.model.blocked_attention import keeps_float32
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.key_value_cache import has_room, roomy_cache
@@ -129,7 +130,7 @@ class Reader:
                 logits_to_keep=min(wanted, len(some)),
                 **{CACHE: self._cache},
             ).logits
-            likeliest += logits[0].argmax(-1).tolist()
+            likeliest += _likeliest(logits[0])
         return likeliest[-wanted:]
 
 
@@ -164,9 +165,16 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
             **{CACHE: cache},
         ).logits
         positions, end = positions + 1, end + 1
-        for i in unfinished:
-            written[i].append(int(logits[i, -1].argmax()))
+        for i, id in zip(unfinished, _likeliest(logits[unfinished, -1]), strict=True):
+            written[i].append(id)
     return written
+
+
+def _likeliest(logits: torch.Tensor) -> list[int]:
+    """The id of the largest of each row of logits [rows, vocabulary]; to torch, the largest is one that is not a number."""
+    if logits.isnan().any():
+        raise not_finite()
+    return logits.argmax(-1).tolist()
 
 
 def _cut(begun: Begun, written: list[int], cache: Any, row: int, end: int) -> Begun:

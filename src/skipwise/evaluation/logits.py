@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from skipwise.errors import EvaluationError
 from skipwise.model.lora import stock_model
 
 # Logits at a time, in numbers: on a CPU few, so that they stay in its caches; else 64 MiB in float32.
@@ -34,6 +35,14 @@ def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Itera
         for some in slices:
             logits = model(**inputs, logits_to_keep=positions[some.start : some.stop]).logits
             yield logits, ids[:, some.start + 1 : some.stop + 1].to(logits.device)
+
+
+def not_finite() -> EvaluationError:
+    """The error of logits that are not numbers, which no measurement may take for a result."""
+    return EvaluationError(
+        "the model's logits are not finite: its weights are damaged, or overflow in this precision; try precision "
+        "float32, or train again"
+    )
 
 
 @contextmanager

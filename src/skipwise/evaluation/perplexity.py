@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from skipwise.data.tokenised import token_ids
 from skipwise.errors import DataError, counted
-from skipwise.evaluation.logits import logits_at
+from skipwise.evaluation.logits import logits_at, not_finite
 from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length
 from skipwise.model.blocked_attention import blocked_attention
@@ -73,17 +73,25 @@ def sliding_perplexity(
     stride: int | str,
     precision: str = "float32",
 ) -> Score:
-    """Sum ``sliding_scores`` over documents; those of fewer than two tokens have nothing to score and are left out.
+    """Return the loss of every token of the documents but their first, in sliding windows.
 
-    A document is a list, array or tensor of token ids. Lengths are in tokens, as 2048 or ``"2k"``; ``precision`` is auto,
-    bf16, fp16 (on a GPU) or float32.
+    Args:
+        model: a causal language model of transformers.
+        documents: lists, arrays or tensors of token ids; those of fewer than two have nothing to score and are left out.
+        window: tokens that the model reads at a time, as 2048 or ``"2k"``.
+        stride: tokens from one window to the next; each window scores those that no window before it has.
+        precision: of the forward passes: auto, bf16, fp16 (on a GPU) or float32.
+
+    Returns:
+        The sum of the losses in nats, and how many tokens and documents it is of; ``perplexity`` is exp(nll / tokens).
 
     Raises:
         RecipeError: ``window`` or ``stride`` breaks its rule, or the precision is unknown.
         DataError: a document is no row of whole numbers, no token can be scored, or one is not in the model's vocabulary.
+        EvaluationError: a loss is not a number.
     """
     read = [token_ids(document, f"document {number}") for number, document in enumerate(documents)]
-    require_vocabulary(model, read)
+    require_vocabulary(model, read)  # names a document by its number among all
     scored = [document for document in read if len(document) >= 2]
     if not scored:
         raise DataError(f"no token to score in {counted(len(read), 'document')}; give one of two tokens or more")
@@ -109,6 +117,10 @@ def sliding_scores(
     A document's scores come as soon as it is read. Short documents are read together, and windows of one shape are fed
     together. Positions are ``0 .. window - 1`` in each window. The loss is float32 in every precision, and its sums
     float64. ``on_progress`` is told the tokens of each batch that was fed, which sum to ``fed_tokens``.
+
+    Raises:
+        DataError: a token is not in the model's vocabulary.
+        EvaluationError: a loss is not a number.
     """
     require_vocabulary(model, documents)
     most = _PER_BATCH.get(model.device.type, _ON_A_GPU)
@@ -119,6 +131,8 @@ def sliding_scores(
         for batch in _batches(group, window, stride, most):
             with inference(model, precision):
                 losses, right = _batch_scores(model, [(group[number], plan) for number, plan in batch])
+            if np.isnan(losses).any():
+                raise not_finite()
             for (number, plan), loss, hit in zip(batch, losses, right, strict=True):
                 nll[number][plan.scored_from - 1 : plan.end - 1] = loss
                 hits[number][plan.scored_from - 1 : plan.end - 1] = hit
@@ -162,11 +176,13 @@ def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | 
 def _together(documents: Sequence[np.ndarray], window: int, stride: int, most: int) -> Iterator[list[np.ndarray]]:
     """Documents in turn, as many at a time as feed ``most`` tokens: a long one is alone."""
     group: list[np.ndarray] = []
+    fed = 0
     for document in documents:
         group.append(document)
-        if fed_tokens(group, window, stride) >= most:
+        fed += fed_tokens([document], window, stride)
+        if fed >= most:
             yield group
-            group = []
+            group, fed = [], 0
     if group:
         yield group
 

@@ -80,6 +80,7 @@ def retrieval_accuracy(
     Raises:
         RecipeError: ``trials`` is no whole number from 1 up or ``seed`` none from 0 up, or the task or precision is unknown.
         DataError: ``length`` is too short for a prompt, or the tokenizer does not suit.
+        EvaluationError: a logit is not a number.
     """
     at_least("trials", trials, 1)
     at_least("seed", seed, 0)
@@ -130,6 +131,10 @@ def answers(
 
     Answers of which the draft is not all are then written together, as many as their keys and values fit a 16th of the
     memory.
+
+    Raises:
+        DataError: a token is not in the model's vocabulary.
+        EvaluationError: a logit is not a number.
     """
     require_vocabulary(model, [question.ids for question in questions])
     reader, waiting = Reader(model), _Waiting((machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE)

@@ -222,7 +222,7 @@ def doubled_windows(original: int, target: int) -> list[int]:
 def specification_of(recipe: Recipe, original: int, target: int, precision: str) -> Specification:
     """What a recipe's evaluation section asks for; the original and the target length are in tokens."""
     rule = recipe.evaluation
-    windows = tuple(sorted(set(rule.windows or doubled_windows(original, target))))
+    windows = tuple(sorted(rule.windows or doubled_windows(original, target)))
     ruler_data = Path(rule.ruler_data) if rule.ruler_data else None
     return Specification(
         texts=tuple(other_source(recipe.data, source) for source in recipe.measured_sources),
@@ -237,7 +237,7 @@ def specification_of(recipe: Recipe, original: int, target: int, precision: str)
         segments=rule.segments,
         tasks=read_tasks(rule.tasks, ruler_data) if rule.prompt_trials else (),
         ruler_data=ruler_data,
-        prompt_lengths=tuple(dict.fromkeys(rule.prompt_lengths or windows)) if rule.prompt_trials else (),
+        prompt_lengths=tuple(rule.prompt_lengths or windows) if rule.prompt_trials else (),
         trials=rule.prompt_trials,
         seed=recipe.seed,
         depths="random",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from skipwise.errors import RecipeError, one_of
+from skipwise.errors import RecipeError, at_least, one_of
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LONGEST, MOST_CHUNKS
 from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, Plans, end_anchored_skips
@@ -125,12 +125,12 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
         documents = np.full(len(indices), target, dtype=np.int64)
         return SCHEMES[scheme](Rng.of(seed, 0, indices), train, target, documents, rules)
 
-    chunks = drawn(np.zeros(1, dtype=np.int64)).lengths.shape[1]
+    first = drawn(np.zeros(1, dtype=np.int64)).lengths  # [1, chunks]
+    chunks = first.shape[1]
     as_intervals = chunks <= _MOST_CHUNKS_AS_INTERVALS
     if samples is None:
         samples = min(200_000, 2**24 // chunks**2) if as_intervals else max(200, 2**24 // target)
-    if samples < 1:
-        raise RecipeError(f"samples {samples} must be at least 1; a few thousand give a smooth curve")
+    at_least("samples", samples, 1)
     count = count_by_intervals if as_intervals else count_by_positions
     elements = chunks**2 if as_intervals else 4 * target  # of each example
     if samples * elements > _MOST_ELEMENTS:
@@ -140,10 +140,10 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
         )
     batch = max(1, _BATCH_ELEMENTS // elements)
     covered = np.zeros(target - 1, dtype=np.int64)
-    for first in range(0, samples, batch):
-        covered += count(drawn(np.arange(first, min(samples, first + batch))), target)
+    for done in range(0, samples, batch):
+        covered += count(drawn(np.arange(done, min(samples, done + batch))), target)
     p = covered / samples
-    return Coverage(np.arange(1, target), p, np.sqrt(p * (1 - p) / samples), train, samples)
+    return Coverage(np.arange(1, target), p, np.sqrt(p * (1 - p) / samples), int(first.sum()), samples)
 
 
 def count_by_intervals(plans: Plans, target_length: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from skipwise.errors import DataError, RecipeError, one_of
+from skipwise.errors import DataError, RecipeError, at_least, one_of
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
 
@@ -46,7 +46,7 @@ class ChunkRules:
             positions, whose last labels have all of the window before them. The paper has none.
 
     Raises:
-        RecipeError: a rule is unknown or needs two chunks, or the share is not in 0..1.
+        RecipeError: a rule is unknown or needs two chunks, the chunks are no whole number from 1 up, or the share is not in 0..1.
     """
 
     chunks: int = 2
@@ -56,6 +56,7 @@ class ChunkRules:
     contiguous: float = 0.0
 
     def __post_init__(self) -> None:
+        at_least("chunks", self.chunks, 1)
         if not 0 <= self.contiguous <= 1:
             raise RecipeError(f"contiguous {self.contiguous:g} must lie in 0..1, a share of the examples")
         for name, rule in (("lengths", LengthRule), ("skips", SkipRule), ("content", ContentRule)):
@@ -118,7 +119,7 @@ def pose(
         DataError: a document is shorter than L_c.
     """
     train_length, target_length = _check(train_length, target_length, document_lengths)
-    if not 1 <= rules.chunks <= train_length:
+    if rules.chunks > train_length:
         raise RecipeError(
             f"chunks {rules.chunks} must lie in 1..{train_length}, the train length in tokens; a chunk has at least one"
         )

@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from transformers import PreTrainedModel
 
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.model.memory import experts_of
 from skipwise.model.precision import AUTOCAST, autocast, in_mode, random_state_kept, trial_ids
@@ -40,10 +40,16 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
 
     Raises:
         ModelError: logits are not finite, a chunk does not attend to an earlier one, or attends to a later one.
+        RecipeError: the target is no length, or too short for three chunks.
     """
+    target = parse_length(target_length)
+    if target < _CHUNKS * _CHUNK:
+        raise RecipeError(
+            f"target length {target} is too short to test a model: the test reads {_CHUNKS} chunks of {_CHUNK} tokens; choose a longer one"
+        )
     device, vocabulary = model.device, model.config.get_text_config().vocab_size
     ids = trial_ids(model, _CHUNK * _CHUNKS)
-    starts = torch.linspace(0, parse_length(target_length) - _CHUNK, _CHUNKS, device=device).long()
+    starts = torch.linspace(0, target - _CHUNK, _CHUNKS, device=device).long()
     positions = (starts[:, None] + torch.arange(_CHUNK, device=device)).reshape(1, -1)
     mask = torch.ones_like(positions)
     base = _logits(model, ids, positions, mask, precision)

@@ -41,7 +41,12 @@ def _no_truth(value: Any) -> Any:
 
 def listed(value: Any) -> Any:
     """Read a single string as a list of one."""
-    return [value] if isinstance(value, str) and value != "all-linear" else value
+    return [value] if isinstance(value, str) else value
+
+
+def once(values: list[Any]) -> list[Any]:
+    """A list without what it repeats."""
+    return list(dict.fromkeys(values))
 
 
 Whole = Annotated[int, BeforeValidator(_no_truth)]
@@ -49,7 +54,7 @@ Real = Annotated[float, BeforeValidator(_no_truth)]
 Tokens = Annotated[int, BeforeValidator(reported(parse_length)), Field(gt=0)]
 Length = Annotated[Tokens, Field(le=LONGEST)]
 Name = Annotated[str, AfterValidator(reported(expanded))]
-Lengths = Annotated[list[Length], Field(min_length=1)]
+Lengths = Annotated[list[Length], AfterValidator(once), Field(min_length=1)]
 Interpolation = Annotated[
     str, AfterValidator(reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
 ]

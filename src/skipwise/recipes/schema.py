@@ -20,6 +20,7 @@ from skipwise.recipes.fields import (
     Tokens,
     Whole,
     listed,
+    once,
     reported,
     spelled,
 )
@@ -233,13 +234,17 @@ class Training(Section):
         return self
 
 
+def _listed_layers(value: Any) -> Any:
+    return value if value == "all-linear" else listed(value)
+
+
 class Lora(Section):
     """Train low-rank additions to frozen weights instead of all weights (``skipwise.model.lora``)."""
 
     rank: Whole = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
     alpha: Real | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
     dropout: Real = Field(0.0, ge=0, lt=1)
-    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(listed)] = Field(
+    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed_layers)] = Field(
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
     also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
@@ -287,7 +292,9 @@ def require_shares(data: Data, teacher: Teacher | None) -> None:
 class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
-    arms: list[Arm] = Field(["original", "pi-only", "trained"], min_length=1, description="models measured")
+    arms: Annotated[list[Arm], AfterValidator(once)] = Field(
+        ["original", "pi-only", "trained"], min_length=1, description="models measured"
+    )
     source: Annotated[list[Name], BeforeValidator(listed), Field(min_length=1)] | None = Field(
         None, description="one text or several; default: the held-out documents of data"
     )
@@ -309,7 +316,7 @@ class Evaluation(Section):
     other: bool = Field(
         True, description="also measure text of other kinds, which ships with the package, inside the original window"
     )
-    steps: list[Annotated[Whole, Field(gt=0)]] | None = Field(
+    steps: Annotated[list[Annotated[Whole, Field(gt=0)]], AfterValidator(once)] | None = Field(
         None, description="training steps after which perplexity at the largest window is also measured"
     )
     keep: Literal["last", "best"] = Field(

@@ -12,7 +12,7 @@ from skipwise.data.cutting import ExampleRules
 from skipwise.data.examples import shared_epoch
 from skipwise.data.spans import IGNORED
 from skipwise.data.tokenised import token_ids
-from skipwise.errors import DataError, RecipeError
+from skipwise.errors import DataError, RecipeError, at_least
 from skipwise.method.lengths import parse_length
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Positions
@@ -74,6 +74,7 @@ class PoseCollator(RequirePositions):
         min_context: int = 0,
     ) -> None:
         super().__init__(target_length)
+        at_least("seed", seed, 0)
         lengths = parse_length(train_length), parse_length(target_length)
         self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
         self.seed = seed

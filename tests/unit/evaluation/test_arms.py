@@ -210,7 +210,7 @@ def test_a_step_whose_loss_is_not_a_number_is_refused(files, mode) -> None:
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     evaluation = planned(files, **BEST)
     [batch, *_] = [b for b in evaluation.step_batches(1) if b.requests[0].mode == mode]
-    with pytest.raises(EvaluationError, match="logits of skipwise are not finite"):
+    with pytest.raises(EvaluationError, match="logits are not finite"):
         list(batch.answers(model))
 
 

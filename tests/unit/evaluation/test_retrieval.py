@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from skipwise.data.passkey import passkey_prompt
-from skipwise.errors import DataError, RecipeError
+from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation import decoding, retrieval
 from skipwise.evaluation.retrieval import (
     answers,
@@ -285,6 +285,15 @@ def test_long_answers_are_the_same_alone_and_together(llama, tokenizer, monkeypa
     alone = {n: "".join(a.text for a in answers(llama, tokenizer, [q])) for n, q in enumerate(questions)}
     monkeypatch.setattr(retrieval, "machine_memory", lambda device: memory)
     assert {answer.number: answer.text for answer in answers(llama, tokenizer, questions)} == alone
+
+
+def test_logits_that_are_not_numbers_are_no_answer(tokenizer):
+    broken = LlamaForCausalLM(
+        LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=1)
+    )
+    torch.nn.init.constant_(broken.lm_head.weight, float("nan"))
+    with pytest.raises(EvaluationError, match="logits are not finite"):
+        retrieval_accuracy(broken, tokenizer, length=LENGTH, trials=2)
 
 
 def test_a_full_score_ends_the_answer(llama, tokenizer):

@@ -93,7 +93,6 @@ def test_samples_are_a_function_of_the_seed_and_not_of_the_batches(monkeypatch):
         ((0, 64, 1), "0 is not a length; write a positive number of tokens"),
         ((64, 64, 1), "target 64 must exceed the train length 64"),
         ((4096, 2048, 2), "target 2,048 must exceed the train length 4,096"),
-        ((16, 64, 0), "chunks 0 must be between 1 and the train length 16"),
         ((16, 64, 17), "chunks 17 must be between 1 and the train length 16"),
     ],
 )
@@ -106,8 +105,16 @@ def test_bad_lengths_and_chunks_are_explained(arguments, message):
 def test_bad_methods_are_explained():
     with pytest.raises(RecipeError, match="closed form for 1 and 2 chunks only"):
         closed_form(16, 64, THREE)
-    with pytest.raises(RecipeError, match="samples 0 must be at least 1"):
-        coverage(16, 64, THREE, samples=0)
+    for samples in (0, 2.5):
+        with pytest.raises(RecipeError, match=f"samples {samples} must be at least 1 and a whole number"):
+            coverage(16, 64, THREE, samples=samples)
+
+
+@pytest.mark.parametrize(("scheme", "tokens"), [("full", 64), ("short", 8), ("pose", 8)])
+def test_sampled_examples_have_the_length_of_those_of_the_closed_form(scheme, tokens):
+    assert (
+        coverage(8, 64, scheme=scheme, samples=10).train_length == coverage(8, 64, scheme=scheme).train_length == tokens
+    )
 
 
 def test_an_unknown_scheme_names_the_valid_ones():

@@ -235,7 +235,8 @@ def test_controls_are_contiguous() -> None:
     ("arguments", "options", "error", "message"),
     [
         ((64, 512, [100]), {"chunks": 65}, RecipeError, "chunks 65 must lie in 1..64"),
-        ((64, 512, [100]), {"chunks": 0}, RecipeError, "chunks 0 must lie in 1..64"),
+        ((64, 512, [100]), {"chunks": 0}, RecipeError, "chunks 0 must be at least 1"),
+        ((64, 512, [100]), {"chunks": 2.5}, RecipeError, "chunks 2.5 must be at least 1 and a whole number"),
         ((64, 32, [100]), {}, RecipeError, "train length 64 must not exceed the target length 32"),
         ((64, 512, [63]), {}, DataError, "63 tokens is shorter than an example of 64"),
         (

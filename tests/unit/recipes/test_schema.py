@@ -575,3 +575,22 @@ def test_lora_turned_on_or_off_over_a_finished_runs_file_takes_its_own_rate(tmp_
         assert load_recipe(path, changes).training.learning_rate == rate
     full.write_text("training: {learning_rate: 2e-5}\n")  # says nothing of LoRA, so it means this rate
     assert load_recipe(full, {"lora": {}}).training.learning_rate == 2e-5
+
+
+def test_what_a_list_repeats_counts_once() -> None:
+    lists = {
+        "evaluation.arms": ["trained", "trained"],
+        "evaluation.steps": [5, 5],
+        "evaluation.windows": ["1k", 1024],
+        "evaluation.prompt_lengths": ["1k", "1k", "2k"],
+        "evaluation.segment_lengths": [64, 64],
+    }
+    evaluation = load_recipe(None, lists).evaluation
+    assert (evaluation.arms, evaluation.steps, evaluation.windows) == (["trained"], [5], [1024])
+    assert (evaluation.prompt_lengths, evaluation.segment_lengths) == ([1024, 2048], [64])
+
+
+def test_a_text_may_have_the_name_that_stands_for_all_layers() -> None:
+    assert load_recipe(None, {"evaluation.source": "all-linear"}).evaluation.source == ["all-linear"]
+    assert load_recipe(None, {"lora.targets": "all-linear"}).lora.targets == "all-linear"
+    assert load_recipe(None, {"lora.targets": "q_proj"}).lora.targets == ["q_proj"]
