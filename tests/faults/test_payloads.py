@@ -191,7 +191,7 @@ def test_an_adapter_cannot_choose_what_is_imported(ended, canary: Path, monkeypa
     adapter = Path("adapter")
     shutil.copytree("model", adapter)
     (adapter / "model.safetensors").unlink()
-    lora.save_adapter(lora.adapt(load_model("model"), Lora(rank=2)), adapter, "model")
+    lora.save_adapter(lora.adapt(load_model("model"), Lora(rank=2)), adapter, "model", None)
     assert ended("perplexity", adapter, *PERPLEXITY[2:]) == ""
     ADAPTERS[name](adapter, canary)
     assert bool(ended("perplexity", adapter, *PERPLEXITY[2:])) == (name != "auto_mapping")

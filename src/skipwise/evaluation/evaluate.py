@@ -20,7 +20,7 @@ from skipwise.errors import DataError, RunError, counted, out_of_room
 from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
 from skipwise.evaluation.forecast import measured_here, told_measuring
-from skipwise.evaluation.models import EvaluatedModel, assumed_length
+from skipwise.evaluation.models import EvaluatedModel, assumed_length, other_base
 from skipwise.evaluation.other_text import longest_segment, other_text
 from skipwise.evaluation.runner import answered, missing, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.same_model import require_served
@@ -149,8 +149,8 @@ def plan_models(models: Sequence[EvaluatedModel], specification: Specification, 
         if model.control:  # the file of a downloaded model may name any
             console.print(f"base: {model.name} is loaded and measured too; --base none leaves it out", soft_wrap=True)
     for model in models:
-        if assumed := assumed_length(model):
-            console.print(assumed, style="yellow", soft_wrap=True)
+        for doubt in filter(None, (assumed_length(model), other_base(model, models))):
+            console.print(doubt, style="yellow", soft_wrap=True)
     origins = [origin for model in models if (origin := read_origin(model.name))]
     texts = _texts(models, specification, origins, console)
     batches = {model.label: _batches(model, models, specification, texts, console) for model in models}

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,21 @@ def assumed_length(model: EvaluatedModel) -> str | None:
         f"{model.label}: the config has a linear scaling by {rope['factor']:g} and does not state the original length. Its "
         f"max_position_embeddings, {model.target:,} tokens, counts as the extended length. If that is the original one, give "
         f"--original {model.target}"
+    )
+
+
+def other_base(model: EvaluatedModel, bases: Iterable[EvaluatedModel]) -> str | None:
+    """A sentence on a model that is compared with another base than it was extended from; None if it is that base."""
+    origin, base = read_origin(model.name), next((one for one in bases if one.label == model.base), None)
+    if base is None or origin is None or origin.base_fingerprint in (None, base.weights):
+        return None
+    if _place(origin.base) == _place(
+        base.name
+    ):  # on the hub a model's fingerprint is its commit, which may be a newer one
+        return None
+    return (
+        f"{model.label} was extended from {origin.base}, and is compared with {base.name}: what it costs and how far it reads is "
+        "said against another model than its own base"
     )
 
 

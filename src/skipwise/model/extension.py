@@ -5,7 +5,7 @@ A config that cannot be extended is refused here, before anything is trained.
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,7 +17,7 @@ from packaging.version import Version
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from skipwise.errors import ModelError, reason
-from skipwise.method.interpolation import DEFAULTS, NAMES, Rope, RopeSettings, frequencies, rope_parameters
+from skipwise.method.interpolation import DEFAULTS, Rope, RopeSettings, frequencies, rope_parameters
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LONGEST
 from skipwise.model.legacy_config import write_legacy_keys
@@ -28,6 +28,7 @@ from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Recipe
 
 _LARGE = 16  # times the original window
+_WITHOUT_SETTINGS = ("linear", "ntk", "yarn", "yarn-revised")  # interpolations that need none
 _REPLACE = (
     "choose --existing-rope replace (in Python, give load_model an extension of "
     'plan_extension(..., existing_rope="replace"))'
@@ -202,7 +203,17 @@ def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | No
         return None
     return (
         f"the model's own RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: {extension.told} "
-        f"x{extension.factor:g} starts from the original length, {extension.rope.original_length:,} tokens"
+        f"x{extension.factor:g} starts from the original length, {extension.rope.original_length:,} tokens{_shorter(config, extension)}"
+    )
+
+
+def _shorter(config: PretrainedConfig, extension: Extension) -> str:
+    """What is said of a target that the model reads already."""
+    reads = reach_of(config, extension.rope.original_length) or 0
+    return (
+        f"; its config says that it reads {reads:,} already, more than the target"
+        if reads > extension.target_length
+        else ""
     )
 
 
@@ -277,17 +288,34 @@ def _check_layer_kinds(config: PretrainedConfig, interpolation: str) -> None:
 
 
 def _require_buildable(config: PretrainedConfig, extension: Extension) -> None:
-    """Write, read and build the extended model without weights, so that its class fails before training, not after it."""
+    """Require the model's class to take the interpolation, before training and not after it."""
+    try:
+        _build(config, extension)
+    except Exception as error:
+        others = (replace(extension, interpolation=name, settings=RopeSettings()) for name in _WITHOUT_SETTINGS)
+        builds = [one.interpolation for one in others if _is_buildable(config, one)]
+        choose = f"--interpolation {' or '.join(builds)}, or " if builds else ""
+        raise ModelError(
+            f"a model of class {type(config).__name__} cannot be built with {extension.interpolation} x{extension.factor:g} ({reason(error)}); "
+            f"choose {choose}another model"
+        ) from error
+
+
+def _build(config: PretrainedConfig, extension: Extension) -> None:
+    """Write, read and build the extended model without weights."""
     extended = copy.deepcopy(config)
     set_interpolation(extended, extension)
+    with TemporaryDirectory() as folder, torch.device("meta"):
+        extended.save_pretrained(folder)
+        write_legacy_keys(Path(folder))
+        read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        AutoModelForCausalLM.from_config(read)
+
+
+def _is_buildable(config: PretrainedConfig, extension: Extension) -> bool:
     try:
-        with TemporaryDirectory() as folder, torch.device("meta"):
-            extended.save_pretrained(folder)
-            write_legacy_keys(Path(folder))
-            read = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-            AutoModelForCausalLM.from_config(read)
-    except Exception as error:
-        raise ModelError(
-            f"a model of class {type(config).__name__} cannot be built with {extension.interpolation} x{extension.factor:g} ({reason(error)}); choose another "
-            f"--interpolation of {', '.join(name for name in NAMES if name != 'none')}, or another model"
-        ) from error
+        _check_layer_kinds(config, extension.interpolation)
+        _build(config, extension)
+    except Exception:  # of the architecture's own code
+        return False
+    return True

@@ -107,20 +107,29 @@ def merged(trained: Any, base: PreTrainedModel) -> PreTrainedModel:
     return _with_additions(base, trained.peft_config["default"], state).merge_and_unload(safe_merge=True)
 
 
-def save_adapter(trained: Any, folder: Path, base: str) -> None:
-    """Write the adapter and the extended config, so that nobody puts it on an unscaled ``base`` unnoticed."""
-    base = str(Path(base).resolve()) if Path(base).is_dir() else base
+def save_adapter(trained: Any, folder: Path, base: str, dtype: torch.dtype | str | None) -> None:
+    """Write the adapter and the extended config, so that nobody puts it on an unscaled ``base`` unnoticed.
+
+    ``dtype`` is that of the base's own config, which loaders take; what the base had in training does not concern them.
+    """
     trained.save_pretrained(folder, save_embedding_layers=False)
     config = copy.deepcopy(stock_model(trained).config)
-    vars(config).pop("quantization_config", None)  # the base's precision in training does not concern the adapter
+    vars(config).pop("quantization_config", None)
+    config.dtype = dtype
     config.save_pretrained(folder)
+    _describe(folder, rope_parameters=config.rope_parameters)
+    name_base(folder, str(Path(base).resolve()) if Path(base).is_dir() else base)
+
+
+def name_base(folder: Path, base: str) -> None:
+    """Let the adapter in ``folder`` name its base, and stock loaders fail to find it: the base needs the adapter's config."""
+    said = f"{base} with the config.json of this adapter, as its README.md shows"
+    _describe(folder, base_model_name_or_path=said, skipwise_base=base)
+
+
+def _describe(folder: Path, **fields: Any) -> None:
     path = folder / _CONFIG
-    described = json.loads(path.read_text(encoding="utf-8"))
-    described |= {
-        "base_model_name_or_path": f"{base} with the config.json of this adapter, as its README.md shows",
-        "rope_parameters": config.rope_parameters,
-        "skipwise_base": base,
-    }
+    described = json.loads(path.read_text(encoding="utf-8")) | fields
     path.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
 
 

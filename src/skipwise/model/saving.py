@@ -10,6 +10,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
+from skipwise.model.config import load_config
 from skipwise.model.extension import Extension
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.loading import UNSAVED, load_model
@@ -46,7 +47,7 @@ def save_extended(
     if generation is not None and generation.max_length:  # where the base stops, of prompt and answer together
         generation.max_length = max(generation.max_length, extension.target_length)
     if adapter_of:
-        lora.save_adapter(model, temporary, adapter_of)
+        lora.save_adapter(model, temporary, adapter_of, load_config(adapter_of).dtype)
     else:
         model.save_pretrained(temporary)
         if sampling := getattr(model, UNSAVED, None):

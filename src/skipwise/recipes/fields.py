@@ -54,7 +54,7 @@ Real = Annotated[float, BeforeValidator(_no_truth)]
 Tokens = Annotated[int, BeforeValidator(reported(parse_length)), Field(gt=0)]
 Length = Annotated[Tokens, Field(le=LONGEST)]
 Name = Annotated[str, AfterValidator(reported(expanded))]
-Lengths = Annotated[list[Length], AfterValidator(once), Field(min_length=1)]
+Lengths = Annotated[list[Length], Field(min_length=1), AfterValidator(once)]
 Interpolation = Annotated[
     str, AfterValidator(reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
 ]

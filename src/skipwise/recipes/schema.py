@@ -292,8 +292,8 @@ def require_shares(data: Data, teacher: Teacher | None) -> None:
 class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
-    arms: Annotated[list[Arm], AfterValidator(once)] = Field(
-        ["original", "pi-only", "trained"], min_length=1, description="models measured"
+    arms: Annotated[list[Arm], Field(min_length=1), AfterValidator(once)] = Field(
+        ["original", "pi-only", "trained"], description="models measured"
     )
     source: Annotated[list[Name], BeforeValidator(listed), Field(min_length=1)] | None = Field(
         None, description="one text or several; default: the held-out documents of data"

@@ -29,6 +29,7 @@ from skipwise.report.tables import plain, summary_markdown, task_title
 from skipwise.results.files import replacing, write_text
 from skipwise.results.run_folder import RunFolder
 
+HERE = "path/to/this/folder"  # in the lines of a card, the model itself
 _SHORT_OF_MEMORY = (
     "Where memory is short pass `dtype=torch.bfloat16`. Do not cast the loaded model, because that rounds the rotary "
     "frequencies."
@@ -181,7 +182,7 @@ def license_of(base: str) -> str | None:
 def _ways_to_load(folder: Path) -> list[str]:
     """The lines on transformers, vLLM and llama.cpp."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    path, length = "path/to/this/folder", promised_length(str(folder)) or config["max_position_embeddings"]
+    path, length = HERE, promised_length(str(folder)) or config["max_position_embeddings"]
     if base := lora.base_of(str(folder)):
         return [
             "This is an adapter. It is right only on a base that has this folder's `config.json`, which holds the "

@@ -273,7 +273,8 @@ def _numbers(shown: Shown) -> Iterator[list[object]]:
         for measure, length, value in _of_row(row):
             yield [row.model, row.data, measure, length, *_ends(value)]
     for one in shown.judged:
-        yield [one.row.model, one.row.data, "effective length", "", one.effective.tokens, "", ""]
+        known = one.effective.tokens or not one.effective.unknown  # 0 says that it fails
+        yield [one.row.model, one.row.data, "effective length", "", one.effective.tokens if known else "", "", ""]
         if one.ruler:
             yield [one.row.model, one.row.data, "length by RULER's rule", "", one.ruler.tokens, "", ""]
         for measure, length, value in _of_judgement(one):

@@ -3,16 +3,23 @@
 huggingface_hub uploads, and finds the user's token itself. The hub judges the card before a repository is made.
 """
 
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from huggingface_hub import HfApi, ModelCard
 from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, counted, nearest, reason
-from skipwise.model.sealed import FILE, require_unchanged
+from skipwise.model import lora
+from skipwise.model.config import resolve
+from skipwise.model.sealed import FILE, read_seal, require_unchanged, write_seal
 from skipwise.recipes.names import model_name
-from skipwise.report.model_card import is_hub_name
+from skipwise.report.model_card import HERE, is_hub_name
 from skipwise.report.tables import Table, rich_table
 
 _CARD = "README.md"
@@ -57,7 +64,36 @@ def publish(
     folder = _folder(model)
     if not is_hub_name(name):
         raise RunError(f"{name!r} is no name of a repository; give OWNER/NAME, as on https://huggingface.co")
-    card = _card(folder, base, license)
+    if base is not None and not is_hub_name(base):
+        raise RunError(f"--base {base!r} is no name of a model on the hub; give OWNER/NAME")
+    with _on_the_hub(folder, base) as published:
+        _publish(published, name, _card(published, name, base, license), console, upload=upload, private=private)
+
+
+@contextmanager
+def _on_the_hub(folder: Path, base: str | None) -> Iterator[Path]:
+    """The folder to publish: of an adapter whose base lies on this machine, a copy that names ``base``."""
+    own = lora.base_of(str(folder))
+    if own is None or is_hub_name(own):
+        yield folder
+        return
+    if base is None:
+        raise RunError(
+            f"{folder} is an adapter of {own}, which nobody else has; give that model's name on the hub: --base OWNER/NAME"
+        )
+    with TemporaryDirectory() as place:
+        copied = Path(shutil.copytree(folder, Path(place) / folder.name))
+        lora.name_base(copied, base)
+        card = ModelCard.load(copied / _CARD)
+        card.text = card.text.replace(json.dumps(resolve(own)), json.dumps(base))
+        card.save(copied / _CARD)
+        about = {key: value for key, value in (read_seal(folder) or {}).items() if key != "files"}
+        # The fingerprint of a model on the hub is its commit.
+        write_seal(copied, about | {"base": base, "base_fingerprint": None})
+        yield copied
+
+
+def _publish(folder: Path, name: str, card: ModelCard, console: Console, *, upload: bool, private: bool) -> None:
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     sizes = [[path.name, f"{path.stat().st_size:,}"] for path in files]
     console.print(rich_table(Table(f"{folder} -> {name}", "bytes", ["file", "bytes"], sizes)))
@@ -138,11 +174,10 @@ def _folder(model: Path) -> Path:
     return folder
 
 
-def _card(folder: Path, base: str | None, license: str | None) -> ModelCard:
+def _card(folder: Path, name: str, base: str | None, license: str | None) -> ModelCard:
     card = ModelCard.load(folder / _CARD)
+    card.text = card.text.replace(HERE, name)
     if base is not None:
-        if not is_hub_name(base):
-            raise RunError(f"--base {base!r} is no name of a model on the hub; give OWNER/NAME")
         card.data.base_model = base
     if license is not None:
         card.data.license = license

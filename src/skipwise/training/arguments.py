@@ -6,7 +6,7 @@ schedule and the loader, which Trainer builds later, are first built for a singl
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache
 from inspect import signature
@@ -217,7 +217,12 @@ def _check_arguments(args: TrainingArguments) -> None:
 
 def _check_optimizer(args: TrainingArguments) -> None:
     weights = [torch.nn.Parameter(torch.zeros(1))]
-    if not args.optim_target_modules and "lomo" not in args.optim:  # those need the model
+    if (
+        args.optim_target_modules or "lomo" in args.optim
+    ):  # those need the model: only whether their package is there is known
+        with suppress(ValueError):
+            Trainer.get_optimizer_cls_and_kwargs(args, cast(PreTrainedModel, torch.nn.Linear(1, 1)))
+    else:
         kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
         if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer):
             kind(weights, **options)

@@ -9,13 +9,13 @@ from transformers import BloomConfig, GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.evaluation import models
-from skipwise.evaluation.models import assumed_length, find_models
+from skipwise.evaluation.models import assumed_length, find_models, other_base
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
-from tests.tiny import checkpoint
+from tests.tiny import checkpoint, llama
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
@@ -66,6 +66,19 @@ def test_of_other_scalings_and_own_models_no_length_is_assumed(base, tmp_path) -
     stated = made(tmp_path / "s", rope_type="linear", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
     for name in (base, made(tmp_path / "yarn"), own, stated):
         assert assumed_length(find_models([str(name)], "")[0]) is None
+
+
+def test_another_base_than_its_own_is_told(base, tmp_path) -> None:
+    model = made(tmp_path / "mine", rope_type="default", rope_theta=4e4)
+    Origin("base", 32, Data(), base_fingerprint=weights_fingerprint("base")).write(model)
+    llama(32).save_pretrained("other")
+    one, behind = find_models([str(model)], "other")
+    assert "mine was extended from base, and is compared with other" in (other_base(one, [one, behind]) or "")
+    for compared in (find_models([str(model)]), find_models([str(model)], "")):
+        assert other_base(compared[0], compared) is None
+    shutil.copytree("base", "copy")  # the same weights
+    found = find_models([str(model)], "copy")
+    assert other_base(found[0], found) is None
 
 
 def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> None:

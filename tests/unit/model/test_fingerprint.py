@@ -68,7 +68,7 @@ def test_weights_in_a_folder_below_count_too(tmp_path: Path) -> None:
 
 def test_an_adapter_changes_with_its_base(tmp_path: Path) -> None:
     base = checkpoint(tmp_path / "base")
-    lora.save_adapter(lora.adapt(load_model(str(base)), Lora(rank=2)), tmp_path / "adapter", str(base))
+    lora.save_adapter(lora.adapt(load_model(str(base)), Lora(rank=2)), tmp_path / "adapter", str(base), None)
     before = weights_fingerprint(str(tmp_path / "adapter"))
     weights = load_file(base / "model.safetensors")
     weights["model.norm.weight"][0] += 1

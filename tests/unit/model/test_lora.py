@@ -101,6 +101,8 @@ def test_an_adapter_comes_back_on_its_base_and_merged(tmp_path: Path, dtype: tor
     name = str(checkpoint(tmp_path / "base"))
     model = adapted(name, ALL, dtype=dtype)
     save_extended(model, byte_tokenizer(), extension(name), tmp_path / "model", adapter_of=name)
+    # The base's own, whatever it had in training: a loader that is told none takes it.
+    assert load_config(str(tmp_path / "model")).dtype == load_config(name).dtype == torch.float32
     on_base = load_model(str(tmp_path / "model"), dtype=dtype, merge=False).eval()
     torch.testing.assert_close(logits(on_base), logits(model), rtol=0, atol=1e-6)
     merged = load_model(str(tmp_path / "model")).eval()

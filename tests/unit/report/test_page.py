@@ -149,6 +149,16 @@ def test_an_evaluation_whose_base_fails_the_rule_says_so_and_shows_the_base(tmp_
     assert "The dashed line is base at 256 tokens." in text
 
 
+@pytest.mark.parametrize(("found", "asked", "value"), [(2, 2, ""), (0, 100, "0")])
+def test_numbers_csv_tells_an_unknown_effective_length_from_none(tmp_path, undrawn, found, asked, value):
+    own = [*readings("m", 256, 15.0), *trials("m", 256, found, asked)]
+    base = [*readings("base", 256, 15.0), *trials("base", 256, 100)]
+    page = write_page([evaluation_folder(tmp_path / "e", [*own, *base])])
+    with open(page.parent / "numbers.csv", newline="", encoding="utf-8") as file:
+        [row] = [row for row in csv.DictReader(file) if row["measure"] == "effective length"]
+    assert row["value"] == value
+
+
 def test_numbers_csv_has_every_number_of_the_page(page):
     with open(page.parent / "numbers.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

@@ -12,11 +12,17 @@ from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError
-from skipwise.model.origin import Origin
-from skipwise.recipes.schema import Data
+from skipwise.model import lora
+from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension
+from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.loading import load_model
+from skipwise.model.origin import Origin, read_origin
+from skipwise.model.sealed import require_unchanged
+from skipwise.recipes.schema import Data, Lora
 from skipwise.report import publish as publishing
 from skipwise.report.model_card import write_card
-from tests.tiny import llama
+from tests.tiny import checkpoint, llama
 
 FILES = ["README.md", "config.json", "generation_config.json", "model.safetensors", "skipwise.json"]
 
@@ -89,6 +95,47 @@ def test_nothing_is_published_until_asked_and_everything_is_shown(run: Path, hub
     assert not hub.made
     assert not hub.sent
     assert (run / "model" / "README.md").read_bytes() == before
+
+
+def test_a_published_card_loads_the_model_from_its_repository(run: Path, hub: Hub) -> None:
+    said(run, upload=True, base="owner/base", license="mit")
+    [(_, sent)] = hub.sent
+    assert 'from_pretrained("owner/tiny-64k"' in sent["README.md"].decode()
+    assert b"path/to/this/folder" not in sent["README.md"]
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    base, folder = checkpoint(tmp_path / "base"), tmp_path / "adapted" / "model"
+    model = lora.adapt(load_model(str(base), plan_extension(load_config(str(base)), target_length=64)), Lora(rank=2))
+    folder.mkdir(parents=True)
+    lora.save_adapter(model, folder, str(base), None)
+    Origin(str(base), 32, Data(), base_fingerprint=weights_fingerprint(str(base))).write(folder)
+    write_card(folder, title="tiny", headline="Reads", facts={}, table="", figure=None)
+    return folder
+
+
+def test_an_adapter_is_published_on_its_base_on_the_hub(adapter: Path, hub: Hub, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in adapter.iterdir()}
+    said(adapter, upload=True, base="owner/base", license="mit")
+    [(_, sent)] = hub.sent
+    assert not [name for name, content in sent.items() if str(tmp_path).encode() in content]
+    assert 'from_pretrained("owner/base", config=config)' in sent["README.md"].decode()
+    assert {path.name: path.read_bytes() for path in adapter.iterdir()} == before
+    published = tmp_path / "published"
+    published.mkdir()
+    for name, content in sent.items():
+        (published / name).write_bytes(content)
+    require_unchanged(published)
+    assert lora.base_of(str(published)) == "owner/base"
+    origin = read_origin(str(published))
+    assert (origin.base, origin.base_fingerprint, origin.original_length) == ("owner/base", None, 32)
+
+
+def test_an_adapter_on_a_folder_is_not_published_without_a_base(adapter: Path, hub: Hub) -> None:
+    with pytest.raises(RunError, match="is an adapter of .*, which nobody else has; give .* --base OWNER/NAME"):
+        said(adapter, upload=True, license="mit")
+    assert not hub.sent
 
 
 def test_a_public_repository_that_is_there_gets_no_private_model(run: Path, hub: Hub) -> None:
