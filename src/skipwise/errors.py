@@ -11,7 +11,10 @@ import re
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic_core import ValidationError
 
 _REASON = 300  # characters of another library's message that one of ours repeats
 UNSAFE = ("trust_remote_code", "weights_only")  # advised by other libraries, never by us
@@ -139,6 +142,12 @@ def pip_install(*extras: str) -> str:
     return f"pip install {' '.join(dict.fromkeys(wanted))}"
 
 
+def first_problem(error: "ValidationError") -> tuple[str, Any, str]:
+    """Return key, value and rule of the first field that pydantic refused."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Value error, ")
+
+
 def reason(error: BaseException) -> str:
     """Return what another library says of an error, in a part of a sentence.
 
@@ -149,8 +158,8 @@ def reason(error: BaseException) -> str:
     from pydantic_core import ValidationError  # here, for the algorithm needs only numpy
 
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        key, _, rule = first_problem(error)
+        return ": ".join(filter(None, [key, rule]))
     said = ""
     for line in filter(None, map(str.strip, str(error).splitlines())):
         said = f"{said} {line}".strip()

@@ -30,7 +30,7 @@ from skipwise.recipes.schema import Data, Positions, Teacher, require_shares
 # Draw numbers of what is chosen before the plan; far above those that a plan uses. 2**40 + 1 is that of data.cutting.
 _DOCUMENT, _PROMPT = 2**40, 2**40 + 2
 _PASSKEY, _RETRIEVAL, _OF_THE_BASE = range(3)  # kinds of examples; all others are text
-_PACKED = 1  # apart from the numbers of prompts
+_PACKED = 1  # one more word of the seed, so that what is drawn for packing is not what is drawn for prompts
 # Tokens of a text that is joined to another one; behind them the model mostly reads it as if it stood alone.
 _SETTLED = 64
 
@@ -311,7 +311,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """Return texts of ``written`` that are joined, as many tokens as ``text`` has; no position skips, and the teacher
         reads each text alone.
 
-        None stands in a window twice: the model would copy it, and the teacher, which reads each text alone, teach it not to.
+        A window holds each text once: the model would copy a second one, and the teacher, which reads each text alone, would train
+        against that.
         Where a text begins behind another one the model reads both. There it differs from the teacher for another reason than
         what it forgot, so the first tokens, a quarter of the text at the most, are not taught.
         """

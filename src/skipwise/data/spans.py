@@ -19,3 +19,8 @@ def complement(spans: Spans, length: int) -> Spans:
     """Return what of 0..``length`` lies in none of the ``spans``, which are ascending."""
     edges = [0, *(edge for span in spans for edge in span), length]
     return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
+
+
+def agreeing(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two rows share from their beginning on."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -14,6 +14,7 @@ import numpy as np
 
 from skipwise.data.prompts import answer_ids
 from skipwise.data.retrieval_prompts import draw_names
+from skipwise.data.spans import agreeing
 from skipwise.errors import DataError
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def _before_digits(tokenizer: "PreTrainedTokenizerBase", answer: list[int]) -> i
 def _question(tokenizer: "PreTrainedTokenizerBase", text: str, number: str) -> tuple[list[int], list[int]]:
     """Return the ids of a question and of its answer, to the end of the line."""
     alone, whole = _encoded(tokenizer, f"\n{text}"), _encoded(tokenizer, f"\n{text} {number}\n")
-    same = next((i for i, (one, other) in enumerate(zip(alone, whole, strict=False)) if one != other), len(alone))
+    same = agreeing(alone, whole)
     return whole[:same], whole[same:]
 
 

@@ -27,7 +27,7 @@ from skipwise.errors import EngineError, SkipwiseError, one_of, pip_install, rea
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
 from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.rope import rotated_dims
+from skipwise.model.rope import extended_set, rotated_dims
 from skipwise.model.serving import by_frequency
 
 UNQUANTISED = ("f32", "f16", "bf16", "q8_0")  # types that the converter writes
@@ -164,8 +164,7 @@ def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> Non
     from gguf import RopeScalingType
 
     written = {key for part in writer.kv_data for key in part}
-    sets = settings["rope_parameters"]
-    rope = sets.get("full_attention", sets)
+    rope = extended_set(settings["rope_parameters"])
     if f"{architecture}.rope.freq_base" not in written:
         writer.add_rope_freq_base(rope["rope_theta"])
     kind = rope.get("rope_type", "default")
@@ -187,8 +186,7 @@ def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[flo
     architectures. YaRN's is left out where its ramp is not the usual one: llama.cpp reads ``yarn_beta_fast`` and
     ``yarn_beta_slow`` for few architectures.
     """
-    sets = settings.get("rope_parameters") or {}
-    rope = sets.get("full_attention", sets)
+    rope = extended_set(settings.get("rope_parameters") or {})
     yarn = rope.get("rope_type") == "yarn"
     usual = yarn_attention(rope["factor"]) if yarn else 1.0
     attention = float(rope.get("attention_factor") or usual)

@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from skipwise.data.spans import agreeing
 from skipwise.evaluation.logits import not_finite
 from skipwise.model.blocked_attention import keeps_float32
 from skipwise.model.cache_argument import CACHE
@@ -72,7 +73,7 @@ class Reader:
         common = self._common(prompt)
         self._go_back(common if 2 * common >= len(prompt) else 0)
         likeliest = self._read((prompt + draft)[len(self._ids) :], len(draft) + 1)
-        agreed = next((i for i, id in enumerate(draft) if likeliest[i] != id), len(draft))
+        agreed = agreeing(draft, likeliest)
         return likeliest[: agreed + 1]
 
     def go_on(self, prompt: list[int], written: list[int], finished: Finished) -> list[int]:
@@ -92,10 +93,7 @@ class Reader:
 
     def _common(self, prompt: list[int]) -> int:
         """How many ids from its beginning on need not be read again; at least one is read."""
-        for i, (known, new) in enumerate(zip(self._ids, prompt[:-1], strict=False)):
-            if known != new:
-                return i
-        return min(len(self._ids), len(prompt) - 1)
+        return agreeing(self._ids, prompt[:-1])
 
     def _go_back(self, tokens: int) -> None:
         """Forget all but the first ``tokens``; all, where the cache cannot go back."""

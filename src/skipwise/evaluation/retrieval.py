@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.prompts import Prompt, answer_ids
 from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.spans import agreeing
 from skipwise.errors import at_least, one_of
 from skipwise.evaluation.decoding import Begun, Reader, go_on_together
 from skipwise.evaluation.perplexity import inference, require_vocabulary
@@ -214,8 +215,7 @@ def as_far_as_needed(
 
     That is what agrees with the draft and one id more, and then all up to where it is finished.
     """
-    pairs = zip(question.draft, written, strict=False)
-    end = 1 + next((i for i, (drafted, id) in enumerate(pairs) if drafted != id), len(question.draft))
+    end = 1 + agreeing(question.draft, written)
     while end < len(written) and not _finished(question, tokenizer, written[:end]):
         end += 1
     return _answer(number, question, written[:end], tokenizer, seconds)

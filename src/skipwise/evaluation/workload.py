@@ -17,7 +17,7 @@ from skipwise.model.memory import token_bytes
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import OTHER_TEXT
 
-# What is read, by the setting that chooses its length; to keep the best step, segments of the target are read during training.
+# What is read at a length, by the setting that chooses the length. keep=best reads segments of the target during training.
 READ = {"windows": "windows", "segment_lengths": "segments", "keep": "segments", "prompt_lengths": "prompts"}
 _OTHER = "other text in segments"
 _SHORTEST = 1024  # tokens of a length that is proposed

@@ -12,7 +12,7 @@ together: ``test_a_teachers_term_is_the_divergence_from_it`` and ``test_weights_
 compare the loss and every gradient of both with the definition in float64.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -97,16 +97,13 @@ def in_slices(
 
     ``label_weights`` float32 [examples, tokens] are those of the labels at the same places.
     """
-    stock, head = cast(Any, stock_model(model)), output_layer(model)
-    loss_function = stock.loss_function
-    stock.loss_function = lambda logits, labels, *_, **options: _sliced(
-        logits, head, labels, taught, label_weights, **options
-    )
-    try:
-        with without_output_layer(model):
-            yield
-    finally:
-        stock.loss_function = loss_function
+    head = output_layer(model)
+
+    def loss(logits: torch.Tensor, labels: torch.Tensor, *_: Any, **options: Any) -> torch.Tensor:
+        return _sliced(logits, head, labels, taught, label_weights, **options)
+
+    with _loss_replaced(model, loss), without_output_layer(model):
+        yield
 
 
 @contextmanager
@@ -119,8 +116,7 @@ def with_terms(
 
     For output layers whose weights cannot be applied here: sharded ones, and those that scale or cap their logits.
     """
-    stock = cast(Any, stock_model(model))
-    loss_function = stock.loss_function
+    loss_function = cast(Any, stock_model(model)).loss_function
 
     def loss(logits: torch.Tensor, labels: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
         own = loss_function(logits, labels, *rest, **options)
@@ -136,11 +132,19 @@ def with_terms(
         items = options.get("num_items_in_batch")
         return own + term / ((labels[:, 1:] != _IGNORED).sum() if items is None else items)
 
-    stock.loss_function = loss
+    with _loss_replaced(model, loss):
+        yield
+
+
+@contextmanager
+def _loss_replaced(model: PreTrainedModel, loss: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Let the model compute ``loss`` of its logits and labels inside this context."""
+    stock = cast(Any, stock_model(model))
+    before, stock.loss_function = stock.loss_function, loss
     try:
         yield
     finally:
-        stock.loss_function = loss_function
+        stock.loss_function = before
 
 
 @contextmanager

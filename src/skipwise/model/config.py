@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 from transformers.quantizers import AutoHfQuantizer
 
-from skipwise.errors import ModelError, nearest, reason
+from skipwise.errors import ModelError, first_problem, nearest, reason
 from skipwise.model import lora
 from skipwise.model.packaged import packaged
 from skipwise.model.rope import CONVERTED, converted_first
@@ -84,6 +84,8 @@ def load_config(name: str | Path) -> PretrainedConfig:
     Raises:
         ModelError: there is no config that transformers can read, it asks for such code, it has a config inside that its
             kind has not, or weights that are quantized in a way that transformers cannot load here.
+        RecipeError: ``name`` is no path that a system could have.
+        RunError: ``smollm2`` cannot be written to the cache.
     """
     name = str(name)
     folder, read = resolve(name), {}
@@ -221,6 +223,5 @@ def unreadable(name: str, error: Exception) -> str:
 
 def _invalid(error: ValidationError) -> str:
     """Return what is wrong with the first bad field of a config."""
-    problem = error.errors()[0]
-    rule = problem["msg"].removeprefix("Value error, ")
-    return f"config.json has {problem['loc'][0]} {repr(problem['input'])[:60]}: {rule}"
+    key, value, rule = first_problem(error)
+    return f"config.json has {key} {repr(value)[:60]}: {rule}"

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from skipwise.model.rope import SLIDING, extended_set
+
 _ELSEWHERE = ("rope_theta", "partial_rotary_factor")  # older readers have them at the top level
 
 
@@ -33,12 +35,12 @@ def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
     of layers it says that of the full-attention layers; Gemma 3's sliding layers have ``rope_local_base_freq``.
     """
     sets = config["rope_parameters"]
-    rope = sets.get("full_attention", sets)
+    rope = extended_set(sets)
     kind = rope.get("rope_type", "default")
     scaling = {"type": kind, **{key: value for key, value in rope.items() if key not in _ELSEWHERE}}
     keys = {"rope_scaling": None if kind == "default" else scaling, **{k: rope[k] for k in _ELSEWHERE if k in rope}}
-    if "sliding_attention" in sets:
-        keys["rope_local_base_freq"] = sets["sliding_attention"]["rope_theta"]
+    if SLIDING in sets:
+        keys["rope_local_base_freq"] = sets[SLIDING]["rope_theta"]
     if config["model_type"] == "gpt_neox":
         keys |= {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope.get("partial_rotary_factor", 1.0)}
     return keys

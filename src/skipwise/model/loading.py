@@ -24,6 +24,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
     Raises:
         ModelError: there is none, or it cannot read text.
+        RecipeError: ``name`` is no path that a system could have.
+        RunError: ``smollm2`` cannot be written to the cache.
     """
     name = str(name)
     try:
@@ -75,8 +77,9 @@ def load_model(
         ModelError: there is an interpolation and no target, ``dtype`` is not one of floating point, transformers cannot load the
             model, its frequencies are not those of ``extension``, or the base of an adapter is not the one that it was trained
             on; or it cannot be extended so.
-        RunError: Skipwise saved it, and a file was lost or changed since.
-        RecipeError: the interpolation is unknown.
+        RunError: Skipwise saved it, and a file was lost or changed since; or ``smollm2`` cannot be written to the cache.
+        RecipeError: the interpolation is unknown, ``name`` is no path that a system could have, or an adapter needs peft,
+            which is not installed.
     """
     name = str(name)
     dtype = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype

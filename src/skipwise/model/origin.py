@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from pydantic import ValidationError
 
 from skipwise.model.config import load_config, resolve
 from skipwise.model.rope import reach_of
@@ -55,7 +54,7 @@ def read_origin(name: str) -> Origin | None:
         documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
         text, fingerprint = Data(**about["data"]), about.get("base_fingerprint")
         return Origin(about["base"], about["original_length"], text, documents, fingerprint, about.get("target_length"))
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise damaged(folder, error) from error
 
 

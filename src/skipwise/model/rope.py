@@ -15,7 +15,7 @@ from skipwise.model.memory import head_size
 _LEARNED = {"gpt2", "opt", "bert", "roberta", "gpt_bigcode", "gpt_neo", "distilbert", "electra", "xglm"}
 _ALIBI = {"bloom", "mpt"}
 CONVERTED = {"gptj", "baichuan"}
-FULL = "full_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
 SCALED = {"linear", "yarn", "llama3", "longrope"}
 
 
@@ -36,7 +36,7 @@ def rope_of(config: PretrainedConfig) -> dict[str, Any]:
             f"model_type {kind} has {what} in its config; PoSE needs rotary position embeddings whose scaling is set "
             "there, as in Llama, Mistral or Qwen"
         )
-    extended = current.get(FULL) or current
+    extended = extended_set(current)
     if not isinstance(extended, dict) or ("rope_theta" not in extended and "rope_type" in extended):
         raise ModelError(
             f"config has rope_parameters {str(extended)[:80]}, which must give rope_theta, the base of the frequencies; "
@@ -48,6 +48,11 @@ def rope_of(config: PretrainedConfig) -> dict[str, Any]:
             "the only ones that can be extended; choose a model that has such layers"
         )
     return extended
+
+
+def extended_set(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the RoPE that is read and extended: Gemma 3 has a set for each kind of layer, and most models have one."""
+    return parameters.get(FULL) or parameters
 
 
 def original_length(config: PretrainedConfig) -> int:
@@ -101,8 +106,8 @@ def rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:
 def slides(config: PretrainedConfig) -> bool:
     """Return whether any layer attends to the last tokens alone; configs of older classes do not list their layers."""
     window = getattr(config, "sliding_window", None)
-    layers = getattr(config, "layer_types", None) or ["sliding_attention"]
-    return bool(window and getattr(config, "use_sliding_window", True) is not False and "sliding_attention" in layers)
+    layers = getattr(config, "layer_types", None) or [SLIDING]
+    return bool(window and getattr(config, "use_sliding_window", True) is not False and SLIDING in layers)
 
 
 def sliding_layers(config: PretrainedConfig) -> str | None:

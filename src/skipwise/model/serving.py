@@ -11,6 +11,7 @@ from typing import Any
 
 from skipwise.method.interpolation import BETA_FAST, BETA_SLOW, yarn_attention
 from skipwise.model.origin import promised_length
+from skipwise.model.rope import extended_set
 
 FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types whose GGUF architecture is llama
 
@@ -75,7 +76,7 @@ def unproved(model: str, run: Collection[str]) -> Iterator[tuple[str, str]]:
 def _extended_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return the RoPE settings that were extended; Gemma 3 has one set for each kind of layer."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return rope.get("full_attention") or rope
+    return extended_set(rope)
 
 
 def transformers(path: str) -> str:

@@ -15,7 +15,7 @@ from transformers.masking_utils import create_causal_mask
 
 from skipwise.model import lora
 from skipwise.model.cache_argument import CACHE
-from skipwise.model.rope import slides, sliding_layers
+from skipwise.model.rope import FULL, SLIDING, slides, sliding_layers
 
 
 def mask_by_position(model: PreTrainedModel) -> None:
@@ -42,7 +42,7 @@ def takes_packed(decoder: Any) -> bool:
 
 def other_layers(config: Any) -> list[str]:
     """Return the kinds of layers that neither attend to all tokens nor slide; they may read across packed texts."""
-    return sorted(set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"})
+    return sorted(set(getattr(config, "layer_types", None) or []) - {FULL, SLIDING})
 
 
 def attention_masks(
@@ -65,10 +65,7 @@ def attention_masks(
     def near(batch: Any, head: Any, query: Any, key: Any) -> Any:
         return position_ids[batch, query] - position_ids[batch, key] < config.sliding_window
 
-    return {
-        "full_attention": create_causal_mask(**settings),
-        "sliding_attention": create_causal_mask(**settings, and_mask_function=near),
-    }
+    return {FULL: create_causal_mask(**settings), SLIDING: create_causal_mask(**settings, and_mask_function=near)}
 
 
 def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -102,4 +99,4 @@ def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: 
     if not slides(config):
         return fitted(mask)
     near = fitted(mask & (places[:, None, :, None] - places[:, None, None, :] < config.sliding_window))
-    return {"full_attention": fitted(mask), "sliding_attention": near} if sliding_layers(config) else near
+    return {FULL: fitted(mask), SLIDING: near} if sliding_layers(config) else near

@@ -2,8 +2,9 @@
 
 It reads the first chunk of an example inside its own window, where it and the student have read the same tokens. What is
 learned from it, ``chunked_loss.Taught``, keeps what the base knew of text that is not trained on (matching the hidden
-states of a frozen base, for the same purpose: Dong et al., "LongReD", arXiv:2502.07365). Behind the first chunk it must not teach:
-without the chunk before, it teaches not to read far; with it, that what stands far is near. It costs a forward pass of each
+states of a frozen base, for the same purpose: Dong et al., "LongReD", arXiv:2502.07365). Behind the first chunk it must
+not teach. If it did not see the earlier chunk, the student would learn to ignore distant text. If it saw it, at positions without
+the skip, the student would learn that distant text is close. It costs a forward pass of each
 example that it teaches on, up to the first skip.
 
 It can also write text of its own, which has of everything that it knew (Liu et al., "LLM-QAT: Data-Free Quantization Aware

@@ -147,7 +147,7 @@ def _explain(error: ValidationError) -> str:
             said = not problem["loc"] or rule.startswith(f"{key}.")  # by a check of a section as a whole
             told = rule if said else f"{key} = {_short(problem['input'])}: {rule}"
             lines[key] = f"{lines[key]}, or {rule}" if key in lines else told
-    # Of a list with a wrong place the place is said, not that another kind was wanted.
+    # If one item of a list is wrong, that item is said, and not that another type was expected.
     return "\n".join(told for key, told in lines.items() if not any(place.startswith(f"{key}.") for place in lines))
 
 

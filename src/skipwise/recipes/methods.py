@@ -39,7 +39,7 @@ def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``changes``.
 
     If ``changes`` names another method, the old method's settings in ``base`` are dropped; if it turns LoRA on or off, the
-    default learning rate without or with it is. A finished run's file states all of these and would otherwise keep them. A
+    old default of the learning rate is dropped too. A finished run's file states all of these and would otherwise keep them. A
     file that names no method, or says nothing of LoRA, keeps its settings.
     """
     lora, training = base.get("lora"), base.get("training")

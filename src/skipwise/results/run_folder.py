@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from skipwise.errors import RunError
+from skipwise.errors import RunError, first_problem
 from skipwise.results.files import content_hash, read_json, write_json
 from skipwise.results.privacy import private_folder
 from skipwise.results.records import Count, Natural
@@ -187,10 +187,9 @@ class RunFolder:
             _Run.model_validate(facts)
             return facts
         except ValidationError as error:
-            told = error.errors()[0]
-            key = ".".join(map(str, told["loc"]))
-            rule = told["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-            raise RunError(f"{self.facts} has {key} = {repr(told['input'])[:60]} ({rule}); {_WITHOUT_FACTS}") from None
+            key, value, rule = first_problem(error)
+            rule = rule.partition(" or instance of ")[0]
+            raise RunError(f"{self.facts} has {key} = {repr(value)[:60]} ({rule}); {_WITHOUT_FACTS}") from None
         except (OSError, ValueError) as error:
             raise RunError(f"{self.facts} is damaged ({error}); {_WITHOUT_FACTS}") from None
 

@@ -19,7 +19,7 @@ Sums = Literal["nll", "hits"]
 Prompt = TypeVar("Prompt", int, tuple[str, int])  # its number, or its task and number
 
 Z = 1.959964  # of the normal distribution, 97.5%
-# Of a document for which an interval is shown; with fewer, the interval misses the true mean too often.
+# The fewest segments of a document for which an interval is shown; with fewer it misses the true mean too often.
 FEWEST_SEGMENTS = 8
 
 

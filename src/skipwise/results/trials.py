@@ -2,13 +2,12 @@
 
 import math
 
-from scipy.special import bdtrc
+from scipy.special import bdtrc, ndtri
 
 from skipwise.results.statistics import Z, wilson_interval
 
 POWER = 0.8  # the chance with which a claim that is true is to be shown
-_Z_POWER = 0.841621  # of the normal distribution, 80%
-_SPREAD = (Z + _Z_POWER) ** 2
+_SPREAD = (Z + float(ndtri(POWER))) ** 2
 _MOST = 100_000  # prompts; no claim asks for more
 
 

@@ -22,7 +22,7 @@ from transformers.integrations import get_available_reporting_integrations, get_
 from transformers.training_args import OptimizerNames
 from transformers.utils import is_liger_kernel_available
 
-from skipwise.errors import RecipeError, at_least, nearest, one_of, out_of_memory, reason
+from skipwise.errors import RecipeError, at_least, first_problem, nearest, one_of, out_of_memory, reason
 from skipwise.model import checkpointing
 from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
@@ -156,7 +156,7 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     try:
         typed = TypeAdapter(hint | None, config=rules).validate_python(value)
     except ValidationError as error:
-        raise RecipeError(f"training.{name} = {value!r}: {error.errors()[0]['msg']}") from None
+        raise RecipeError(f"training.{name} = {value!r}: {first_problem(error)[2]}") from None
     if isinstance(value, bool) and type(typed) in (int, float):
         raise RecipeError(f"training.{name} = {value!r}: must be a number, not true or false")
     return typed

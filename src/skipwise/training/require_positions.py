@@ -88,8 +88,8 @@ class RequirePositions(TrainerCallback):
         _require_extended(stock.config.get_text_config(), self._target)
         probe_connectivity(stock, self._target, precision=precision)
         self._examples = 0
-        # Older peft calls the forward of the outer model past its hooks; the inner one is always called as a module. First, as
-        # sliding layers' own hook replaces the mask of the batch by one for each kind of layer.
+        # Older peft calls the forward of the outer model past its hooks; the inner one is always called as a module. Before
+        # other hooks (prepend), because that of sliding layers replaces the batch's mask by one for each kind of layer.
         self._hook = stock.base_model.register_forward_pre_hook(self._check, prepend=True, with_kwargs=True)
 
     def _release(self) -> None:

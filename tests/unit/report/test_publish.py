@@ -133,7 +133,7 @@ def test_an_adapter_is_published_on_its_base_on_the_hub(adapter: Path, hub: Hub,
 
 
 def test_an_adapter_on_a_folder_is_not_published_without_a_base(adapter: Path, hub: Hub) -> None:
-    with pytest.raises(RunError, match="is an adapter of .*, which nobody else has; give .* --base OWNER/NAME"):
+    with pytest.raises(RunError, match=r"is an adapter of .*, which nobody else has; give .* --base OWNER/NAME"):
         said(adapter, upload=True, license="mit")
     assert not hub.sent
 
