@@ -88,7 +88,7 @@ class RunEvaluation:
             batches += plan_readings(self.specification, model, [text], windows)
         if self.other and model.label != "pi-only":
             batches += plan_readings(self.specification, model, [self.other])
-        return [*batches, *plan_prompts(self.specification, model, self.tokenizer)]
+        return [*batches, *plan_prompts(self.specification, model, self.tokenizer, Console(quiet=True))]
 
     @property
     def steps(self) -> list[int]:
@@ -159,7 +159,8 @@ def plan_evaluation(
     other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other else None
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
     extended = EvaluatedModel("the extended model", "", original, target)
-    list(plan_prompts(specification, extended, tokenizer))  # refuses lengths that are too short
+    if not list(plan_prompts(specification, extended, tokenizer, console)):
+        list(plan_prompts(specification, extended, tokenizer))  # no length is long enough
     for warning in specification.warnings([extended], texts):
         console.print(warning, style="yellow", soft_wrap=True)
     return planned

@@ -131,7 +131,10 @@ def measure_retrieval(
         one_of("task", task, TASKS)
     _keep(out)
     _warn(specification, model, console)
-    batches = list(plan_prompts(specification, model, load_tokenizer(model.name)))
+    tokenizer = load_tokenizer(model.name)
+    batches = list(plan_prompts(specification, model, tokenizer, console))
+    if not batches:
+        list(plan_prompts(specification, model, tokenizer))  # no length is long enough
     if server:
         require_served(server, model, specification)
     records = answered(lambda: model.load(specification.precision), batches, out, console, server)

@@ -223,8 +223,8 @@ def large_factor(extension: Extension) -> str | None:
     if times < _LARGE or extension.interpolation not in ("yarn", "yarn-revised"):
         return None
     return (
-        f"note: {times:g} times the original window. On one of two models, at {_LARGE} times, text far back harmed under YaRN and not "
-        "under ntk: compare interpolations first (docs/tutorials/choose-and-read.md)"
+        f"note: {times:g} times the original window. At {_LARGE} times, under YaRN, one of two models predicted worse with far text than "
+        "without it, and under ntk not: compare interpolations first (docs/tutorials/choose-and-read.md)"
     )
 
 

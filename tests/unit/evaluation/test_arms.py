@@ -221,6 +221,16 @@ def test_keeping_the_best_step_needs_text_as_long_as_the_target(files) -> None:
         planned(files, **BEST | {"target": "2k"})
 
 
+def test_a_length_that_is_too_short_for_a_task_is_left_out_and_said(files) -> None:
+    lengths, said = [10, 512], Console(file=io.StringIO(), width=400)
+    asked = {"evaluation.prompt_trials": 1, "evaluation.prompt_lengths": lengths, "target": 512}
+    evaluation = planned(files, said, **asked)
+    assert "10 tokens are too few for prompts of passkey (from " in said.file.getvalue()
+    model = evaluation.model("original", files / "model")
+    prompts = [request for batch in evaluation.batches(model) for request in batch.requests if request.kind == "trial"]
+    assert [request.length for request in prompts] == [512]
+
+
 def test_a_passkey_length_that_is_too_short_is_refused_before_training(files) -> None:
     with pytest.raises(DataError, match="10 tokens are too few for prompts of passkey"):
         planned(files, **{"evaluation.prompt_trials": 1, "evaluation.prompt_lengths": [10]})
