@@ -107,6 +107,8 @@ class PoseCollator(RequirePositions):
                 "PoseCollator does not know the epoch, which decides the positions; give it to the Trainer as "
                 "callbacks=[collator] too, or call collator.set_epoch(epoch) before each pass over the data"
             )
+        if not items:
+            raise DataError("PoseCollator got a batch of no items; give it at least one")
         rows = [_tokens_and_labels(item) for item in items]
         hashes = [hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=8).digest() for tokens, _ in rows]
         ids = np.array([int.from_bytes(digest, "little") for digest in hashes], dtype=np.uint64)

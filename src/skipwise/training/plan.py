@@ -65,8 +65,10 @@ def _rate(settings: Training) -> str:
     """Return a sentence on what decides how far a step goes, which a recipe for another model may have set."""
     warmup = settings.warmup_steps
     first = f"{warmup:.0%} of the steps" if 0 < warmup < 1 else counted(int(warmup), "step")
+    if warmup > settings.max_steps:  # a trial run, shorter than the default
+        first += f", more than the {settings.max_steps:,} of training"
     together = counted(settings.per_device_train_batch_size, "window")
-    return f"learning rate {settings.learning_rate:g} after {first} of warm-up, {settings.optim}; {together} in a pass"
+    return f"learning rate {settings.learning_rate:g} after a warm-up of {first}, {settings.optim}; {together} in a pass"
 
 
 def _untrained(documents: int, context: int) -> str | None:

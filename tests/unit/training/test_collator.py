@@ -202,6 +202,7 @@ def test_what_cannot_be_collated_is_explained() -> None:
     with pytest.raises(RecipeError, match=r"does not know the epoch.*callbacks=\[collator\]"):
         PoseCollator(TRAIN, TARGET)(documents(100))
     for items, message in (
+        ([], "got a batch of no items"),
         (documents(100, 31), "a document of 31 tokens is shorter than an example of 32; leave it out"),
         ([{"text": "the sky"}], "an item has the fields text, not input_ids; tokenise the text first"),
         (

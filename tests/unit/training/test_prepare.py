@@ -159,13 +159,15 @@ def test_the_plan_says_the_rate_how_often_the_text_is_read_and_what_a_large_fact
     few = {"training.max_steps": 1, "training.batch_size": 1, "training.warmup_steps": 0, "train_length": 64}
     model = checkpoint(tmp_path / "model", window=64)
     told = planned(prepared(tmp_path, model, **few))
-    assert "learning rate 2e-05 after 0 steps of warm-up, adamw_torch; 1 window in a pass" in told
+    assert "learning rate 2e-05 after a warm-up of 0 steps, adamw_torch; 1 window in a pass" in told
+    short = planned(prepared(tmp_path, model, **few | {"training.max_steps": 4, "training.warmup_steps": 10}))
+    assert "after a warm-up of 10 steps, more than the 4 of training, adamw_torch" in short
     assert "times over" not in told
     assert "times the original window" not in told
     many = {"training.max_steps": 2000, "training.learning_rate": 1e-3, "training.warmup_steps": 0.25, "target": "1k"}
     run = prepared(tmp_path, model, **few | many)
     told, tokens = planned(run), int(run.store.lengths[run.split.train].sum())
-    assert "learning rate 0.001 after 25% of the steps of warm-up" in told
+    assert "learning rate 0.001 after a warm-up of 25% of the steps" in told
     assert f"so many tokens read the text {2000 * 64 / tokens:.1f} times over" in told
     assert "note: 16 times the original window" in told
     assert "times the original window" not in planned(
