@@ -68,7 +68,9 @@ def _rate(settings: Training) -> str:
     if warmup > settings.max_steps:  # a trial run, shorter than the default
         first += f", more than the {settings.max_steps:,} of training"
     together = counted(settings.per_device_train_batch_size, "window")
-    return f"learning rate {settings.learning_rate:g} after a warm-up of {first}, {settings.optim}; {together} in a pass"
+    return (
+        f"learning rate {settings.learning_rate:g} after a warm-up of {first}, {settings.optim}; {together} in a pass"
+    )
 
 
 def _untrained(documents: int, context: int) -> str | None:

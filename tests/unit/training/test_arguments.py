@@ -77,7 +77,11 @@ def test_what_trainer_gets_wrong_is_off(tmp_path):
         ("max_grad_norm", "heavy", r"training.max_grad_norm = 'heavy': Input should be a valid number"),
         ("dataloader_num_workers", 1.5, r"training.dataloader_num_workers = 1.5: "),
         ("optim", "adamm", r"training.optim 'adamm' is unknown .*; choose one of adamw_torch, "),
-        ("lr_scheduler_type", "lineer", r"lr_scheduler_type 'lineer' is unknown \(did you mean linear\?\); choose one of linear, "),
+        (
+            "lr_scheduler_type",
+            "lineer",
+            r"lr_scheduler_type 'lineer' is unknown \(did you mean linear\?\); choose one of linear, ",
+        ),
         ("bf16", True, r"training.bf16 cannot be set: set training.precision"),
         ("seed", 3, r"training.seed cannot be set: set seed at the top"),
         ("enable_jit_checkpoint", True, r"training.enable_jit_checkpoint cannot be set: .*set training.save_steps"),
