@@ -54,8 +54,11 @@ _FAMILIES: dict[str, tuple[str, dict]] = {
         },
     ),
     "olmo2": ("olmo2", _GROUPED),
+    "mixtral": ("mixtral", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
 }
 NAMES = tuple(_FAMILIES)
+# Of a mixture of experts each token chooses its own, so other text changes how products are rounded, and no step is planned.
+DENSE = tuple(name for name in NAMES if name != "mixtral")
 ROTATED = {"gpt_neox": 4, "phi": 8}  # dims a head; the others rotate all 16
 
 

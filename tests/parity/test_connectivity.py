@@ -24,7 +24,7 @@ TOKENS = 12
 NO_SDPA = {"gemma2"}  # its soft cap on attention
 CASES = [
     (family, attention)
-    for family in families.NAMES
+    for family in families.DENSE
     for attention in ("eager", "sdpa")
     if attention == "eager" or family not in NO_SDPA
 ]
