@@ -104,8 +104,9 @@ def extend(
         print_plan(prepared, console)
         with _said(console):
             require_trainable(settings, several=launch is not None)
-        with _said(console):
-            require_room(settings, out or RUNS)
+        if not resume:
+            with _said(console):
+                require_room(settings, out or RUNS)
         with _said(console):
             require_measurable(evaluation, prepared.device)
         print_forecast(evaluation, timed_tokens(prepared), prepared.window, prepared.device, console)

@@ -133,14 +133,20 @@ def other_base(model: EvaluatedModel, bases: Iterable[EvaluatedModel]) -> str | 
     origin, base = read_origin(model.name), next((one for one in bases if one.label == model.base), None)
     if base is None or origin is None or origin.base_fingerprint in (None, base.weights):
         return None
-    if _place(origin.base) == _place(
-        base.name
-    ):  # on the hub a model's fingerprint is its commit, which may be a newer one
+    # On the hub a model's fingerprint is its commit, which tells nothing of a folder, and there may be a newer one.
+    if _is_folder(origin.base) != _is_folder(base.name) or origin.base == base.name:
         return None
     return (
         f"{model.label} was extended from {origin.base}, and is compared with {base.name}: what it costs and how far it reads is "
         "said against another model than its own base"
     )
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(resolve(name)).is_dir()
+    except ModelError:  # it is there no more
+        return True
 
 
 def _base_of(name: str) -> str | None:

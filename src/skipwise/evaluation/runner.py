@@ -120,13 +120,17 @@ def plan_prompts(
             else:
                 if data and is_ruler(task) and repeats(tokenizer, task.removeprefix(RULER), length, data):
                     repeated.setdefault(length, []).append(task)
-    for length, tasks in sorted(short.items()):
-        told = f"{length:,} tokens are too few for prompts of {', '.join(tasks)}"
-        if console is None:
-            raise TooShortError(
-                f"{told}; leave out this length (--lengths, evaluation.prompt_lengths), or these tasks (evaluation.tasks)"
-            )
-        console.print(f"{told}: left out at this length for {model.label}", style="yellow", soft_wrap=True)
+    too_short = [
+        f"{length:,} tokens are too few for prompts of {', '.join(tasks)}" for length, tasks in sorted(short.items())
+    ]
+    if too_short and console is None:
+        raise TooShortError(
+            f"{'; '.join(too_short)}; give longer prompts (--lengths, evaluation.prompt_lengths), or leave these tasks out "
+            "(evaluation.tasks)"
+        )
+    for words in too_short:
+        assert console is not None
+        console.print(f"{words}: left out at this length for {model.label}", style="yellow", soft_wrap=True)
     for length, tasks in sorted(repeated.items()):
         if console:
             told = f"prompts of {length:,} tokens repeat their essays or documents, which are fewer: {', '.join(tasks)}"
@@ -264,6 +268,8 @@ def explained_answers(
     label = first.arm
     try:
         yield from batch.answers(model, on_progress)
+    except EvaluationError as error:
+        raise EvaluationError(f"{label}: {error}") from error
     except (MemoryError, RuntimeError, IndexError) as error:
         if out_of_memory(error):
             again = (

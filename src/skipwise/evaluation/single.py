@@ -132,9 +132,9 @@ def measure_retrieval(
     _keep(out)
     _warn(specification, model, console)
     tokenizer = load_tokenizer(model.name)
-    batches = list(plan_prompts(specification, model, tokenizer, console))
-    if not batches:
-        list(plan_prompts(specification, model, tokenizer))  # no length is long enough
+    some = list(plan_prompts(specification, model, tokenizer, Console(quiet=True)))
+    # What is too short is said, and refused where no length is long enough.
+    batches = list(plan_prompts(specification, model, tokenizer, console if some else None))
     if server:
         require_served(server, model, specification)
     records = answered(lambda: model.load(specification.precision), batches, out, console, server)

@@ -62,9 +62,13 @@ Scheme = Annotated[str, AfterValidator(reported(lambda name: one_of("scheme", na
 
 
 class Section(BaseModel):
-    """A part of the recipe; unknown keys are errors, and a setting may be given by either of its names."""
+    """A part of the recipe; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class RenamedSection(Section):
+    """A section with settings that may be given by another name too."""
 
     @model_validator(mode="before")
     @classmethod

@@ -15,6 +15,7 @@ from skipwise.recipes.fields import (
     Lengths,
     Name,
     Real,
+    RenamedSection,
     Scheme,
     Section,
     Tokens,
@@ -199,7 +200,7 @@ class _PassedOn(BaseModel):
     weight_decay: Real = Field(0, ge=0)
 
 
-class Training(Section):
+class Training(RenamedSection):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
     ``batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
@@ -289,7 +290,7 @@ def require_shares(data: Data, teacher: Teacher | None) -> None:
         )
 
 
-class Evaluation(Section):
+class Evaluation(RenamedSection):
     """What is measured after training, on held-out documents."""
 
     arms: Annotated[list[Arm], Field(min_length=1), AfterValidator(once)] = Field(

@@ -273,8 +273,8 @@ def _numbers(shown: Shown) -> Iterator[list[object]]:
         for measure, length, value in _of_row(row):
             yield [row.model, row.data, measure, length, *_ends(value)]
     for one in shown.judged:
-        known = one.effective.tokens or not one.effective.unknown  # 0 says that it fails
-        yield [one.row.model, one.row.data, "effective length", "", one.effective.tokens if known else "", "", ""]
+        claimed = one.effective.claimed(one.row.original)
+        yield [one.row.model, one.row.data, "effective length", "", "" if claimed is None else claimed, "", ""]
         if one.ruler:
             yield [one.row.model, one.row.data, "length by RULER's rule", "", one.ruler.tokens, "", ""]
         for measure, length, value in _of_judgement(one):

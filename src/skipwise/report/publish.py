@@ -4,19 +4,19 @@ huggingface_hub uploads, and finds the user's token itself. The hub judges the c
 """
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from huggingface_hub import HfApi, ModelCard
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard
 from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, counted, nearest, reason
 from skipwise.model import lora
-from skipwise.model.config import resolve
 from skipwise.model.sealed import FILE, read_seal, require_unchanged, write_seal
 from skipwise.recipes.names import model_name
 from skipwise.report.model_card import HERE, is_hub_name
@@ -67,25 +67,40 @@ def publish(
     if base is not None and not is_hub_name(base):
         raise RunError(f"--base {base!r} is no name of a model on the hub; give OWNER/NAME")
     with _on_the_hub(folder, base) as published:
-        _publish(published, name, _card(published, name, base, license), console, upload=upload, private=private)
+        card = _card(published, name, base, license)
+        files: dict[str, Path | bytes] = {
+            path.name: path for path in sorted(published.iterdir()) if path.is_file() and not path.name.startswith(".")
+        }
+        files[_CARD] = str(card).encode()
+        sizes = [
+            [file, f"{len(held) if isinstance(held, bytes) else held.stat().st_size:,}"] for file, held in files.items()
+        ]
+        console.print(rich_table(Table(f"{folder} -> {name}", "bytes", ["file", "bytes"], sizes)))
+        console.print(f"the card, {_CARD}:\n\n{card}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{FILE} names the base, and the training text as its recipe does.", style="yellow")
+        _require_license(card, folder, upload, console)
+        if not upload:
+            console.print(f"Nothing was published. To publish {counted(len(files), 'file')} as {name}, add --upload.")
+            return
+        console.print(f"published: {_upload(card, folder, files, name, private)}")
 
 
 @contextmanager
 def _on_the_hub(folder: Path, base: str | None) -> Iterator[Path]:
-    """The folder to publish: of an adapter whose base lies on this machine, a copy that names ``base``."""
+    """The folder to publish: of an adapter whose base has no name on the hub, a copy that names ``base``."""
     own = lora.base_of(str(folder))
     if own is None or is_hub_name(own):
         yield folder
         return
     if base is None:
         raise RunError(
-            f"{folder} is an adapter of {own}, which nobody else has; give that model's name on the hub: --base OWNER/NAME"
+            f"{folder} is an adapter of {own}, which is no name on the hub; give the base's: --base OWNER/NAME"
         )
     with TemporaryDirectory() as place:
         copied = Path(shutil.copytree(folder, Path(place) / folder.name))
         lora.name_base(copied, base)
         card = ModelCard.load(copied / _CARD)
-        card.text = card.text.replace(json.dumps(resolve(own)), json.dumps(base))
+        card.text = re.sub(r'(?<=from_pretrained\()".*?"(?=, config=config\))', lambda _: json.dumps(base), card.text)
         card.save(copied / _CARD)
         about = {key: value for key, value in (read_seal(folder) or {}).items() if key != "files"}
         # The fingerprint of a model on the hub is its commit.
@@ -93,23 +108,14 @@ def _on_the_hub(folder: Path, base: str | None) -> Iterator[Path]:
         yield copied
 
 
-def _publish(folder: Path, name: str, card: ModelCard, console: Console, *, upload: bool, private: bool) -> None:
-    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    sizes = [[path.name, f"{path.stat().st_size:,}"] for path in files]
-    console.print(rich_table(Table(f"{folder} -> {name}", "bytes", ["file", "bytes"], sizes)))
-    console.print(f"the card, {_CARD}:\n\n{card}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"{FILE} names the base, and the training text as its recipe does.", style="yellow")
+def _require_license(card: ModelCard, folder: Path, upload: bool, console: Console) -> None:
+    """Require a license; of one that the hub may not know, an upload asks the hub."""
     if not card.data.get("license"):
         raise RunError(f"{folder / _CARD} names no license; give that of the base, for example --license apache-2.0")
     if doubt := _doubt(card.data["license"]):
         if not upload:
             raise RunError(f"{doubt}. If the hub has added it since, --upload asks the hub before a repository is made")
         console.print(doubt, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    if not upload:
-        console.print(f"Nothing was published. To publish {counted(len(files), 'file')} as {name}, add --upload.")
-        return
-    commit = _upload(card, folder, [path.name for path in files], name, private)
-    console.print(f"published: {commit}")
 
 
 def _doubt(license: str | list[str]) -> str | None:
@@ -125,19 +131,19 @@ def _doubt(license: str | list[str]) -> str | None:
     )
 
 
-def _upload(card: ModelCard, folder: Path, names: list[str], name: str, private: bool) -> str:
-    """Publish the files ``names`` of ``folder`` with the card as the repository ``name``, and return the commit's address."""
+def _upload(card: ModelCard, folder: Path, files: dict[str, Path | bytes], name: str, private: bool) -> str:
+    """Publish ``files``, with the card among them, as the repository ``name``, and return the commit's address."""
     api = HfApi()
     try:
         _require_accepted(card, folder)
-        card.save(folder / _CARD)
         # None leaves it to the hub: an organisation's repositories may be private by default.
         api.create_repo(name, private=private or None, exist_ok=True)
         if private and not api.repo_info(name).private:
             raise RunError(f"{name} is there already, and public; make it private on the hub, or give another name")
-        return str(
-            api.upload_folder(repo_id=name, folder_path=folder, allow_patterns=names, commit_message="Add the model")
-        )
+        added = [
+            CommitOperationAdd(file, str(held) if isinstance(held, Path) else held) for file, held in files.items()
+        ]
+        return str(api.create_commit(name, added, commit_message="Add the model"))
     except RunError:
         raise
     except LocalTokenNotFoundError as error:

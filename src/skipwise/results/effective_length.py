@@ -26,13 +26,17 @@ class EffectiveLength:
     unknown: bool = False  # whether too little was measured to say that the next length fails
     base_fails: str = ""  # what the base does not find inside its own window; empty where it finds enough
 
+    def claimed(self, original: int | None) -> int | None:
+        """The length that is claimed, in tokens, 0 for a model that fails; None where too little was measured to say."""
+        return None if self.unknown and self.tokens <= (original or 0) else self.tokens
+
     def headline(self, original: int | None, target: int | None = None) -> str:
         """How far the model reads, in one sentence; ``original`` and ``target`` are lengths in tokens."""
         return "; ".join(filter(None, [self._reads(original, target), self.base_fails]))
 
     def _reads(self, original: int | None, target: int | None) -> str:
         extended = self.tokens > (original or 0)
-        if self.unknown and not extended:
+        if self.claimed(original) is None:
             return "Too little was measured to say how far it reads"
         if not self.tokens:
             return "Not extended: it fails the rule at the shortest length that was tested"

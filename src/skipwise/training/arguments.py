@@ -217,9 +217,8 @@ def _check_arguments(args: TrainingArguments) -> None:
 
 def _check_optimizer(args: TrainingArguments) -> None:
     weights = [torch.nn.Parameter(torch.zeros(1))]
-    if (
-        args.optim_target_modules or "lomo" in args.optim
-    ):  # those need the model: only whether their package is there is known
+    # Some need the model, and of them only whether their package is there is known.
+    if args.optim_target_modules or "lomo" in args.optim:
         with suppress(ValueError):
             Trainer.get_optimizer_cls_and_kwargs(args, cast(PreTrainedModel, torch.nn.Linear(1, 1)))
     else:

@@ -79,6 +79,9 @@ def test_another_base_than_its_own_is_told(base, tmp_path) -> None:
     shutil.copytree("base", "copy")  # the same weights
     found = find_models([str(model)], "copy")
     assert other_base(found[0], found) is None
+    Origin("owner/base", 32, Data(), base_fingerprint="a commit").write(model)  # which no folder's can be compared with
+    found = find_models([str(model)], "other")
+    assert other_base(found[0], found) is None
 
 
 def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> None:

@@ -123,7 +123,9 @@ def test_a_question_whose_documents_do_not_fit_is_found_before_anything_is_answe
 
 def test_without_a_console_all_that_is_too_short_is_refused_at_once() -> None:
     asked = replace(ASKED, tasks=("ruler:vt", "passkey"), prompt_lengths=(100,))
-    with pytest.raises(TooShortError, match=r"100 tokens are too few for prompts of ruler:vt .*, passkey .*leave out"):
+    with pytest.raises(
+        TooShortError, match=r"100 tokens are too few for prompts of ruler:vt .*, passkey .*give longer prompts"
+    ):
         list(plan_prompts(asked, MODEL, byte_tokenizer()))
 
 

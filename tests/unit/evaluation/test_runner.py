@@ -298,7 +298,7 @@ def test_logits_that_are_not_numbers_leave_no_record() -> None:
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
     for batches in (plan_readings(READ, MODEL, [TEXT]), plan_prompts(ASKED, MODEL, byte_tokenizer())):
         made: list = []
-        with pytest.raises(EvaluationError, match="logits are not finite"):
+        with pytest.raises(EvaluationError, match="m: the model's logits are not finite"):
             measure(model, list(batches), QUIET, made.append)
         assert made == []
 

@@ -149,9 +149,14 @@ def test_an_evaluation_whose_base_fails_the_rule_says_so_and_shows_the_base(tmp_
     assert "The dashed line is base at 256 tokens." in text
 
 
-@pytest.mark.parametrize(("found", "asked", "value"), [(2, 2, ""), (0, 100, "0")])
-def test_numbers_csv_tells_an_unknown_effective_length_from_none(tmp_path, undrawn, found, asked, value):
-    own = [*readings("m", 256, 15.0), *trials("m", 256, found, asked)]
+@pytest.mark.parametrize(
+    ("near", "far", "value"),
+    [((2, 2), (), ""), ((0, 100), (), "0"), ((100, 100), (2, 2), ""), ((100, 100), (0, 100), "256")],
+)
+def test_numbers_csv_tells_an_unknown_effective_length_from_none(tmp_path, undrawn, near, far, value):
+    own = [*readings("m", 256, 15.0), *trials("m", 256, *near)]
+    if far:
+        own += [*readings("m", 512, 15.0), *trials("m", 512, *far)]
     base = [*readings("base", 256, 15.0), *trials("base", 256, 100)]
     page = write_page([evaluation_folder(tmp_path / "e", [*own, *base])])
     with open(page.parent / "numbers.csv", newline="", encoding="utf-8") as file:

@@ -2,12 +2,13 @@
 
 import io
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import CommitOperationAdd, ModelCard
 from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 from rich.console import Console
 
@@ -58,8 +59,12 @@ class Hub:
             raise self.error
         self.made.append((name, private))
 
-    def upload_folder(self, *, repo_id: str, folder_path: Path, allow_patterns: list[str], commit_message: str) -> str:
-        self.sent.append((repo_id, {name: (Path(folder_path) / name).read_bytes() for name in allow_patterns}))
+    def create_commit(self, repo_id: str, operations: list[CommitOperationAdd], *, commit_message: str) -> str:
+        sent = {}
+        for added in operations:
+            with added.as_file() as file:
+                sent[added.path_in_repo] = file.read()
+        self.sent.append((repo_id, sent))
         return "https://hub/commit/1"
 
 
@@ -102,6 +107,8 @@ def test_a_published_card_loads_the_model_from_its_repository(run: Path, hub: Hu
     [(_, sent)] = hub.sent
     assert 'from_pretrained("owner/tiny-64k"' in sent["README.md"].decode()
     assert b"path/to/this/folder" not in sent["README.md"]
+    said(run, "owner/other", upload=True, base="owner/base", license="mit")  # the card on the disk names neither
+    assert 'from_pretrained("owner/other"' in hub.sent[1][1]["README.md"].decode()
 
 
 @pytest.fixture
@@ -117,7 +124,9 @@ def adapter(tmp_path: Path) -> Path:
 
 def test_an_adapter_is_published_on_its_base_on_the_hub(adapter: Path, hub: Hub, tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in adapter.iterdir()}
-    said(adapter, upload=True, base="owner/base", license="mit")
+    shutil.rmtree(tmp_path / "base")  # it is not needed
+    shown = said(adapter, upload=True, base="owner/base", license="mit")
+    assert f"{adapter} -> owner/tiny-64k" in " ".join(shown.split())
     [(_, sent)] = hub.sent
     assert not [name for name, content in sent.items() if str(tmp_path).encode() in content]
     assert 'from_pretrained("owner/base", config=config)' in sent["README.md"].decode()
@@ -133,7 +142,7 @@ def test_an_adapter_is_published_on_its_base_on_the_hub(adapter: Path, hub: Hub,
 
 
 def test_an_adapter_on_a_folder_is_not_published_without_a_base(adapter: Path, hub: Hub) -> None:
-    with pytest.raises(RunError, match=r"is an adapter of .*, which nobody else has; give .* --base OWNER/NAME"):
+    with pytest.raises(RunError, match=r"is an adapter of .*, which is no name on the hub; give .* --base OWNER/NAME"):
         said(adapter, upload=True, license="mit")
     assert not hub.sent
 
