@@ -66,9 +66,16 @@ def full(job: Job, room: int, world: World) -> Result:
     with small_disk(world.work, _LARGE) as resize:
         world.fresh(job.needs)
         resize(str(max(_used(world) + room, _PAGE)))
-        ended = run(job.begin, world.work)
+        ended = run(job.begin, world.work, _filled_later)
         resize(_LARGE)
         return Result(FULL, case, *_judged(job, ended, world))
+
+
+def _filled_later() -> None:
+    """As if there had been room when the run asked for it, and another program had filled the disk since."""
+    import skipwise.training.shared_run
+
+    skipwise.training.shared_run.require_room = lambda recipe, folder: None
 
 
 def _judged(job: Job, ended: Ended, world: World) -> tuple[str, str]:
