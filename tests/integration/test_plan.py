@@ -75,7 +75,7 @@ def test_a_teacher_is_held_whole_on_each_gpu_and_inside_additions_takes_nothing(
     plain, _ = planned(monkeypatch, capsys, model, "--target", "4k")
     for gpus in ([], ["--gpus", "8"]):
         cells, _ = planned(monkeypatch, capsys, *taught, *gpus)
-        assert cells["teacher, each GPU"] == ["1.3 GB", "0.0 MB"]  # 666.9 million x 2 bytes
+        assert cells["teacher, each GPU"] == ["1.3 GB", "0 bytes"]  # 666.9 million x 2 bytes
     assert "teacher, each GPU" not in plain
     hours = [
         float(made["operations a step"][0].split()[0]) for made in (plain, planned(monkeypatch, capsys, *taught)[0])
@@ -108,7 +108,7 @@ def test_gpus_share_what_is_held(model, monkeypatch, capsys) -> None:
     assert cells["fits in 3.5 GB"][1] == "no"
     assert "full-length does not fit." in printed
     adapted, printed = planned(monkeypatch, capsys, *words, "--lora")
-    assert adapted["gradients, each GPU"][0].endswith("MB")
+    assert adapted["gradients, each GPU"][0].endswith((" kB", " MB"))
     assert "--lora" not in printed
 
 

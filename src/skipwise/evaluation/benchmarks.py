@@ -1,6 +1,5 @@
 """Benchmarks of EleutherAI's lm-evaluation-harness at the extended length: a list of tasks -> records, task by task."""
 
-import hashlib
 import json
 import math
 import time
@@ -24,6 +23,7 @@ from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import default_device
 from skipwise.results.benchmarks import PAPER
+from skipwise.results.files import short_digest
 from skipwise.results.records import BenchmarkRecord, Record
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _by_question(scores: Sequence[Any], value: float) -> str | list[float]:
 def _digest(version: Any, samples: Sequence[Mapping[str, Any]]) -> str:
     """16 hex digits of a task's version, and of its questions with their prompts and right answers, in order."""
     hashes = [[sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")] for sample in samples]
-    return hashlib.sha256(json.dumps([version, hashes], default=str).encode()).hexdigest()[:16]
+    return short_digest(json.dumps([version, hashes], default=str).encode())
 
 
 def _fewshot(task: str, asked: int | None, own: int | None) -> int:

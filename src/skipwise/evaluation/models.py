@@ -1,6 +1,5 @@
 """Which models are measured: how each is loaded, its lengths, and the base that it is compared with."""
 
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from skipwise.model.precision import default_device, dtype_of
 from skipwise.model.rope import original_length
 from skipwise.model.sealed import require_unchanged
 from skipwise.recipes.names import short_name
+from skipwise.results.files import short_digest
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EvaluatedModel:
     def digest(self) -> str:
         """16 hex digits of the weights and the interpolation that is set."""
         extension = "" if self.extension is None else repr(self.extension)
-        return hashlib.sha256(f"{self.weights}{extension}".encode()).hexdigest()[:16]
+        return short_digest(f"{self.weights}{extension}".encode())
 
     def as_dict(self) -> dict[str, Any]:
         """The fields for ``run.json``."""

@@ -5,7 +5,6 @@ Retrieval tasks (``skipwise.data.retrieval_prompts``) have one answer, which mus
 model writes.
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from skipwise.errors import TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.retrieval import Question, draw_prompt, question_of
 from skipwise.evaluation.specification import RULER, Specification, is_ruler
+from skipwise.results.files import short_digest
 from skipwise.results.records import RulerRecord, TrialRecord
 
 _LONG_ENOUGH = 2**14  # tokens; every task has a prompt that is as short
@@ -62,7 +62,7 @@ def first_request(
         how.trials,
         alike=not name.startswith("qa_"),  # the documents of a question may be much longer than another's
     )
-    digest = hashlib.sha256(f"{model.digest} {data.fingerprint}".encode()).hexdigest()[:16]
+    digest = short_digest(f"{model.digest} {data.fingerprint}".encode())
     request = RulerRecord(model.label, name, length, how.seed, 0, prompt.real_data, how.prompt_precision, digest)
     return request, partial(_ask_ruler, tokenizer, data)
 

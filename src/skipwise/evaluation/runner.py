@@ -3,7 +3,6 @@
 A request is a record whose answer is still empty. What is there already is known by its key and not measured again.
 """
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, groupby
@@ -40,6 +39,7 @@ from skipwise.model.memory import machine_memory
 from skipwise.model.origin import Origin
 from skipwise.model.precision import dtype_of
 from skipwise.progress import progress
+from skipwise.results.files import short_digest
 from skipwise.results.records import Measured, ReadingRecord, Record
 from skipwise.results.results_file import append_record, read_records
 
@@ -245,7 +245,7 @@ def _readings(how: ReadingRecord, model: EvaluatedModel, read: Sequence[Segment]
 def _digest(model: EvaluatedModel, read: Segment) -> str:
     """16 hex digits of a model's weights and the tokens that it reads."""
     tokens = np.asarray(read.tokens, dtype=np.int64).tobytes()
-    return hashlib.sha256(model.digest.encode() + tokens).hexdigest()[:16]
+    return short_digest(model.digest.encode() + tokens)
 
 
 def bucket_edges(tokens: int, windows: Sequence[int], original: int) -> list[int]:

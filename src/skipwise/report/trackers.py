@@ -7,7 +7,6 @@ accelerate's trackers and into the same run. A tracker that fails stops nothing:
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from skipwise.report.folder import Folder
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.summary import rows_of
 from skipwise.report.tables import summary_cells, summary_markdown
+from skipwise.results.files import short_digest
 from skipwise.results.run_folder import RunFolder
 
 PROJECT = "skipwise"
@@ -43,7 +43,7 @@ def one_run(run: RunFolder) -> Iterator[None]:
         "TENSORBOARD_LOGGING_DIR": str(folder / "events"),
         "WANDB_DIR": str(folder),
         "WANDB_PROJECT": PROJECT,
-        "WANDB_RUN_ID": sha256(f"{run.identity} {run.read().get('created')}".encode()).hexdigest()[:16],
+        "WANDB_RUN_ID": short_digest(f"{run.identity} {run.read().get('created')}".encode()),
         "WANDB_RESUME": "allow",
     }
     ours = {name: value for name, value in ours.items() if name not in os.environ}

@@ -112,7 +112,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def content_hash(value: Any) -> str:
     """Return 16 hex digits of a value as JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return short_digest(json.dumps(value, sort_keys=True).encode())
+
+
+def short_digest(content: bytes) -> str:
+    """Return the first 16 hex digits of the SHA-256 digest."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def flush(file: IO[Any]) -> None:

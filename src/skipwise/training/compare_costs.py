@@ -3,6 +3,7 @@
 import math
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Column, Table
 
 from skipwise.method.lengths import format_length
@@ -105,7 +106,7 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
         "while loading, each GPU": [_bytes(c.loading) for c in costs],
         "at the peak, each GPU": [_bytes(c.memory) for c in costs],
         f"fits in {_bytes(hardware.memory)}": ["yes" if hardware.holds(c.memory) else "no" for c in costs],
-        "operations a step": [_scaled(c.operations, ("GFLOP", "TFLOP", "PFLOP", "EFLOP")) for c in costs],
+        "operations a step": [_flop(c.operations) for c in costs],
         "time": [f"{c.hours:,.1f} h" if c.hours >= 1 else f"{c.hours * 60:.1f} min" for c in costs],
     }
     for name, cells in lines.items():
@@ -114,10 +115,11 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
 
 
 def _bytes(number: float) -> str:
-    return _scaled(number * 1e3, ("MB", "GB", "TB"))
+    return decimal(int(number))
 
 
-def _scaled(number: float, units: tuple[str, ...]) -> str:
-    """Format ``number`` in the largest unit that leaves 1 or more; the first is 1e9, each next 1,000 times larger."""
-    power = max((k for k in range(len(units)) if number >= 10 ** (9 + 3 * k)), default=0)
-    return f"{number / 10 ** (9 + 3 * power):,.1f} {units[power]}"
+def _flop(operations: float) -> str:
+    """Say operations in GFLOP, or the largest unit of which there is one or more."""
+    units = ("GFLOP", "TFLOP", "PFLOP", "EFLOP")
+    power = max((k for k in range(len(units)) if operations >= 10 ** (9 + 3 * k)), default=0)
+    return f"{operations / 10 ** (9 + 3 * power):,.1f} {units[power]}"
