@@ -54,12 +54,13 @@ def publish(
         name: of the repository, OWNER/NAME; it is created if it is not there.
         upload: publish; without it nothing leaves this machine.
         private: create the repository for its owner alone.
-        base: the base's name on the hub, where the card names none.
+        base: the base's name on the hub, where the card names none; an adapter on a folder is published on this base.
         license: the hub's identifier of the model's license, as "apache-2.0", where the card names none.
 
     Raises:
         ModelError: there is no finished model, or it is not what was saved.
-        RunError: the name is none, the card lacks a license that the hub is known to accept, or the hub refuses it or the files.
+        RunError: a name is none, an adapter's base has none on the hub, the card lacks a license that the hub is known to
+            accept, or the hub refuses it or the files.
     """
     folder = _folder(model)
     if not is_hub_name(name):
