@@ -159,9 +159,7 @@ def plan_evaluation(
     other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other else None
     planned = RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
     extended = EvaluatedModel("the extended model", "", original, target)
-    some = list(plan_prompts(specification, extended, tokenizer, Console(quiet=True)))
-    # What is too short is said, and refused where no length is long enough.
-    list(plan_prompts(specification, extended, tokenizer, console if some else None))
+    list(plan_prompts(specification, extended, tokenizer, console, required=True))  # says or refuses what is too short
     for warning in specification.warnings([extended], texts):
         console.print(warning, style="yellow", soft_wrap=True)
     return planned

@@ -169,7 +169,7 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
 
 
 def _likeliest(logits: torch.Tensor) -> list[int]:
-    """The id of the largest of each row of logits [rows, vocabulary]; to torch, the largest is one that is not a number."""
+    """The id of the largest of each row of logits [rows, vocabulary]. A NaN is refused, which torch would take for the largest."""
     if logits.isnan().any():
         raise not_finite()
     return logits.argmax(-1).tolist()

@@ -103,10 +103,13 @@ def plan_prompts(
     model: EvaluatedModel,
     tokenizer: PreTrainedTokenizerBase,
     console: Console | None = None,
+    *,
+    required: bool = False,
 ) -> Iterator[Prompts]:
     """Plan what ``model`` is asked: every task at every length.
 
-    The console is told which lengths are too short for a task; without it they are an error. It is also told where the essays
+    The console is told which lengths are too short for a task; without it they are an error, and also where no length is long
+    enough for any task, if prompts are ``required``. It is also told where the essays
     or documents of RULER are fewer than a prompt holds.
     """
     data = read_ruler_data(specification.ruler_data) if any(map(is_ruler, specification.tasks)) else None
@@ -123,7 +126,7 @@ def plan_prompts(
     too_short = [
         f"{length:,} tokens are too few for prompts of {', '.join(tasks)}" for length, tasks in sorted(short.items())
     ]
-    if too_short and console is None:
+    if too_short and (console is None or (required and not planned)):
         raise TooShortError(
             f"{'; '.join(too_short)}; give longer prompts (--lengths, evaluation.prompt_lengths), or leave these tasks out "
             "(evaluation.tasks)"

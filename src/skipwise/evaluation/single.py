@@ -131,10 +131,7 @@ def measure_retrieval(
         one_of("task", task, TASKS)
     _keep(out)
     _warn(specification, model, console)
-    tokenizer = load_tokenizer(model.name)
-    some = list(plan_prompts(specification, model, tokenizer, Console(quiet=True)))
-    # What is too short is said, and refused where no length is long enough.
-    batches = list(plan_prompts(specification, model, tokenizer, console if some else None))
+    batches = list(plan_prompts(specification, model, load_tokenizer(model.name), console, required=True))
     if server:
         require_served(server, model, specification)
     records = answered(lambda: model.load(specification.precision), batches, out, console, server)

@@ -92,7 +92,8 @@ def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[
     """
     if len(candidates) == 0:
         raise DataError(
-            f"no document of {len(store):,} is left to measure on, since trained text and copies of it are left out: measure on another text {_OTHER}, or {_before(len(store))}"
+            f"no document of {len(store):,} is left to measure on, since trained text and copies of it are left out: measure on "
+            f"another text {_OTHER}, or {_before(len(store))}"
         )
     first = longest_first(store, candidates)[0]
     longest, name = int(store.lengths[first]), store.names[first]

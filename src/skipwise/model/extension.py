@@ -208,13 +208,11 @@ def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | No
 
 
 def _shorter(config: PretrainedConfig, extension: Extension) -> str:
-    """What is said of a target that the model reads already."""
+    """What is said of a target below the length that the config gives; nothing for a longer target."""
     reads = reach_of(config, extension.rope.original_length) or 0
-    return (
-        f"; its config says that it reads {reads:,} already, more than the target"
-        if reads > extension.target_length
-        else ""
-    )
+    if reads <= extension.target_length:
+        return ""
+    return f"; its config says that it reads {reads:,} already, more than the target"
 
 
 def large_factor(extension: Extension) -> str | None:
