@@ -33,15 +33,18 @@ def require_room(recipe: Recipe, folder: Path) -> None:
     adapter = recipe.lora is not None and recipe.lora.saved == "adapter"
     model = 0 if adapter else getattr(torch, training.save_dtype).itemsize * parameters
     saved, kept = math.ceil(training.max_steps / training.save_steps), training.save_total_limit
-    needed = max(min(saved, kept + 1) * checkpoint, min(saved, kept) * checkpoint + model)
+    at_once, left = min(saved, kept + 1), min(saved, kept)  # while a checkpoint is written, and beside the model
+    needed = max(at_once * checkpoint, left * checkpoint + model)
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if (free := shutil.disk_usage(there).free) >= needed:
         return
-    checkpoints = f"{counted(min(saved, kept), 'checkpoint')} of {decimal(int(checkpoint))} and " if checkpoint else ""
-    fewer = ", or set training.save_total_limit=1" if checkpoint and min(saved, kept) > 1 else ""
+    during = at_once * checkpoint == needed
+    held = [f"{counted(at_once if during else left, 'checkpoint')} of {decimal(int(checkpoint))}"] * bool(checkpoint)
+    held += [f"a model of {decimal(model)}"] * (not during)
+    fewer = ", or set training.save_total_limit=1" if checkpoint and left > 1 else ""
     raise RunError(
-        f"{folder}: the run takes {decimal(int(needed))} of the disk, with {checkpoints}a model of {decimal(model)}, and "
-        f"{decimal(free)} are free; make room, or give --out on a larger disk{fewer}"
+        f"{folder}: the run takes {decimal(int(needed))} of the disk, for {' and '.join(held)}, and {decimal(free)} are free; "
+        f"make room, or give --out on a larger disk{fewer}"
     )
 
 

@@ -102,9 +102,7 @@ def test_a_run_that_does_not_fit_the_disk_is_refused_before_it_begins(tmp_path, 
     require_room(recipe, tmp_path / "runs" / "new")
     free_bytes(monkeypatch, needed - 1)
     if needed:
-        with pytest.raises(
-            RunError, match=r"runs/new: the run takes .* of the disk, with .*; make room, or give --out"
-        ):
+        with pytest.raises(RunError, match=r"runs/new: the run takes .* of the disk, for .*; make room, or give --out"):
             require_room(recipe, tmp_path / "runs" / "new")
 
 
@@ -112,11 +110,14 @@ def test_the_refusal_says_what_takes_the_disk_and_what_takes_less(tmp_path, monk
     recipe = load_recipe(None, {"model": str(tiny_checkpoint(tmp_path / "base")), "training.max_steps": 1000})
     free_bytes(monkeypatch, 0)
     with pytest.raises(
-        RunError, match=r"2 checkpoints of .* and a model of .*; .*, or set training.save_total_limit=1$"
+        RunError, match=r"for 3 checkpoints of [\d.]+ kB, and .*; .*, or set training.save_total_limit=1$"
     ):
         require_room(recipe, tmp_path)
     one = recipe.model_copy(update={"training": recipe.training.model_copy(update={"save_total_limit": 1})})
-    with pytest.raises(RunError, match=r"1 checkpoint of .* and a model of .*larger disk$"):
+    with pytest.raises(RunError, match=r"for 2 checkpoints of [\d.]+ kB, and .*larger disk$"):
         require_room(one, tmp_path)
-    with pytest.raises(RunError, match=r"of the disk, with a model of .*larger disk$"):
+    short = load_recipe(None, {"model": recipe.model, "training.max_steps": 100})
+    with pytest.raises(RunError, match=r"for 1 checkpoint of [\d.]+ kB and a model of [\d.]+ kB, and .*larger disk$"):
+        require_room(short, tmp_path)
+    with pytest.raises(RunError, match=r"of the disk, for a model of .*larger disk$"):
         require_room(load_recipe(None, {"model": recipe.model, "lora": {}}), tmp_path)
