@@ -15,6 +15,7 @@ from skipwise.errors import RunError, counted
 from skipwise.evaluation.arms import RunEvaluation, measure_arms, plan_evaluation
 from skipwise.evaluation.forecast import require_measurable
 from skipwise.evaluation.runner import explained_answers
+from skipwise.fit.recipe import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.saving import require_saved
 from skipwise.recipes.arms import arm_name
@@ -43,6 +44,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     Of several processes the first does all but the training, in which the others join it. An error leaves intact what
     was written.
     """
+    recipe = fitted_recipe(recipe, out, resume, console)
     prepared = prepare_together(recipe, out, resume, console)
     if not processes.is_first():
         return join(prepared, resume, console)

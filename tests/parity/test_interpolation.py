@@ -2,7 +2,7 @@
 
 The oracle below shares no code with the package: plain floats, one pair at a time, from the papers' formulas.
 Seen to fail with YaRN's ramp inverted, with periods mixed for frequencies, and with log in place of ln s; with
-factors multiplied instead of divided by, with betas swapped, and with a stated attention factor left out.
+factors multiplied instead of divided by, with power's exponent not raised, with betas swapped, and with a stated attention factor left out.
 """
 
 import math
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import RecipeError
-from skipwise.method.interpolation import NAMES, Rope, RopeSettings, frequencies, rope_parameters
+from skipwise.method.interpolation import NAMES, Rope, RopeSettings, frequencies, rope_parameters, turns_of
 from skipwise.model.extension import check_frequencies, plan_extension, set_interpolation
 from skipwise.model.rope import rope_of
 from tests import families
@@ -30,6 +30,8 @@ def oracle(name: str, rope: Rope, s: float, told: RopeSettings | None = None) ->
     d, base, length = rope.dim, rope.theta, rope.original_length
     told = told or RopeSettings()
     scale = 1.0 if name in ("none", "linear", "ntk", "theta") else 1 + math.log(s) / 10
+    if name == "power":
+        scale = 1 + 7 * math.log(s) / 100
     if name == "factors":
         scale = (1 + math.log(s, length)) ** 0.5
     scale = told.attention_factor or scale
@@ -38,6 +40,7 @@ def oracle(name: str, rope: Rope, s: float, told: RopeSettings | None = None) ->
         # The pair whose wavelength 2 pi base^(2j/d) fits the window `turns` times.
         return math.log(length / turns / (2 * math.pi), base) * d / 2
 
+    whole = turns_to_pair(told.beta_slow or 0.6)
     low, high = turns_to_pair(told.beta_fast or 32), turns_to_pair(told.beta_slow or 1)
     low, high = max(0, math.floor(low)), min(d - 1, math.ceil(high))
     result = []
@@ -54,6 +57,8 @@ def oracle(name: str, rope: Rope, s: float, told: RopeSettings | None = None) ->
             result.append(1 / told.rope_theta ** (2 * j / d))
         elif name == "factors":
             result.append(1 / (told.factors[j] * period))
+        elif name == "power":
+            result.append(math.exp(-math.log(s) * min(1, j / whole) ** (told.power or 2)) / period)
         elif name == "yarn":
             result.append(keep / period + (1 - keep) / (s * period))
         else:
@@ -120,6 +125,8 @@ def told(rope: Rope) -> list[tuple[str, RopeSettings]]:
         ("theta", RopeSettings(rope_theta=7.3 * rope.theta)),
         ("factors", RopeSettings(factors=factors)),
         ("factors", RopeSettings(factors=factors, attention_factor=1.3)),
+        ("power", RopeSettings(power=0.7)),
+        ("power", RopeSettings(beta_slow=2.5, power=5, attention_factor=1.1)),
         *((name, RopeSettings(beta_fast=9.0)) for name in ("yarn", "yarn-revised")),
         *((name, RopeSettings(beta_slow=2.5, attention_factor=1.0)) for name in ("yarn", "yarn-revised")),
         *((name, RopeSettings(beta_fast=8, beta_slow=3, attention_factor=0.8)) for name in ("yarn", "yarn-revised")),
@@ -197,6 +204,14 @@ def test_defaults_that_are_stated_change_nothing(rope: Rope, factor: float, name
     assert rope_parameters(name, rope, factor, settings) == rope_parameters(name, rope, factor)
 
 
+@given(ropes, factors)
+def test_power_one_to_the_last_pair_is_ntk(rope: Rope, factor: float) -> None:
+    settings = RopeSettings(beta_slow=turns_of(rope, rope.dim / 2 - 1), power=1.0)
+    if settings.beta_slow >= 1e-3:
+        actual = frequencies("power", rope, factor, settings)[0]
+        np.testing.assert_allclose(actual, frequencies("ntk", rope, factor)[0], rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_factor_one_is_no_interpolation(name: str) -> None:
     for rope in ROPES:
@@ -206,6 +221,8 @@ def test_factor_one_is_no_interpolation(name: str) -> None:
 def test_what_is_refused_is_explained() -> None:
     with pytest.raises(RecipeError, match=r"'yam' is unknown .*; choose one of none, linear, ntk, yarn"):
         frequencies("yam", ROPES[0], 2)
+    with pytest.raises(RecipeError, match=r"rope\.beta_slow 400 must be turns that a pair"):
+        frequencies("power", ROPES[0], 2, RopeSettings(beta_slow=400))
     with pytest.raises(RecipeError, match=r"factor 0\.5 must be at least 1"):
         frequencies("linear", ROPES[0], 0.5)
     with pytest.raises(RecipeError, match="ntk needs more than 2 rotated dimensions"):

@@ -37,7 +37,9 @@ DataFolder = Annotated[
     ),
 ]
 ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
-Interpolation = Annotated[str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, theta or factors")]
+Interpolation = Annotated[
+    str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, power, theta, factors, fitted or a fit.json")
+]
 Lengths = Annotated[
     str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
 ]

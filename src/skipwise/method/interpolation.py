@@ -14,16 +14,20 @@ import numpy as np
 
 from skipwise.errors import RecipeError, one_of
 
-NAMES = ("none", "linear", "ntk", "yarn", "yarn-revised", "theta", "factors")
+NAMES = ("none", "linear", "ntk", "yarn", "yarn-revised", "power", "theta", "factors")
 
 # Where YaRN's ramp starts and ends, in turns within the original window (Peng et al., 2023, section 3.2).
 BETA_FAST, BETA_SLOW = 32.0, 1.0
+# Defaults of ``power``, which read better than YaRN on both models that were measured (docs/fit.md): the turns of the first
+# pair that gets the whole factor, the power, and k of the attention factor 1 + k ln s.
+POWER_SLOW, POWER, ATTENTION = 0.6, 2.0, 0.07
 _YARNS = ("yarn", "yarn-revised")
 _BELONGS = {  # setting: the interpolations that read it
     "rope_theta": ("theta",),
     "beta_fast": _YARNS,
-    "beta_slow": _YARNS,
-    "attention_factor": (*_YARNS, "factors"),
+    "beta_slow": (*_YARNS, "power"),
+    "power": ("power",),
+    "attention_factor": (*_YARNS, "power", "factors"),
     "factors": ("factors",),
 }
 _NEEDS = {"theta": "rope_theta", "factors": "factors"}
@@ -32,6 +36,7 @@ _BOUNDS = {
     "rope_theta": (1.0, 1e15),
     "beta_fast": (1e-3, 1e12),
     "beta_slow": (1e-3, 1e12),
+    "power": (0.1, 100.0),
     "attention_factor": (1e-2, 1e2),
     "factors": (1e-3, 1e6),
 }
@@ -63,7 +68,8 @@ class RopeSettings:
     Attributes:
         rope_theta: the base that ``theta`` sets, above the model's own.
         beta_fast: pairs that make at least so many turns within the original window keep their frequency (YaRNs); default 32.
-        beta_slow: pairs that make at most so many are divided by s (YaRNs); default 1.
+        beta_slow: pairs that make at most so many are divided by s; default 1 (YaRNs) or 0.6 (``power``).
+        power: how late the divisor rises to s, pair by pair (``power``); default 2.
         attention_factor: cos and sin are multiplied by it; ``frequencies`` has the defaults.
         factors: what ``factors`` divides theta_j by, a number for each rotated pair, the fastest pair first.
     """
@@ -71,6 +77,7 @@ class RopeSettings:
     rope_theta: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
+    power: float | None = None
     attention_factor: float | None = None
     factors: tuple[float, ...] | None = None
 
@@ -108,7 +115,7 @@ def check_settings(name: str, settings: RopeSettings) -> None:
             if not least <= number <= most:
                 raise RecipeError(f"rope.{key} {number} must lie in {least:g}..{most:g}; correct it")
     fast, slow = _betas(settings)
-    if fast <= slow:
+    if name in _YARNS and fast <= slow:
         raise RecipeError(
             f"rope.beta_fast {fast:g} must exceed rope.beta_slow {slow:g}; raise the one or lower the other"
         )
@@ -123,12 +130,14 @@ def frequencies(name: str, rope: Rope, factor: float, settings: RopeSettings = D
     - ``yarn``: m_j theta_j + (1 - m_j) theta_j / s, a mean of frequencies (Peng et al., 2023).
     - ``yarn-revised``: theta_j / ((1 - m_j) s + m_j), a mean of periods, as in the code that the PoSE authors
       released for LLaMA.
+    - ``power``: theta_j / s^(min(1, j / c)^power), where pair c turns beta_slow times within the original window. So
+      every pair but the first is divided, the slow ones by s; power 1 has the shape of LongRoPE2's start (Shang et al., 2025).
     - ``theta``: rope_theta^(-2j/d), a base that is stated (adjusted base frequency, Xiong et al., 2023).
     - ``factors``: theta_j / factors_j, a list that a search found (LongRoPE, Ding et al., 2024).
 
     m_j falls from 1 for pairs that turn beta_fast times within the original window to 0 for pairs that turn beta_slow
-    times. Cos and sin are multiplied by ``attention_factor``: by default 0.1 ln s + 1 in both YaRNs, sqrt(1 + ln s /
-    ln L_o) in ``factors`` (LongRoPE), and always 1 in the others.
+    times. Cos and sin are multiplied by ``attention_factor``: by default 0.1 ln s + 1 in both YaRNs, 0.07 ln s + 1 in
+    ``power``, sqrt(1 + ln s / ln L_o) in ``factors`` (LongRoPE), and always 1 in the others.
 
     Raises:
         RecipeError: the name is unknown, the factor is below 1, or a setting breaks its rule.
@@ -155,7 +164,7 @@ def rope_parameters(name: str, rope: Rope, factor: float, settings: RopeSettings
     """Return the ``rope_parameters`` with which a stock transformers model computes ``frequencies``.
 
     The caller must keep other entries of the model's own ``rope_parameters``, such as ``partial_rotary_factor``.
-    Revised YaRN and ``factors`` become ``longrope`` with equal short and long factors, so it never switches between them.
+    Revised YaRN, ``power`` and ``factors`` become ``longrope`` with equal short and long factors, so it never switches between them.
 
     Raises:
         RecipeError: the name is unknown, the factor is below 1, or a setting breaks its rule.
@@ -202,7 +211,18 @@ def _new_theta(name: str, rope: Rope, factor: float, settings: RopeSettings) -> 
 
 
 def _divisors(name: str, rope: Rope, factor: float, settings: RopeSettings) -> np.ndarray:
-    """Return what ``yarn-revised`` and ``factors`` divide theta_j by: float64 [dim / 2]."""
+    """Return what ``yarn-revised``, ``power`` and ``factors`` divide theta_j by: float64 [dim / 2]."""
+    if name == "power":
+        slow = POWER_SLOW if settings.beta_slow is None else settings.beta_slow
+        last = pair_of(rope, slow)
+        if last <= 0:
+            raise RecipeError(
+                f"rope.beta_slow {slow:g} must be turns that a pair of the model makes within its "
+                f"{rope.original_length:,} tokens, and none does; choose a smaller one"
+            )
+        power = POWER if settings.power is None else settings.power
+        exponents: np.ndarray = np.minimum(1, np.arange(rope.dim // 2) / last) ** power
+        return factor**exponents
     if name == "yarn-revised":
         mask = _yarn_mask(rope, settings)
         return (1 - mask) * factor + mask
@@ -223,16 +243,12 @@ def _betas(settings: RopeSettings) -> tuple[float, float]:
 def _yarn_mask(rope: Rope, settings: RopeSettings) -> np.ndarray:
     """Return m_j: float64 [dim / 2], 1 where a pair keeps its frequency, 0 where theta_j is divided by s.
 
-    The pair that turns r times within the original window is j(r) = d ln(L_o / (2 pi r)) / (2 ln base). The
-    ramp runs from floor(j(beta_fast)) to ceil(j(beta_slow)), as in YaRN's code and transformers.
+    The ramp runs from floor(j(beta_fast)) to ceil(j(beta_slow)), as in YaRN's code and transformers.
     """
 
-    def pair(turns: float) -> float:
-        return rope.dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
-
     beta_fast, beta_slow = _betas(settings)
-    low = max(math.floor(pair(beta_fast)), 0)
-    high = min(math.ceil(pair(beta_slow)), rope.dim - 1)
+    low = max(math.floor(pair_of(rope, beta_fast)), 0)
+    high = min(math.ceil(pair_of(rope, beta_slow)), rope.dim - 1)
     if low > high:  # transformers would divide the fast pairs and keep the slow ones
         raise RecipeError(
             f"rope.beta_fast {beta_fast:g} and rope.beta_slow {beta_slow:g} must be turns that pairs of the model make within "
@@ -243,12 +259,24 @@ def _yarn_mask(rope: Rope, settings: RopeSettings) -> np.ndarray:
     return 1 - np.clip((np.arange(rope.dim // 2) - low) / width, 0, 1)
 
 
+def pair_of(rope: Rope, turns: float) -> float:
+    """Return the pair j(r) = d ln(L_o / (2 pi r)) / (2 ln base) that turns r times within the original window."""
+    return rope.dim * math.log(rope.original_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+
+def turns_of(rope: Rope, pair: float) -> float:
+    """Return how often a pair turns within the original window: the inverse of ``pair_of``."""
+    return rope.original_length / (2 * math.pi * rope.theta ** (2 * pair / rope.dim))
+
+
 def _attention_factor(name: str, rope: Rope, factor: float, settings: RopeSettings) -> float:
-    """Return what the YaRNs and ``factors`` multiply cos and sin by; attention logits grow by its square."""
+    """Return what the YaRNs, ``power`` and ``factors`` multiply cos and sin by; attention logits grow by its square."""
     if settings.attention_factor is not None:
         return float(settings.attention_factor)
     if name == "factors":  # as transformers' longrope has it, from LongRoPE
         return math.sqrt(1 + math.log(factor) / math.log(rope.original_length))
+    if name == "power":
+        return 1 + ATTENTION * math.log(factor)
     return yarn_attention(factor)
 
 

@@ -22,13 +22,14 @@ from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LONGEST
 from skipwise.model.legacy_config import write_legacy_keys
 from skipwise.model.memory import head_size
+from skipwise.model.origin import read_origin
 from skipwise.model.rope import FULL, SCALED, check_numbers, reach_of, rope_of, rotated_dims, slides, sliding_layers
 from skipwise.model.rope import original_length as own_length
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Recipe
 
 _LARGE = 16  # times the original window
-_WITHOUT_SETTINGS = ("linear", "ntk", "yarn", "yarn-revised")  # interpolations that need none
+_WITHOUT_SETTINGS = ("linear", "ntk", "yarn", "yarn-revised", "power")  # interpolations that need none
 _REPLACE = (
     "choose --existing-rope replace (in Python, give load_model an extension of "
     'plan_extension(..., existing_rope="replace"))'
@@ -79,6 +80,7 @@ def plan_extension(
     interpolation: str = "none",
     rope: Mapping[str, Any] | None = None,
     existing_rope: str = "refuse",
+    base_theta: float | None = None,
     margin: float = 0.0,
 ) -> Extension:
     """Read a config's RoPE and window, and return the extension to ``target_length``.
@@ -90,6 +92,7 @@ def plan_extension(
         interpolation: a name of ``skipwise.method.interpolation.NAMES``.
         rope: settings of the interpolation, as a recipe's section ``rope`` has them: ``{"rope_theta": 5e6}``.
         existing_rope: ``replace`` drops a scaling that the config already has.
+        base_theta: ``rope_theta`` before any scaling, if the config has another.
         margin: share of the target by which positions are extended beyond it (``Extension.reach``), 0 to 1.
 
     Raises:
@@ -119,21 +122,26 @@ def plan_extension(
             "give a larger target, or original_length if the config does not give the true window"
         )
     _check_sliding_window(config, target)
-    unscaled = Rope(float(current["rope_theta"]), rotated_dims(config, current), original)
+    unscaled = Rope(float(base_theta or current["rope_theta"]), rotated_dims(config, current), original)
     extension = Extension(unscaled, target, interpolation, settings, margin)
     frequencies(interpolation, unscaled, extension.factor, settings)  # refuses what this model cannot have
     return extension
 
 
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
-    """Return the extension that a recipe asks for, unless ``plan_extension`` or the model's class refuses it."""
+    """Return the extension that a recipe asks for, unless ``plan_extension`` or the model's class refuses it.
+
+    A model that Skipwise extended is extended again from its base's RoPE. A fit that is still to be made is planned as ``power``.
+    """
+    origin = read_origin(recipe.model)
     extension = plan_extension(
         config,
         target_length=recipe.target,
-        original_length=recipe.original_length,
-        interpolation=recipe.interpolation,
+        original_length=recipe.original_length or (origin.original_length if origin else None),
+        interpolation="power" if recipe.is_fitted else recipe.interpolation,
         rope=recipe.rope.model_dump(),
-        existing_rope=recipe.existing_rope,
+        existing_rope="replace" if origin else recipe.existing_rope,
+        base_theta=origin.rope_theta if origin else None,
         margin=recipe.positions.margin,
     )
     _check_layer_kinds(config, extension.interpolation)
@@ -180,11 +188,29 @@ def check_frequencies(model: torch.nn.Module, extension: Extension) -> None:
 
 def _rotary_buffers(model: torch.nn.Module) -> Iterator[tuple[torch.Tensor, float]]:
     """Yield the inverse frequencies and the attention factor of each extended rotary embedding."""
+    for module, prefix in _rotary_modules(model):
+        yield getattr(module, f"{prefix}inv_freq"), float(getattr(module, f"{prefix}attention_scaling", 1.0))
+
+
+def _rotary_modules(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str]]:
+    """Yield the modules that hold inverse frequencies, and how the names of those that are extended begin."""
     for module in model.modules():
         for prefix in ("", f"{FULL}_"):
-            inv_freq = getattr(module, f"{prefix}inv_freq", None)
-            if isinstance(inv_freq, torch.Tensor):
-                yield inv_freq, float(getattr(module, f"{prefix}attention_scaling", 1.0))
+            if isinstance(getattr(module, f"{prefix}inv_freq", None), torch.Tensor):
+                yield module, prefix
+
+
+def set_frequencies(model: torch.nn.Module, extension: Extension) -> None:
+    """Give a loaded model the frequencies of an extension; its config stays.
+
+    The model must have been loaded without a scaling, which some classes compute anew at each call.
+    """
+    wanted, attention = frequencies(extension.interpolation, extension.rope, extension.factor, extension.settings)
+    for module, prefix in _rotary_modules(model):
+        inv_freq = getattr(module, f"{prefix}inv_freq")
+        inv_freq.copy_(torch.from_numpy(wanted))
+        setattr(module, f"{prefix}attention_scaling", attention)
+    check_frequencies(model, extension)
 
 
 def extension_told(config: PretrainedConfig, extension: Extension, arm: str) -> str:
@@ -276,7 +302,7 @@ def _check_sliding_window(config: PretrainedConfig, target: int) -> None:
 
 def _check_layer_kinds(config: PretrainedConfig, interpolation: str) -> None:
     """Older transformers raise UnboundLocalError in the second forward of longrope for one of several layer kinds."""
-    if interpolation in ("yarn-revised", "factors") and FULL in config.rope_parameters:
+    if interpolation in ("yarn-revised", "power", "factors") and FULL in config.rope_parameters:
         found = transformers.__version__
         if Version(found) < Version("5.21"):
             raise ModelError(

@@ -26,6 +26,7 @@ class Origin:
     documents: np.ndarray = field(default_factory=lambda: np.empty(0, dtype="<u8"))
     base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known
     target_length: int | None = None  # tokens; None: what its config says
+    rope_theta: float | None = None  # of the base, before any interpolation; None: what its config says
 
     def write(self, folder: Path) -> None:
         """Write it into a model's folder, which this seals."""
@@ -34,6 +35,7 @@ class Origin:
             "base_fingerprint": self.base_fingerprint,
             "original_length": self.original_length,
             "target_length": self.target_length,
+            "rope_theta": self.rope_theta,
             "data": self.text.model_dump(exclude={"cache", "workers"}),
             "documents": base64.b64encode(np.sort(self.documents).astype("<u8").tobytes()).decode(),
         }
@@ -53,7 +55,8 @@ def read_origin(name: str) -> Origin | None:
     try:
         documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
         text, fingerprint = Data(**about["data"]), about.get("base_fingerprint")
-        return Origin(about["base"], about["original_length"], text, documents, fingerprint, about.get("target_length"))
+        lengths = about["original_length"], about.get("target_length")
+        return Origin(about["base"], lengths[0], text, documents, fingerprint, lengths[1], about.get("rope_theta"))
     except (ValueError, KeyError, TypeError) as error:
         raise damaged(folder, error) from error
 

@@ -55,9 +55,20 @@ Tokens = Annotated[int, BeforeValidator(reported(parse_length)), Field(gt=0)]
 Length = Annotated[Tokens, Field(le=LONGEST)]
 Name = Annotated[str, AfterValidator(reported(expanded))]
 Lengths = Annotated[list[Length], Field(min_length=1), AfterValidator(once)]
-Interpolation = Annotated[
-    str, AfterValidator(reported(lambda name: one_of("interpolation", name, interpolation.NAMES)))
-]
+FITTED = "fitted"
+_FIT_FILE = ".json"
+
+
+def is_fit(name: str) -> bool:
+    """Return whether an interpolation is still to be fitted, or is a file of ``skipwise fit``."""
+    return name == FITTED or name.endswith(_FIT_FILE)
+
+
+def _interpolation(name: str) -> str:
+    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED))
+
+
+Interpolation = Annotated[str, AfterValidator(reported(_interpolation))]
 Scheme = Annotated[str, AfterValidator(reported(lambda name: one_of("scheme", name, SCHEMES)))]
 
 

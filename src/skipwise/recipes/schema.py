@@ -20,6 +20,7 @@ from skipwise.recipes.fields import (
     Section,
     Tokens,
     Whole,
+    is_fit,
     listed,
     once,
     reported,
@@ -43,10 +44,12 @@ class Rope(Section):
         description="pairs that turn at least this often in the original window stay; default: 32 (yarn, yarn-revised)",
     )
     beta_slow: Real | None = Field(
-        None, description="pairs that turn at most this often get the whole factor; default: 1 (yarn, yarn-revised)"
+        None,
+        description="pairs that turn at most this often get the whole factor; default: 1 (yarn, yarn-revised) or 0.6 (power)",
     )
+    power: Real | None = Field(None, description="how late the divisor rises to the factor; default: 2 (power)")
     attention_factor: Real | None = Field(
-        None, description="of cos and sin; default: by the target (yarn, yarn-revised, factors)"
+        None, description="of cos and sin; default: by the target (yarn, yarn-revised, power, factors)"
     )
     factors: list[Real] | None = Field(
         None, description="what each pair's frequency is divided by (factors, which needs it)"
@@ -62,7 +65,8 @@ class Rope(Section):
 def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
     """Refuse settings that are not those of the recipe's interpolation."""
     if "interpolation" in info.data:  # else it was refused
-        reported(lambda settings: interpolation.check_settings(info.data["interpolation"], settings))(rope.settings)
+        name = "none" if is_fit(info.data["interpolation"]) else info.data["interpolation"]
+        reported(lambda settings: interpolation.check_settings(name, settings))(rope.settings)
     return rope
 
 
@@ -349,6 +353,11 @@ class Recipe(Section):
     lora: Lora | None = Field(None, description="train low-rank additions only; default: train all weights")
     teacher: Teacher | None = Field(None, description="the frozen base teaches too; default: the text alone")
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the interpolation is still to be fitted, or to be read from a fit."""
+        return is_fit(self.interpolation)
 
     @property
     def measured_sources(self) -> list[str]:

@@ -82,8 +82,11 @@ class PreparedRun:
         documents, base = self.store.digests[self.split.train], read_origin(self.recipe.model)
         if base:
             documents = np.union1d(documents, base.documents)
-        original, target = self.extension.rope.original_length, self.extension.target_length
-        return Origin(self.recipe.model, original, self.recipe.data, documents, self.decides[BASE_MODEL], target)
+        rope, target = self.extension.rope, self.extension.target_length
+        base_fingerprint, text = self.decides[BASE_MODEL], self.recipe.data
+        return Origin(
+            self.recipe.model, rope.original_length, text, documents, base_fingerprint, target, rope_theta=rope.theta
+        )
 
     @cached_property
     def decides(self) -> dict[str, str]:

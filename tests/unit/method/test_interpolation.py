@@ -12,10 +12,18 @@ from skipwise.method.interpolation import NAMES, Rope, RopeSettings, check_setti
 
 ROPE = Rope(10_000.0, 32, 2048)
 RISING = tuple(8 ** (j / 15) for j in range(16))
-NUMBERS = {"rope_theta": 5e6, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.2, "factors": RISING}
+NUMBERS = {
+    "rope_theta": 5e6,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "power": 3.0,
+    "attention_factor": 1.2,
+    "factors": RISING,
+}
 READ = {
     "yarn": {"beta_fast", "beta_slow", "attention_factor"},
     "yarn-revised": {"beta_fast", "beta_slow", "attention_factor"},
+    "power": {"beta_slow", "power", "attention_factor"},
     "theta": {"rope_theta"},
     "factors": {"factors", "attention_factor"},
 }

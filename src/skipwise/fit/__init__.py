@@ -1,0 +1,1 @@
+"""Fit an interpolation to a model by measuring it, before any training."""

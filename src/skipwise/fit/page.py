@@ -1,0 +1,79 @@
+"""The page of a fit: what to do, the table, the loss by distance, and the settings to copy."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from skipwise.fit.result import FILE, Fit, parameters_of, recipe_lines
+from skipwise.method.lengths import format_length
+from skipwise.recipes.reading import to_text
+from skipwise.report.canvas import Plot, base_line, length_axis, mark_original, write
+from skipwise.report.shown import ARM_LOOKS
+from skipwise.results.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LOOKS = dict(
+    zip(
+        ("YaRN as published", "fitted", "power, no search", "NTK", "YaRN, fitted", "theta"),
+        ("pi-only", "pose", "cream", "randpos", "full", "short"),
+        strict=True,
+    )
+)
+_HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
+
+
+def write_fit_page(found: Fit, folder: Path) -> Path:
+    """Write ``report.html`` and its figure beside ``fit.json``, and return the page's path."""
+    figure = write(loss_plot(found), folder / "figures")
+    head, rows = found.table()
+    environment = Environment(
+        loader=PackageLoader("skipwise", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("fit.html.j2").render(
+        name=Path(str(found.request["model"])).name,
+        found=found,
+        lengths=tuple(format_length(found.request[key]) for key in ("original_length", "target")),
+        head=head,
+        rows=rows,
+        best=next((i for i, one in enumerate(found.shown()) if one is found.best), None),
+        figure=figure,
+        svg=Markup(figure.svg),
+        recipe=to_text(recipe_lines(found.best.extension)),
+        parameters=json.dumps(parameters_of(found.best.extension), indent=2),
+        plain=found.plain,
+        file=FILE,
+    )
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def loss_plot(found: Fit) -> Plot:
+    """Plot by place what each interpolation loses to the base, a line for each."""
+    shown = [one for one in found.shown() if one.whole and one.role in _LOOKS]
+    curves = {one.role: found.excess(one) for one in shown}
+    lowest = min(max(curve.values()) for curve in curves.values())
+
+    def draw(axes: "Axes", ink: str) -> None:
+        for role, curve in curves.items():
+            axes.plot(list(curve), list(curve.values()), label=role, **ARM_LOOKS[_LOOKS[role]].line)
+        base_line(axes, 0.0, ARM_LOOKS["original"].colour)
+        axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
+        length_axis(axes, found.windows.edges[1:], "place in one window (tokens)")
+        axes.set_ylabel("loss above the base (nats per token)")
+        mark_original(axes, found.windows.original, ink)
+
+    data = [[role, end, loss] for role, curve in curves.items() for end, loss in curve.items()]
+    caption = (
+        f"Lower is better. One window of {found.windows.dense:,} tokens, not trained; the base reads the same text in windows of "
+        f"{found.windows.original:,} (dashed line)."
+    )
+    return Plot("loss-by-place", "Loss by place in one window", ["interpolation", "end", "excess"], data, draw, caption)

@@ -1,0 +1,183 @@
+"""What an interpolation costs an untrained model: near text, far text in one window, text behind a skip, answers.
+
+One contiguous window of about two original lengths ranks interpolations as a window of 64k does (rank correlation 0.94 over 46
+settings of SmolLM2, docs/fit.md). It cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of
+a short window: they find where a pair leaves the angles that the model knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from skipwise.data.passkey import passkey_prompt
+from skipwise.data.prompts import answer_ids
+from skipwise.evaluation.logits import not_finite
+from skipwise.evaluation.perplexity import inference, sliding_scores
+from skipwise.evaluation.windows import position_buckets
+
+_CHUNK, _MOVED = 512, 2048  # tokens of a chunk, at most half the original window; tokens of all that are moved
+_PROMPTS = 6
+_PROMPT = 512  # tokens, at most the original window
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What every candidate reads; token ids are int64.
+
+    Attributes:
+        original: L_o in tokens.
+        target: L_t in tokens.
+        documents: contiguous text, each [dense].
+        chunks: contiguous text whose second half is moved away, [rows, 2 chunk].
+        prompts: passkey prompts with their answers, and the tokens of the answer.
+    """
+
+    original: int
+    target: int
+    documents: list[np.ndarray]
+    chunks: np.ndarray
+    prompts: list[tuple[list[int], int]]
+
+    @property
+    def dense(self) -> int:
+        """Tokens of the contiguous window."""
+        return len(self.documents[0])
+
+    def shortened(self, documents: int, dense: int) -> "Windows":
+        """Return fewer and shorter contiguous windows; chunks and prompts stay."""
+        return replace(self, documents=[document[:dense] for document in self.documents[:documents]])
+
+    @property
+    def edges(self) -> list[int]:
+        """Edges of the places in the contiguous window; the original length is one of them."""
+        return position_buckets(self.dense, self.original)
+
+    @property
+    def skips(self) -> list[int]:
+        """By how much the second chunk is moved: to a quarter, half and all of the target."""
+        return [self.target // part - self.chunks.shape[1] for part in (4, 2, 1)]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What one interpolation costs, in nats per token; None where it was given up.
+
+    Attributes:
+        skipped: by distance, the loss of a chunk behind a skip less the loss of that chunk alone.
+        near: the loss of the first L_o tokens of the contiguous window.
+        places: the loss by place in that window, by the last token of each place.
+        answers: by distance, the loss of a passkey's digits.
+    """
+
+    skipped: dict[int, float]
+    near: float | None = None
+    places: dict[int, float] | None = None
+    answers: dict[int, float] | None = None
+
+    def harm(self, beyond: int) -> float:
+        """Return the most that a chunk loses by what stands before a skip beyond so many tokens; at least 0."""
+        return max([0.0, *(loss for distance, loss in self.skipped.items() if distance > beyond)])
+
+
+def far_loss(score: Score, windows: Windows) -> float:
+    """Return the mean loss behind the original length, each token of the contiguous window counting once."""
+    assert score.places is not None
+    widths = np.diff(windows.edges)
+    far = [
+        (score.places[end], width)
+        for end, width in zip(windows.edges[1:], widths, strict=True)
+        if end > windows.original
+    ]
+    return float(np.average([loss for loss, _ in far], weights=[width for _, width in far]))
+
+
+def total(score: Score, windows: Windows) -> float:
+    """Return what the search lowers: far loss in one window, and the harm at distances that the window does not hold."""
+    return far_loss(score, windows) + score.harm(windows.dense)
+
+
+def draw_windows(
+    documents: list[np.ndarray], tokenizer: PreTrainedTokenizerBase, original: int, target: int, seed: int
+) -> Windows:
+    """Return what every candidate reads: the documents, chunks of them, and prompts; a function of the arguments."""
+    rng, half = np.random.default_rng([seed, original, target]), min(_CHUNK, original // 2)
+    rows = []
+    for row in range(max(4, _MOVED // half)):
+        document = documents[row % len(documents)]
+        begin = int(rng.integers(0, len(document) - 2 * half + 1))
+        rows.append(document[begin : begin + 2 * half])
+    prompts = []
+    for depth in np.linspace(0.1, 0.6, _PROMPTS):  # the number stands before the part that is moved
+        prompt = passkey_prompt(tokenizer, min(_PROMPT, original), rng, float(depth))
+        answer = answer_ids(tokenizer, prompt.answer)
+        prompts.append(([*prompt.ids, *answer], len(answer)))
+    return Windows(original, target, documents, np.stack(rows), prompts)
+
+
+def skipped(model: PreTrainedModel, windows: Windows, precision: str) -> dict[int, float]:
+    """Return by distance what a chunk loses by the chunk before the skip."""
+    half = windows.chunks.shape[1] // 2
+    alone = _loss(model, windows.chunks[:, half:], half - 1, 0, half, precision)
+    return {
+        skip + half: _loss(model, windows.chunks, half - 1, skip, half, precision) - alone for skip in windows.skips
+    }
+
+
+def near_loss(model: PreTrainedModel, windows: Windows, precision: str) -> float:
+    """Return the mean loss of the first half of an original window: what tells a bad candidate before it is read whole."""
+    cut = [document[: max(2, windows.original // 2)] for document in windows.documents[:1]]
+    scores = sliding_scores(model, cut, window=len(cut[0]), stride=len(cut[0]), precision=precision)
+    return float(np.mean([score.nll.mean() for score in scores]))
+
+
+def answer_losses(model: PreTrainedModel, windows: Windows, precision: str) -> dict[int, float]:
+    """Return by distance the mean loss of a passkey's digits, whose question is moved away; 0: not moved."""
+    losses = {}
+    for skip in (0, *windows.skips):
+        each = []
+        for ids, answer in windows.prompts:
+            moved = max(len(ids) // 4, answer + 1)
+            each.append(_loss(model, np.array([ids]), answer, skip, moved, precision))
+        losses[skip] = float(np.mean(each))
+    return losses
+
+
+def token_losses(model: PreTrainedModel, windows: Windows, precision: str, window: int) -> list[np.ndarray]:
+    """Return the loss of every token but the first of each document, read in windows that do not overlap."""
+    scores = sliding_scores(model, windows.documents, window=window, stride=window, precision=precision)
+    return [score.nll for score in scores]
+
+
+def by_place(losses: Sequence[np.ndarray], windows: Windows) -> dict[int, float]:
+    """Return the mean loss in each place of the contiguous window, by the last token of the place."""
+    edges = windows.edges
+    cut = [loss[: windows.dense - 1] for loss in losses[: len(windows.documents)]]  # the scores begin at token 1
+    sums = np.sum([np.add.reduceat(loss, np.array(edges[:-1]) - 1) for loss in cut], axis=0)
+    return dict(zip(edges[1:], (sums / np.diff(edges) / len(cut)).tolist(), strict=True))
+
+
+def _loss(model: PreTrainedModel, rows: np.ndarray, scored: int, skip: int, moved: int, precision: str) -> float:
+    """Return the mean loss of the last ``scored`` tokens of rows whose last ``moved`` tokens lie ``skip`` positions on."""
+    losses = []
+    for row in rows:  # one at a time: the logits of a large vocabulary are what takes the memory
+        ids = torch.from_numpy(np.asarray(row, dtype=np.int64))[None].to(model.device)
+        positions = torch.arange(ids.shape[1], device=ids.device)[None].clone()
+        positions[:, -moved:] += skip
+        inputs: dict[str, Any] = {
+            "input_ids": ids,
+            "position_ids": positions,
+            "attention_mask": torch.ones_like(ids),  # without it transformers cuts attention where positions skip
+            "logits_to_keep": scored + 1,
+            "use_cache": False,
+        }
+        with inference(model, precision):
+            logits = model(**inputs).logits[0, :-1].float()
+        losses.append(float(cross_entropy(logits, ids[0, -scored:])))
+    if not np.isfinite(losses).all():
+        raise not_finite()
+    return float(np.mean(losses))

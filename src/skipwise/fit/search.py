@@ -1,0 +1,272 @@
+"""The search: references first, then three numbers by a trust-region method, then the best that every engine serves.
+
+The three numbers are the pair c from which on the divisor is the whole factor, the power p of the way there, and k of the
+attention factor 1 + k ln s (``skipwise.method.interpolation``, ``power``). The objective is ``skipwise.fit.score.total``. A
+candidate that is clearly worse is given up before it is read whole.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from scipy.optimize import minimize
+from transformers import PreTrainedModel
+
+from skipwise.data.tokenising import tokenise
+from skipwise.data.tokens import TokenStore, check_vocabulary, split_by_name
+from skipwise.errors import DataError, RunError
+from skipwise.evaluation.texts import fair_documents, longest_first
+from skipwise.fit.result import FILE, Candidate, Fit
+from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, near_loss, skipped, token_losses
+from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
+from skipwise.method.lengths import format_length
+from skipwise.model.config import load_config
+from skipwise.model.extension import Extension, plan_extension, set_frequencies
+from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.origin import Origin, read_origin
+from skipwise.model.precision import choose_precision, default_device, dtype_of
+from skipwise.model.saving import save_extended
+from skipwise.progress import doing, progress
+from skipwise.recipes.names import short_name
+from skipwise.recipes.schema import Data
+
+_DENSE = 4096  # tokens, at least, of the contiguous window, where the target has as many
+_DOCUMENTS = 2
+_HOPELESS = 0.5  # nats per token: a candidate that is so much worse in a part is not read whole
+_FEWEST = 12  # candidates that the time should hold; else less is read of each
+_STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k
+_LAST = 0.15  # of these steps, the last
+_SEARCHED = 20  # candidates of the search, at most
+_MOST = _SEARCHED + 9  # with those that are always measured
+
+
+def fit(
+    model: str,
+    *,
+    target: int | None,
+    data: Data,
+    out: Path | None,
+    minutes: float | None,
+    seed: int,
+    console: Console,
+    tokens: int = 0,
+) -> tuple[Fit, Path]:
+    """Measure interpolations of a model, without training, and return the fit and its folder.
+
+    Without ``minutes`` the search takes as long as training on ``tokens`` would, and at least what six candidates take.
+
+    Raises:
+        ModelError: the model cannot be extended to the target.
+        DataError: no document fills the contiguous window.
+        RunError: ``out`` holds another fit, or the time does not suffice for one candidate.
+    """
+    config = load_config(model)
+    origin = read_origin(model)
+    template = plan_extension(
+        config,
+        target_length=target,
+        original_length=origin.original_length if origin else None,
+        existing_rope="replace",
+        base_theta=origin.rope_theta if origin else None,
+    )
+    folder = out or Path("runs") / f"fit-{short_name(model)}-{format_length(template.target_length)}"
+    resumed = (folder / FILE).exists()
+    if not resumed and folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty and holds no fit; give another --out")
+    tokenizer = load_tokenizer(model)
+    store = tokenise(data, tokenizer, console)
+    check_vocabulary(store, config.get_text_config().vocab_size)
+    with doing("loading the model", console):
+        device = default_device()
+        precision = choose_precision("auto", device)
+        dtype = dtype_of(precision if device.type == "cuda" else "float32")
+        loaded = load_model(model, template, dtype=dtype, device=device).eval()
+    rope, reached = template.rope, template.target_length
+    documents = _documents(store, data, origin, template, console)
+    windows = draw_windows(documents, tokenizer, rope.original_length, reached, seed)
+    request = {
+        "model": model,
+        "fingerprint": weights_fingerprint(model),
+        "original_length": rope.original_length,
+        "target": reached,
+        "data": data.source,
+        "text": store.fingerprint,
+        "seed": seed,
+    }
+    found, candidates = Fit(request, windows, {}), _MOST
+    if resumed:
+        found.resume(folder, template)
+        minutes = minutes or found.seconds / 60 + 10
+    else:
+        began = time.monotonic()
+        with doing("reading the base in its own window", console):
+            base = token_losses(loaded, windows, precision, rope.original_length)
+        passed = time.monotonic() - began
+        each = 1.5 * passed  # a contiguous window costs more than original ones, and skips come on top
+        if minutes is None:  # a step reads a token three times: forward, and backward for two
+            training = 3 * passed / (windows.dense * len(documents)) * tokens
+            minutes = max(training, 6 * each / len(documents)) / 60
+        found.windows, each = _affordable(windows, each, minutes * 60)
+        found.base = by_place(base, found.windows)
+        candidates = max(_FEWEST, min(_MOST, int(minutes * 60 / each)))
+        folder.mkdir(parents=True, exist_ok=True)
+    with progress("measuring interpolations", candidates, console) as work:
+
+        def measure(role: str, extension: Extension) -> float:
+            started, known = time.monotonic(), found.find(extension)
+            if known is None:
+                known = Candidate(role, extension, _measure(loaded, extension, found, precision))
+                found.candidates.append(known)
+                found.seconds += time.monotonic() - started
+                found.write(folder)
+            best = min(map(found.total, found.candidates))
+            work.reach(min(work.done + 1, candidates), told=f"best so far {best:.3f} nats")
+            return found.total(known)
+
+        if not found.finished:
+            _search(template, measure, found, minutes * 60)
+            for one in found.shown():  # what people want to see of those in the table alone
+                if one.whole and one.score.answers is None:
+                    set_frequencies(loaded, one.extension)
+                    score = replace(one.score, answers=answer_losses(loaded, found.windows, precision))
+                    found.candidates[found.candidates.index(one)] = replace(one, score=score)
+            found.finished = True
+            found.write(folder)
+        work.reach(candidates)
+    return found, folder
+
+
+def _documents(
+    store: TokenStore, data: Data, origin: Origin | None, template: Extension, console: Console
+) -> list[np.ndarray]:
+    """Return the longest documents, cut to about two original windows.
+
+    Documents that are held out stay unread where there are others: they are for measuring what was trained.
+    """
+    original = template.rope.original_length
+    fair = fair_documents(store, data, [origin] if origin else [], console)
+    kept = np.intersect1d(fair, split_by_name(store, data.held_out)[0])
+    chosen = longest_first(store, kept if len(kept) else fair)
+    dense = min(template.target_length, max(2 * original, _DENSE))
+    longest = int(store.lengths[chosen[0]]) if len(chosen) else 0
+    if longest <= original:
+        raise DataError(
+            f"{data.source}: the longest document to read has {longest:,} tokens, and a fit needs more than {original:,}, best "
+            f"{dense:,}; give longer text by --data"
+        )
+    dense = min(dense, longest)
+    long = [int(i) for i in chosen[:_DOCUMENTS] if store.lengths[i] >= dense]
+    return [np.asarray(store.document(i)[:dense], dtype=np.int64) for i in long]
+
+
+def write_model(model: str, found: Fit, folder: Path) -> None:
+    """Write the model as a stock checkpoint with the settings that the fit recommends; its weights stay.
+
+    Raises:
+        RunError: the folder exists and is not empty.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise RunError(f"{folder} is not empty; give another --out")
+    extension, config = found.best.extension, load_config(model)
+    loaded = load_model(model, extension, dtype=config.dtype or "float32")
+    read, about = read_origin(model), found.request
+    trained = (read.text, read.documents) if read else (Data(source="none", held_out=0), np.empty(0, dtype="<u8"))
+    origin = Origin(
+        model,
+        extension.rope.original_length,
+        *trained,
+        about["fingerprint"],
+        about["target"],
+        rope_theta=extension.rope.theta,
+    )
+    save_extended(loaded, load_tokenizer(model), extension, folder, origin=origin)
+
+
+def _affordable(windows: Windows, each: float, seconds: float) -> tuple[Windows, float]:
+    """Return windows of which the time holds enough candidates, and the seconds of one: fewer documents, then a shorter one."""
+    if each * _FEWEST > seconds and len(windows.documents) > 1:
+        windows, each = windows.shortened(1, windows.dense), each / 2
+    while each * _FEWEST > seconds and windows.dense > 1.25 * windows.original:
+        shorter = windows.original + (windows.dense - windows.original) // 2
+        each *= shorter / windows.dense
+        windows = windows.shortened(len(windows.documents), shorter)
+    if each > seconds:
+        raise RunError(
+            f"one candidate takes about {each / 60:.0f} minutes here, and --minutes is {seconds / 60:g}; give at least "
+            f"{math.ceil(4 * each / 60)}"
+        )
+    return windows, each
+
+
+def _measure(model: PreTrainedModel, extension: Extension, found: Fit, precision: str) -> Score:
+    """Measure one candidate, the cheap parts first; give it up where a part is much worse than the best's."""
+    set_frequencies(model, extension)
+    best = min(found.candidates, key=found.total, default=None)
+    score = Score(skipped(model, found.windows, precision))
+    if best is not None and score.harm(0) > best.score.harm(0) + _HOPELESS:
+        return score
+    score = replace(score, near=near_loss(model, found.windows, precision))
+    if best is not None and (score.near or 0) > (best.score.near or 0) + _HOPELESS:
+        return score
+    losses = token_losses(model, found.windows, precision, found.windows.dense)
+    return replace(score, places=by_place(losses, found.windows))
+
+
+def _search(template: Extension, measure: Callable[[str, Extension], float], found: Fit, seconds: float) -> None:
+    rope, spread = template.rope, math.log(template.factor)
+    pairs = rope.dim // 2
+
+    def by(name: str, **settings: float) -> Extension:
+        return replace(template, interpolation=name, settings=RopeSettings(**settings))  # type: ignore[arg-type]
+
+    def power(x: np.ndarray) -> Extension:
+        pair, exponent = float(np.clip(x[0] * pairs, 1, pairs - 1)), float(np.clip(math.exp(x[1]), 0.5, 12))
+        attention = 1 + float(np.clip(x[2], 0, 0.2)) * spread
+        return by(
+            "power",
+            beta_slow=_digits(turns_of(rope, pair)),
+            power=_digits(exponent),
+            attention_factor=_digits(attention),
+        )
+
+    measure("YaRN as published", by("yarn"))
+    measure("power, no search", by("power"))
+    measure("NTK", by("ntk"))
+    measure("linear", by("linear"))
+    measure("none", by("none"))
+
+    start = np.array([pair_of(rope, POWER_SLOW) / pairs, math.log(POWER), ATTENTION])
+    worst = max(found.total(one) for one in found.candidates if one.whole) + 1
+
+    def objective(x: np.ndarray) -> float:
+        if found.seconds > 0.8 * seconds:  # the rest is for what every engine serves
+            raise StopIteration
+        one = power(start + x * _STEPS) if x.any() else by("power")
+        return min(measure("fitted" if x.any() else "power, no search", one), worst)
+
+    with suppress(StopIteration):
+        options = {"initial_tr_radius": 1.0, "final_tr_radius": _LAST, "maxfev": _SEARCHED}
+        minimize(objective, np.zeros(3), method="COBYQA", options=options)
+    best = min(
+        (c for c in found.candidates if c.extension.interpolation == "power"), key=found.total
+    ).extension.settings
+    attention = best.attention_factor or 1 + ATTENTION * spread
+    slow = max(best.beta_slow or POWER_SLOW, 1.0)
+    measure("YaRN, fitted", by("yarn", attention_factor=attention))
+    for beta_slow in (2.0, 4.0) if slow < 2 else (_digits(slow),):
+        measure("YaRN, fitted", by("yarn", attention_factor=attention, beta_slow=beta_slow))
+    measure(
+        "theta",
+        by("theta", rope_theta=float(f"{rope.theta * template.factor ** (rope.dim / pair_of(rope, 1) / 2):.3g}")),
+    )
+
+
+def _digits(value: float) -> float:
+    """Round to four digits, which is more than the loss can tell apart."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,147 @@
+"""``skipwise fit`` by the real command on real files, and what uses its result."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from skipwise.fit.result import read_fit
+from skipwise.method.interpolation import Rope, RopeSettings, frequencies
+from skipwise.model.loading import load_model
+from skipwise.model.origin import read_origin
+from skipwise.results.files import write_json
+from tests.command_line import refused, run
+from tests.tiny import checkpoint, corpus
+
+pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("model"), window=256)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return corpus(tmp_path_factory.mktemp("text"), documents=6, words=600)
+
+
+@pytest.fixture(scope="module")
+def fitted(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("fits") / "fit"
+    with pytest.MonkeyPatch.context() as patch:
+        run(patch, "fit", model, "--target", "1k", "--data", text, "--minutes", "0.5", "--out", out)
+    return out
+
+
+def test_a_fit_leaves_its_record_a_page_and_a_stock_checkpoint(model: Path, fitted: Path) -> None:
+    about = read_fit(fitted / "fit.json")
+    assert about["finished"]
+    roles = {one["role"] for one in about["candidates"]}
+    assert {"YaRN as published", "power, no search", "NTK", "fitted", "YaRN, fitted"} <= roles
+    page = (fitted / "report.html").read_text()
+    assert "rope_parameters" in page
+    assert (fitted / "figures" / "loss-by-place.png").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(fitted / "model")
+    best = about["best"]
+    wanted, attention = frequencies(best["interpolation"], Rope(10_000.0, 16, 256), 4.0, RopeSettings(**best["rope"]))
+    np.testing.assert_allclose(loaded.model.rotary_emb.inv_freq, wanted, rtol=1e-6)
+    assert loaded.model.rotary_emb.attention_scaling == pytest.approx(attention)
+    for name, weight in load_model(str(model)).state_dict().items():
+        assert torch.equal(weight, loaded.state_dict()[name])
+    assert read_origin(str(fitted / "model")).target_length == 1024
+
+
+def test_a_stopped_fit_goes_on_to_the_same_result(
+    model: Path, text: Path, fitted: Path, monkeypatch, tmp_path: Path
+) -> None:
+    about = read_fit(fitted / "fit.json")
+    out = tmp_path / "fit"
+    out.mkdir()
+    write_json(out / "fit.json", {**about, "finished": False, "candidates": about["candidates"][:6]})
+    run(monkeypatch, "fit", model, "--target", "1k", "--data", text, "--minutes", "0.5", "--out", out)
+    again = read_fit(out / "fit.json")
+    assert again["candidates"][:6] == about["candidates"][:6]
+    assert again["finished"]
+
+
+def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
+    model: Path, text: Path, fitted: Path, monkeypatch, capsys, tmp_path: Path
+) -> None:
+    small = ["--data", text, "--method", "paper"]
+    for change in (
+        "data.held_out=0.3",
+        "training.max_steps=2",
+        "training.batch_size=2",
+        "training.precision=float32",
+        "evaluation.documents=1",
+        "evaluation.windows=[256]",
+        "evaluation.prompt_trials=0",
+        "evaluation.arms=[trained]",
+        "evaluation.other=false",
+    ):
+        small += ["--set", change]
+    out, fit = tmp_path / "run", fitted / "fit.json"
+    run(monkeypatch, "extend", model, "--target", "1k", "--interpolation", fit, *small, "--out", out)
+    best = read_fit(fit)["best"]
+    recipe = (out / "recipe.yaml").read_text()
+    assert f"interpolation: {best['interpolation']}" in recipe
+    assert "is a fit for 1,024 tokens" in refused(
+        monkeypatch, capsys, "extend", model, "--target", "2k", "--interpolation", fit, *small, "--out", tmp_path / "no"
+    )
+    other = checkpoint(tmp_path / "other", window=256, hidden_size=64)
+    assert "is a fit of" in refused(
+        monkeypatch, capsys, "extend", other, "--target", "1k", "--interpolation", fit, *small, "--out", tmp_path / "no"
+    )
+    # A second step: factors are relative to the base, also where the first changed theta.
+    for interpolation, first in (("yarn", out), ("yarn", tmp_path / "ntk")):
+        if not first.exists():
+            run(monkeypatch, "extend", model, "--target", "1k", "--interpolation", "ntk", *small, "--out", first)
+        second = tmp_path / f"second-{first.name}"
+        run(monkeypatch, "extend", first, "--target", "2k", "--interpolation", interpolation, *small, "--out", second)
+        rope = json.loads((second / "model" / "config.json").read_text())["rope_parameters"]
+        assert (rope["factor"], rope["original_max_position_embeddings"], rope["rope_theta"]) == (8.0, 256, 10_000.0)
+
+
+def test_extend_fits_by_itself_and_resumes_with_what_it_found(
+    model: Path, text: Path, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    out, words = tmp_path / "run", ["extend", model, "--target", "1k", "--interpolation", "fitted", "--data", text]
+    for change in (
+        "method=null",
+        "data.held_out=0.3",
+        "training.max_steps=2",
+        "training.batch_size=2",
+        "evaluation.documents=1",
+        "evaluation.windows=[256]",
+        "evaluation.prompt_trials=0",
+        "evaluation.arms=[trained]",
+        "evaluation.other=false",
+    ):
+        words += ["--set", change]
+    run(monkeypatch, *words, "--out", out)
+    begun = (out / "recipe.yaml").read_text()
+    assert "interpolation: fitted" not in begun
+    run(monkeypatch, *words, "--out", out, "--resume")
+    assert (out / "recipe.yaml").read_text() == begun
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "128"], "target 128 must exceed the model's 256"),
+        (["--target", "1k", "--minutes", "0.1", "--data", "SHORT"], "gives longer text"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(
+    words, message, model: Path, text: Path, monkeypatch, capsys, tmp_path: Path
+) -> None:
+    short = corpus(tmp_path / "short", documents=3, words=5)
+    words = [str(short) if word == "SHORT" else word for word in words]
+    data = [] if "--data" in words else ["--data", str(text)]
+    said = refused(monkeypatch, capsys, "fit", model, *words, *data, "--out", tmp_path / "out")
+    assert message in said or "give longer text" in said

@@ -1,0 +1,88 @@
+"""The search on losses of a known form, and the time that it may take."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipwise.errors import RunError
+from skipwise.fit.result import Candidate, Fit
+from skipwise.fit.score import Score, Windows
+from skipwise.fit.search import _affordable, _search
+from skipwise.method.interpolation import Rope, RopeSettings, pair_of
+from skipwise.model.extension import Extension
+
+ROPE = Rope(10_000.0, 64, 256)
+WINDOWS = Windows(256, 4096, [np.arange(512)] * 2, np.zeros((1, 256), dtype=np.int64), [])
+
+
+def valley(extension: Extension, best: tuple[float, float, float]) -> float:
+    """A loss whose lowest place is at pair ``best[0]``, power ``best[1]`` and k ``best[2]``."""
+    if extension.interpolation != "power":
+        return {"yarn": 3.2, "theta": 4.0, "ntk": 3.5}.get(extension.interpolation, 9.0)
+    given = extension.settings
+    pair, power = pair_of(ROPE, given.beta_slow or 0.6), given.power or 2.0
+    k = ((given.attention_factor or 1 + 0.07 * math.log(16)) - 1) / math.log(16)
+    x = ((pair - best[0]) / 6, math.log(power / best[1]) / 1.2, (k - best[2]) / 0.06)
+    return 3.0 + 0.2 * (x[0] ** 2 + x[1] ** 2 + 0.5 * x[0] * x[1] + x[2] ** 2)
+
+
+def searched(best: tuple[float, float, float]) -> Fit:
+    template = Extension(ROPE, 4096, "none")
+    found = Fit({}, WINDOWS, dict.fromkeys(WINDOWS.edges[1:], 2.5))
+
+    def measure(role: str, extension: Extension) -> float:
+        known = found.find(extension)
+        if known is None:
+            loss = valley(extension, best)
+            known = Candidate(role, extension, Score({}, places=dict.fromkeys(WINDOWS.edges[1:], loss)))
+            found.candidates.append(known)
+        return found.total(known)
+
+    _search(template, measure, found, seconds=1e9)
+    return found
+
+
+@settings(max_examples=10)
+@given(st.tuples(st.floats(10, 18), st.floats(1.0, 5.0), st.floats(0.03, 0.11)))
+def test_the_search_finds_what_a_grid_of_sixty_finds(best: tuple[float, float, float]) -> None:
+    found = searched(best)
+    grid = itertools.product((9, 11, 13, 15, 17), (1.0, 2.0, 3.0, 5.0), (0.04, 0.07, 0.1))
+    slow = [(256 / (2 * math.pi * 10_000 ** (2 * c / 64)), p, 1 + k * math.log(16)) for c, p, k in grid]
+    losses = [
+        valley(
+            replace(Extension(ROPE, 4096, "power"), settings=RopeSettings(beta_slow=s, power=p, attention_factor=a)),
+            best,
+        )
+        for s, p, a in slow
+    ]
+    assert found.total(found.best) <= min(losses) + 0.01
+    assert sum(one.role == "fitted" for one in found.candidates) <= 20
+    assert [one.role for one in found.candidates[:5]] == [
+        "YaRN as published",
+        "power, no search",
+        "NTK",
+        "linear",
+        "none",
+    ]
+
+
+def test_yarn_stays_where_nothing_is_worth_more() -> None:
+    found = searched((13, 2.0, 0.07))
+    yarn = found.candidates[0]
+    better = replace(yarn, score=replace(yarn.score, places=dict.fromkeys(WINDOWS.edges[1:], 2.995)))
+    found.candidates[0] = better
+    assert found.best is better
+
+
+def test_less_is_read_where_the_time_is_short() -> None:
+    assert _affordable(WINDOWS, 1.0, 100.0) == (WINDOWS, 1.0)
+    one, each = _affordable(WINDOWS, 20.0, 100.0)
+    assert (len(one.documents), each) == (1, 10.0 * 384 / 512)
+    assert one.dense == 384
+    with pytest.raises(RunError):
+        _affordable(WINDOWS, 1000.0, 60.0)
