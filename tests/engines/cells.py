@@ -17,16 +17,19 @@ def expected(reader: str, family: str, interpolation: str) -> float | str:
     if reader == "transformers 4.45":
         if family in ("qwen3", "gemma3", "olmo2"):
             return _UNKNOWN
-        if interpolation == "yarn":  # it takes max_position_embeddings for the original length; right from 4.51 on
+        if interpolation in (
+            "yarn",
+            "yarn-fitted",
+        ):  # it takes max_position_embeddings for the original length; right from 4.51 on
             return WRONG
         if family == "mistral" and interpolation != "ntk":  # its class reads no rope_scaling; right from 4.48 on
             return WRONG
     if reader == "transformers 4.57" and family == "olmo2" and interpolation != "ntk":
         return _TWO_FIELDS
-    if reader == "transformers 5, oldest" and (family, interpolation) == ("gemma3", "yarn-revised"):
+    if reader == "transformers 5, oldest" and family == "gemma3" and interpolation in ("yarn-revised", "power"):
         return _UNBOUND  # in its second pass beyond the window, up to 5.19; right in 5.23
     if reader == "llama.cpp":
-        if interpolation == "yarn-revised" and family not in ("llama", "mistral"):
+        if interpolation in ("yarn-revised", "power", "yarn-fitted") and family not in ("llama", "mistral"):
             return _NO_FACTORS
         if family in ("gpt_neox", "phi", "gemma3"):
             return _HALF_PRECISION_GELU

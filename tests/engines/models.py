@@ -12,7 +12,8 @@ from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.saving import save_extended
 
 WINDOW, TARGET = 256, 2048
-INTERPOLATIONS = ("linear", "ntk", "yarn", "yarn-revised")
+INTERPOLATIONS = ("linear", "ntk", "yarn", "yarn-revised", "power", "yarn-fitted")
+_FITTED = {"yarn-fitted": ("yarn", {"beta_slow": 2.0, "attention_factor": 1.15})}
 _SHARED = {
     "vocab_size": 4096,  # nano's tokenizer
     "hidden_size": 256,
@@ -71,6 +72,7 @@ def extended(folder: Path, family: str, interpolation: str) -> Path:
     out = folder / f"{family}.{interpolation}"
     if not out.exists():
         start = str(base(folder, family))
-        extension = plan_extension(load_config(start), interpolation=interpolation)
+        name, settings = _FITTED.get(interpolation, (interpolation, {}))
+        extension = plan_extension(load_config(start), interpolation=name, rope=settings)
         save_extended(load_model(start, extension), load_tokenizer("nano"), extension, out)
     return out

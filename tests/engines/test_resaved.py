@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 NEWEST = "transformers 5, newest"
 SAVERS = ("transformers 4.45", "transformers 4.57", "transformers 5, oldest", NEWEST)
 FAMILIES = ("llama", "gpt_neox")
-CELLS = [(family, interpolation) for family in FAMILIES for interpolation in INTERPOLATIONS]
+CELLS = [(family, interpolation) for family in FAMILIES for interpolation in INTERPOLATIONS[:4]]
 
 
 class Resaved:

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from skipwise.errors import RunError, counted
-from skipwise.fit.score import Score, Windows, far_loss, total
+from skipwise.fit.score import Score, Windows, total
 from skipwise.method.interpolation import RopeSettings, rope_parameters
 from skipwise.method.lengths import format_length
 from skipwise.model.extension import Extension
 from skipwise.results.files import read_json, write_json
 
 FILE = "fit.json"
-SCHEMA = 1
 _WORTH = 0.01  # nats per token; what gains less is no reason to leave YaRN as published
 _PLAIN = ("yarn", "ntk", "theta")  # what every engine serves
 
@@ -77,12 +76,6 @@ class Fit:
         inside = [(excess[b], b - a) for a, b in pairwise(edges) if b <= self.windows.original and excess]
         return float(np.average([e for e, _ in inside], weights=[w for _, w in inside])) if inside else None
 
-    def far(self, one: Candidate) -> float | None:
-        """Return what far text costs: the mean excess behind the original length, in one window."""
-        if not one.whole:
-            return None
-        return far_loss(one.score, self.windows) - far_loss(replace(one.score, places=self.base), self.windows)
-
     @property
     def verdict(self) -> str:
         """What to do, in two sentences at most."""
@@ -125,7 +118,6 @@ class Fit:
         write_json(
             folder / FILE,
             {
-                "schema": SCHEMA,
                 "request": self.request,
                 "finished": self.finished,
                 "seconds": self.seconds,
@@ -173,14 +165,11 @@ def read_fit(path: Path) -> dict[str, Any]:
     """Read ``fit.json``.
 
     Raises:
-        RunError: it is missing, damaged, or of another version.
+        RunError: it is missing or damaged.
     """
     try:
-        about = read_json(path)
-        if about["schema"] != SCHEMA:
-            raise ValueError(f"schema {about['schema']}")
-        return about
-    except (OSError, ValueError, KeyError) as error:
+        return read_json(path)
+    except (OSError, ValueError) as error:
         raise RunError(f"{path} is not a whole fit ({error}); run skipwise fit with another --out") from error
 
 

@@ -247,8 +247,8 @@ def large_factor(extension: Extension) -> str | None:
     if times < _LARGE or extension.interpolation not in ("yarn", "yarn-revised"):
         return None
     return (
-        f"note: {times:g} times the original window. At {_LARGE} times, under YaRN, one of two models predicted worse with far text than "
-        "without it, and under ntk not: compare interpolations first (docs/tutorials/choose-and-read.md)"
+        f"note: {times:g} times the original window. At {_LARGE} times YaRN fails on one of two models, and fitted settings do not: "
+        "--interpolation fitted, or skipwise fit (docs/fit.md)"
     )
 
 

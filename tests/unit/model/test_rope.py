@@ -294,7 +294,7 @@ def test_what_a_class_cannot_hold_is_refused_before_training() -> None:
     asked = {"model": "x", "target": 256, "existing_rope": "replace", "method": None}
     with pytest.raises(
         ModelError,
-        match=r"class Phi3Config cannot be built with yarn x4 .*must be one of .'longrope'.*choose --interpolation ntk or yarn-revised, or another",
+        match=r"class Phi3Config cannot be built with yarn x4 .*must be one of .'longrope'.*choose --interpolation ntk or yarn-revised or power, or another",
     ):
         extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
     assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4

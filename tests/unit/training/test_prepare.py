@@ -77,7 +77,7 @@ def test_the_documents_trained_on_are_those_of_the_base_too(tmp_path) -> None:
     Origin("older", 32, Data(), np.array([3, 5], dtype="<u8")).write(tmp_path / "model")
     again = prepared(tmp_path, tmp_path / "model").origin
     assert set(again.documents.tolist()) == own | {3, 5}
-    assert (again.base, again.original_length, again.text.held_out) == (str(tmp_path / "model"), 64, 0.3)
+    assert (again.base, again.original_length, again.text.held_out) == (str(tmp_path / "model"), 32, 0.3)
 
 
 def test_a_sealed_base_that_was_changed_is_refused_before_anything_is_read(tmp_path) -> None:
