@@ -25,7 +25,7 @@ def fit(
     from rich.table import Table
 
     from skipwise.fit.page import write_fit_page
-    from skipwise.fit.result import FILE, parameters_of
+    from skipwise.fit.result import FILE
     from skipwise.fit.search import fit as search
     from skipwise.fit.search import write_model
 
@@ -40,14 +40,14 @@ def fit(
         table.add_row(*row)
     console.print(table)
     console.print(found.verdict, style="bold", soft_wrap=True)
+    console.print(f"settings: {found.best.extension.told}", soft_wrap=True)
     if found.plain is not found.best:
         worse = found.total(found.plain) - found.total(found.best)
         console.print(f"Served by every engine: {found.plain.extension.told}, {worse:.2f} nats worse.", soft_wrap=True)
-    console.print(f"rope_parameters: {parameters_of(found.best.extension)}", soft_wrap=True)
     if out is not None:
         write_model(model, found, folder / "model")
         console.print(f"model:  {folder / 'model'}", soft_wrap=True)
-    console.print(f"report: {write_fit_page(found, folder)}", soft_wrap=True)
+    console.print(f"report: {write_fit_page(found, folder)}, with the rope_parameters for config.json", soft_wrap=True)
     console.print(
         f"train:  skipwise extend {model} --target {found.windows.target} --interpolation {folder / FILE} --data TEXT",
         soft_wrap=True,

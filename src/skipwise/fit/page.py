@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _LOOKS = dict(
     zip(
-        ("YaRN as published", "fitted", "power, no search", "NTK", "YaRN, fitted", "theta"),
-        ("pi-only", "pose", "cream", "randpos", "full", "short"),
+        ("YaRN as published", "fitted", "power, no search", "NTK", "YaRN, fitted"),
+        ("pi-only", "pose", "cream", "randpos", "full"),
         strict=True,
     )
 )
@@ -48,9 +48,9 @@ def write_fit_page(found: Fit, folder: Path) -> Path:
         figure=figure,
         svg=Markup(figure.svg),
         recipe=to_text(recipe_lines(found.best.extension)),
-        parameters=json.dumps(parameters_of(found.best.extension), indent=2),
+        parameters=json.dumps(parameters_of(found.best.extension)),
         plain=found.plain,
-        file=FILE,
+        file=folder / FILE,
     )
     write_text(folder / "report.html", page)
     return folder / "report.html"
@@ -68,7 +68,7 @@ def loss_plot(found: Fit) -> Plot:
         base_line(axes, 0.0, ARM_LOOKS["original"].colour)
         axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
         length_axis(axes, found.windows.edges[1:], "place in one window (tokens)")
-        axes.set_ylabel("loss above the base (nats per token)")
+        axes.set_ylabel("nats above the base")
         mark_original(axes, found.windows.original, ink)
 
     data = [[role, end, loss] for role, curve in curves.items() for end, loss in curve.items()]

@@ -78,15 +78,12 @@ class Fit:
 
     @property
     def verdict(self) -> str:
-        """What to do, in two sentences at most."""
+        """What to do, in a sentence."""
         best, published = self.best, next(one for one in self.candidates if one.role == "YaRN as published")
         if best is published:
             return "YaRN as published is as good as anything that was measured: use it."
-        gain = self.total(published) - self.total(best)
-        return (
-            f"Use {best.extension.told}: it predicts far text better than YaRN as published, by {gain:.2f} nats per token "
-            f"({1 - math.exp(-gain):.0%} of perplexity)."
-        )
+        lower = 1 - math.exp(self.total(best) - self.total(published))
+        return f"Perplexity of far text is {lower:.0%} lower under {best.extension.interpolation} than under YaRN as published."
 
     def shown(self) -> list[Candidate]:
         """Return the candidates of the table: one for each role, the best, in the order measured."""
