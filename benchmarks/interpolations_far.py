@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
 
 from skipwise import load_config, load_model, load_tokenizer, plan_extension
 from skipwise.data.tokenising import tokenise
@@ -69,7 +70,7 @@ def batches(
 
 def train(
     extension: Extension, data: Iterator[tuple[torch.Tensor, ...]], steps: int, micro: int, rate: float
-) -> torch.nn.Module:
+) -> PreTrainedModel:
     """Train all weights with AdamW, a warm-up of six steps and a linear decay; gradients are clipped at 1."""
     device = default_device()
     model = load_model("smollm2", extension, device=device).train()
@@ -108,16 +109,16 @@ def main() -> None:
     names, edges = [read.names[i] for i in long], position_buckets(target, WINDOW)
     known = [json.loads(line)["key"] for line in given.out.read_text().splitlines()] if given.out.exists() else []
 
-    def measure(key: str, model: torch.nn.Module, window: int, lengths: list[int], seed: int) -> None:
+    def measure(key: str, model: PreTrainedModel, window: int, lengths: list[int], seed: int) -> None:
         if key in known:
             return
         began, precision = time.monotonic(), choose_precision("auto", default_device())
-        scores = sliding_scores(model, documents, window=window, stride=window, precision=precision)  # type: ignore[arg-type]
+        scores = sliding_scores(model, documents, window=window, stride=window, precision=precision)
         sums = [np.add.reduceat(score.nll, np.array(edges[:-1]) - 1) / np.diff(edges) for score in scores]
         found = {
             n: retrieval_accuracy(model, tokenizer, length=n, trials=10, seed=seed, precision=precision)
             for n in lengths
-        }  # type: ignore[arg-type]
+        }
         places = {
             name: dict(zip(edges[1:], each.tolist(), strict=True)) for name, each in zip(names, sums, strict=True)
         }

@@ -25,6 +25,7 @@ from skipwise.report.model_card import write_run_card
 from skipwise.report.page import write_page
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
+from skipwise.results.files import write_text
 from skipwise.results.records import CoverageRecord, Measured, ReadingRecord, TrainingRecord
 from skipwise.results.results_file import append_record, drop_cut_off_record, read_records, require_results
 from skipwise.results.run_folder import RunFolder
@@ -44,7 +45,7 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     Of several processes the first does all but the training, in which the others join it. An error leaves intact what
     was written.
     """
-    recipe = fitted_recipe(recipe, out, resume, console)
+    recipe, fit = fitted_recipe(recipe, out, resume, console)
     prepared = prepare_together(recipe, out, resume, console)
     if not processes.is_first():
         return join(prepared, resume, console)
@@ -63,6 +64,8 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
         require_saved(run.model)
     probed = None if run.model.exists() else load_and_probe(prepared, console)
     _begin(prepared, evaluation, run, resume, console)
+    if fit:
+        write_text(run.path / fit.name, fit.read_text(encoding="utf-8"))
     _say_passed_steps(evaluation, run, console)
     invite(prepared, run, training=probed is not None)
     if probed is not None:

@@ -89,6 +89,7 @@ def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
     best = read_fit(fit)["best"]
     recipe = (out / "recipe.yaml").read_text()
     assert f"interpolation: {best['interpolation']}" in recipe
+    assert (out / "fit.json").read_text() == fit.read_text()
     assert "is a fit for 1,024 tokens" in refused(
         monkeypatch, capsys, "extend", model, "--target", "2k", "--interpolation", fit, *small, "--out", tmp_path / "no"
     )

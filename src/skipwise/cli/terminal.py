@@ -118,6 +118,7 @@ def explained(command: str = "") -> Iterator[None]:
                 "extend": "; the same command with --resume goes on, if its run folder was begun",
                 "reproduce": "; the same command goes on, and what is done is not done again",
                 "evaluate": "; the same command goes on, and what is measured is not measured again",
+                "fit": "; the same command goes on, and what is measured is not measured again",
             }
             print(f"\nskipwise: stopped{ways_on.get(command or sys.argv[1], '')}", file=sys.stderr)
             raise SystemExit(code) from None

@@ -19,8 +19,8 @@ from skipwise.training import processes
 _SHARE = 0.1  # of the training's time, at most, that the search takes
 
 
-def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> Recipe:
-    """Return the recipe with the settings of its fit; other recipes as they are.
+def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> tuple[Recipe, Path | None]:
+    """Return the recipe with the settings of its fit, and the fit's file; other recipes as they are.
 
     ``fitted`` searches, at most a tenth of the training's time, and keeps the fit in the user's cache. Another name is that of a
     ``fit.json``. A run that is resumed keeps the settings that it began with.
@@ -29,11 +29,15 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         RunError: the fit is of another model or target, damaged, or not finished.
     """
     if not recipe.is_fitted:
-        return recipe
+        return recipe, None
     begun = out / "recipe.yaml" if resume and out is not None else None
     if begun is not None and begun.is_file():
         before = load_recipe(begun)
-        return _with(recipe, {"interpolation": before.interpolation, "rope": before.rope.model_dump(exclude_none=True)})
+        settings: dict[str, object] = {
+            "interpolation": before.interpolation,
+            "rope": before.rope.model_dump(exclude_none=True),
+        }
+        return _with(recipe, settings), None
     extension = extension_of(load_config(recipe.model), recipe)
     fingerprint, target = weights_fingerprint(recipe.model), extension.target_length
     path = Path(recipe.interpolation)
@@ -55,7 +59,7 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
     console.print(
         f"fitted interpolation: {found['interpolation']}{f' ({told})' if told else ''}, from {path}", soft_wrap=True
     )
-    return _with(recipe, found)
+    return _with(recipe, found), path
 
 
 def _with(recipe: Recipe, settings: dict[str, object]) -> Recipe:

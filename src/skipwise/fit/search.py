@@ -166,13 +166,9 @@ def _documents(
 
 
 def write_model(model: str, found: Fit, folder: Path) -> None:
-    """Write the model as a stock checkpoint with the settings that the fit recommends; its weights stay.
-
-    Raises:
-        RunError: the folder exists and is not empty.
-    """
-    if folder.exists() and any(folder.iterdir()):
-        raise RunError(f"{folder} is not empty; give another --out")
+    """Write the model as a stock checkpoint with the settings that the fit recommends; its weights stay."""
+    if folder.exists():  # by the same command
+        return
     extension, config = found.best.extension, load_config(model)
     loaded = load_model(model, extension, dtype=config.dtype or "float32")
     read, about = read_origin(model), found.request
