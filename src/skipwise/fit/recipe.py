@@ -16,8 +16,6 @@ from skipwise.recipes.schema import Recipe
 from skipwise.results.files import default_cache, short_digest
 from skipwise.training import processes
 
-_SHARE = 0.1  # of the training's time, at most, that the search takes
-
 
 def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> tuple[Recipe, Path | None]:
     """Return the recipe with the settings of its fit, and the fit's file; other recipes as they are.
@@ -50,7 +48,7 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         with processes.first_ahead():
             fit(
                 recipe.model, target=target, data=recipe.data, out=folder, seed=recipe.seed, console=console,
-                minutes=None, tokens=round(_SHARE * tokens),
+                minutes=None, tokens=tokens,
             )  # fmt: skip
     elif not path.is_file():
         raise RunError(f"there is no fit {path}; make one with skipwise fit, or give --interpolation {FITTED}")

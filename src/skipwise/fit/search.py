@@ -20,14 +20,17 @@ from transformers import PreTrainedModel
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary, split_by_name
 from skipwise.errors import DataError, RunError
+from skipwise.evaluation.forecast import training_seconds
 from skipwise.evaluation.texts import fair_documents, longest_first
 from skipwise.fit.result import FILE, Candidate, Fit
 from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, near_loss, skipped, token_losses
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
 from skipwise.method.lengths import format_length
+from skipwise.method.limits import SHORT_WINDOW
 from skipwise.model.config import load_config
 from skipwise.model.extension import Extension, plan_extension, set_frequencies
 from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import choose_precision, default_device, dtype_of
@@ -37,9 +40,11 @@ from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data
 
 _DENSE = 4096  # tokens, at least, of the contiguous window, where the target has as many
-_DOCUMENTS = 2
+# Documents, and the window in original lengths: the first of which the time holds enough candidates.
+_AMOUNTS = ((2, 4.0), (1, 4.0), (2, 2.0), (1, 2.0), (1, 1.5), (1, 1.25))
 _HOPELESS = 0.5  # nats per token: a candidate that is so much worse in a part is not read whole
 _FEWEST = 12  # candidates that the time should hold; else less is read of each
+_SHARE = 0.1  # of the training's time, at most, where a fit comes before it
 _STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k
 _LAST = 0.15  # of these steps, the last
 _SEARCHED = 20  # candidates of the search, at most
@@ -59,7 +64,7 @@ def fit(
 ) -> tuple[Fit, Path]:
     """Measure interpolations of a model, without training, and return the fit and its folder.
 
-    Without ``minutes`` the search takes as long as training on ``tokens`` would, and at least what six candidates take.
+    Without ``minutes`` the search takes a tenth of what training on ``tokens`` takes, and at least what six candidates take.
 
     Raises:
         ModelError: the model cannot be extended to the target.
@@ -104,17 +109,17 @@ def fit(
         found.resume(folder, template)
         minutes = minutes or found.seconds / 60 + 10
     else:
-        began = time.monotonic()
-        with doing("reading the base in its own window", console):
-            base = token_losses(loaded, windows, precision, rope.original_length)
-        passed = time.monotonic() - began
-        each = 1.5 * passed  # a contiguous window costs more than original ones, and skips come on top
-        if minutes is None:  # a step reads a token three times: forward, and backward for two
-            training = 3 * passed / (windows.dense * len(documents)) * tokens
-            minutes = max(training, 6 * each / len(documents)) / 60
-        found.windows, each = _affordable(windows, each, minutes * 60)
-        found.base = by_place(base, found.windows)
+        cost, speed = ForwardCost.of(loaded), Speed.measured(config, precision, device)
+        if minutes is None:
+            window = min(rope.original_length, SHORT_WINDOW)
+            share = _SHARE * training_seconds(config, tokens, window, precision, device)
+            minutes = (
+                max(share, _FEWEST / 2 * _seconds(windows.shortened(1, 2 * rope.original_length), cost, speed)) / 60
+            )
+        found.windows, each = _affordable(windows, lambda some: _seconds(some, cost, speed), minutes * 60)
         candidates = max(_FEWEST, min(_MOST, int(minutes * 60 / each)))
+        with doing("reading the base in its own window", console):
+            found.base = by_place(token_losses(loaded, found.windows, precision, rope.original_length), found.windows)
         folder.mkdir(parents=True, exist_ok=True)
     with progress("measuring interpolations", candidates, console) as work:
 
@@ -145,7 +150,7 @@ def fit(
 def _documents(
     store: TokenStore, data: Data, origin: Origin | None, template: Extension, console: Console
 ) -> list[np.ndarray]:
-    """Return the longest documents, cut to about two original windows.
+    """Return the longest documents, cut to about four original windows.
 
     Documents that are held out stay unread where there are others: they are for measuring what was trained.
     """
@@ -153,7 +158,7 @@ def _documents(
     fair = fair_documents(store, data, [origin] if origin else [], console)
     kept = np.intersect1d(fair, split_by_name(store, data.held_out)[0])
     chosen = longest_first(store, kept if len(kept) else fair)
-    dense = min(template.target_length, max(2 * original, _DENSE))
+    dense = min(template.target_length, max(4 * original, _DENSE))
     longest = int(store.lengths[chosen[0]]) if len(chosen) else 0
     if longest <= original:
         raise DataError(
@@ -161,7 +166,7 @@ def _documents(
             f"{dense:,}; give longer text by --data"
         )
     dense = min(dense, longest)
-    long = [int(i) for i in chosen[:_DOCUMENTS] if store.lengths[i] >= dense]
+    long = [int(i) for i in chosen[:2] if store.lengths[i] >= dense]
     return [np.asarray(store.document(i)[:dense], dtype=np.int64) for i in long]
 
 
@@ -184,20 +189,30 @@ def write_model(model: str, found: Fit, folder: Path) -> None:
     save_extended(loaded, load_tokenizer(model), extension, folder, origin=origin)
 
 
-def _affordable(windows: Windows, each: float, seconds: float) -> tuple[Windows, float]:
-    """Return windows of which the time holds enough candidates, and the seconds of one: fewer documents, then a shorter one."""
-    if each * _FEWEST > seconds and len(windows.documents) > 1:
-        windows, each = windows.shortened(1, windows.dense), each / 2
-    while each * _FEWEST > seconds and windows.dense > 1.25 * windows.original:
-        shorter = windows.original + (windows.dense - windows.original) // 2
-        each *= shorter / windows.dense
-        windows = windows.shortened(len(windows.documents), shorter)
+def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
+    """Return the seconds of one candidate by forecast: the contiguous windows, and the chunks alone and at each distance."""
+
+    def of(tokens: int, length: int) -> float:
+        linear, attention = cost.of_token(length, scored=True)
+        return tokens * (linear / speed.linear + attention / speed.attention)
+
+    chunks = windows.chunks.size * (len(windows.skips) + 0.5)
+    return of(len(windows.documents) * windows.dense, windows.dense) + of(int(chunks), windows.chunks.shape[1])
+
+
+def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> tuple[Windows, float]:
+    """Return the most text of which the time holds enough candidates, and the seconds of one."""
+    for documents, times in _AMOUNTS:
+        length = max(int(times * windows.original), _DENSE)
+        some = windows.shortened(documents, min(windows.dense, length))
+        if (each := seconds_of(some)) * _FEWEST <= seconds:
+            break
     if each > seconds:
         raise RunError(
             f"one candidate takes about {each / 60:.0f} minutes here, and --minutes is {seconds / 60:g}; give at least "
-            f"{math.ceil(4 * each / 60)}"
+            f"{math.ceil(_FEWEST / 2 * each / 60)}"
         )
-    return windows, each
+    return some, each
 
 
 def _measure(model: PreTrainedModel, extension: Extension, found: Fit, precision: str) -> Score:

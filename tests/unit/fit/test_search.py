@@ -80,9 +80,14 @@ def test_yarn_stays_where_nothing_is_worth_more() -> None:
 
 
 def test_less_is_read_where_the_time_is_short() -> None:
-    assert _affordable(WINDOWS, 1.0, 100.0) == (WINDOWS, 1.0)
-    one, each = _affordable(WINDOWS, 20.0, 100.0)
-    assert (len(one.documents), each) == (1, 10.0 * 384 / 512)
-    assert one.dense == 384
+    long = replace(WINDOWS, original=4096, target=65536, documents=[np.arange(16384)] * 2)
+
+    def quadratic(some: Windows) -> float:
+        return len(some.documents) * (some.dense / 4096) ** 2
+
+    read = [_affordable(long, quadratic, 12 * each)[0] for each in (32, 16, 8, 4, 2.5, 1.6, 1.0)]
+    assert [(len(one.documents), one.dense) for one in read] == [
+        (2, 16384), (1, 16384), (2, 8192), (1, 8192), (1, 6144), (1, 5120), (1, 5120)
+    ]  # fmt: skip
     with pytest.raises(RunError):
-        _affordable(WINDOWS, 1000.0, 60.0)
+        _affordable(long, quadratic, 1.0)
