@@ -48,6 +48,7 @@ _SHARE = 0.1  # of the training's time, at most, where a fit comes before it
 _STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k
 _LAST = 0.15  # of these steps, the last
 _SEARCHED = 20  # candidates of the search, at most
+_PLAIN = 5  # candidates after the search, of what every engine serves, with the answers of all
 _MOST = _SEARCHED + 9  # with those that are always measured
 
 
@@ -256,7 +257,7 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
     worst = max(found.total(one) for one in found.candidates if one.whole) + 1
 
     def objective(x: np.ndarray) -> float:
-        if found.seconds > 0.8 * seconds:  # the rest is for what every engine serves
+        if found.seconds * (1 + _PLAIN / len(found.candidates)) > seconds:
             raise StopIteration
         one = power(start + x * _STEPS) if x.any() else by("power")
         return min(measure("fitted" if x.any() else "power, no search", one), worst)

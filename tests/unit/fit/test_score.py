@@ -70,5 +70,5 @@ def test_answers_are_read_behind_the_skip(windows: Windows) -> None:
 
 def test_harm_counts_where_the_window_does_not_reach(windows: Windows) -> None:
     level = dict.fromkeys(windows.edges[1:], 2.0)
-    assert total(Score({300: 5.0, 4000: 0.25}, places=level), windows) == pytest.approx(2.25)
+    assert total(Score({300: 5.0, 4000: 0.25}, places=level), windows) == pytest.approx(2.1)
     assert total(Score({4000: -1.0}, places=level), windows) == pytest.approx(2.0)
