@@ -28,7 +28,7 @@ _HIGHEST = 1.0  # nats above the lowest curve; what lies beyond failed
 
 
 def write_fit_page(found: Fit, folder: Path) -> Path:
-    """Write ``report.html`` and its figure beside ``fit.json``, and return the page's path."""
+    """Write ``report.html`` and its figure into the fit's folder, and return the page's path."""
     figure = write(loss_plot(found), folder / "figures")
     head, rows = found.table()
     environment = Environment(

@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.console import Console
 
 from skipwise.errors import RunError
-from skipwise.fit.result import FILE, fitted_settings
+from skipwise.fit.result import FILE, fitted_settings, read_fit
 from skipwise.fit.search import fit
 from skipwise.model.config import load_config
 from skipwise.model.extension import extension_of
@@ -46,10 +46,11 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         training = recipe.training
         tokens = training.max_steps * training.batch_size * recipe.train_length_of(extension.rope.original_length)
         with processes.first_ahead():
-            fit(
-                recipe.model, target=target, data=recipe.data, out=folder, seed=recipe.seed, console=console,
-                minutes=None, tokens=tokens,
-            )  # fmt: skip
+            if not (path.is_file() and read_fit(path)["finished"]):
+                fit(
+                    recipe.model, target=target, data=recipe.data, out=folder, seed=recipe.seed, console=console,
+                    minutes=None, tokens=tokens,
+                )  # fmt: skip
     elif not path.is_file():
         raise RunError(f"there is no fit {path}; make one with skipwise fit, or give --interpolation {FITTED}")
     found = fitted_settings(path, recipe.model, fingerprint, target)

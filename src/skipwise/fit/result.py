@@ -36,7 +36,7 @@ class Candidate:
 
 @dataclass
 class Fit:
-    """A search: what it was asked, what every candidate read, what was measured so far."""
+    """A search: its request, the text of every candidate, the measurements so far."""
 
     request: dict[str, Any]  # what decides the measurements
     windows: Windows

@@ -81,7 +81,7 @@ class Score:
     answers: dict[int, float] | None = None
 
     def harm(self, beyond: int) -> float:
-        """Return the most that a chunk loses by what stands before a skip beyond so many tokens; at least 0."""
+        """Return the largest loss by the chunk before a skip of more than ``beyond`` tokens; at least 0."""
         return max([0.0, *(loss for distance, loss in self.skipped.items() if distance > beyond)])
 
 
@@ -113,7 +113,7 @@ def draw_windows(
         begin = int(rng.integers(0, len(document) - 2 * half + 1))
         rows.append(document[begin : begin + 2 * half])
     prompts = []
-    for depth in np.linspace(0.1, 0.6, _PROMPTS):  # the number stands before the part that is moved
+    for depth in np.linspace(0.1, 0.6, _PROMPTS):  # the number is before the part that is moved
         prompt = passkey_prompt(tokenizer, min(_PROMPT, original), rng, float(depth))
         answer = answer_ids(tokenizer, prompt.answer)
         prompts.append(([*prompt.ids, *answer], len(answer)))
@@ -130,7 +130,7 @@ def skipped(model: PreTrainedModel, windows: Windows, precision: str) -> dict[in
 
 
 def near_loss(model: PreTrainedModel, windows: Windows, precision: str) -> float:
-    """Return the mean loss of the first half of an original window: what tells a bad candidate before it is read whole."""
+    """Return the mean loss of the first half of an original window, by which bad candidates are given up early."""
     cut = [document[: max(2, windows.original // 2)] for document in windows.documents[:1]]
     scores = sliding_scores(model, cut, window=len(cut[0]), stride=len(cut[0]), precision=precision)
     return float(np.mean([score.nll.mean() for score in scores]))

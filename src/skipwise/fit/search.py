@@ -280,5 +280,5 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
 
 
 def _digits(value: float) -> float:
-    """Round to four digits, which is more than the loss can tell apart."""
+    """Round to four digits; smaller differences do not change the loss."""
     return float(f"{value:.4g}")
