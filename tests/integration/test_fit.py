@@ -85,14 +85,14 @@ def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
     ):
         small += ["--set", change]
     out, fit = tmp_path / "run", fitted / "fit.json"
-    run(monkeypatch, "extend", model, "--target", "1k", "--interpolation", fit, *small, "--out", out)
+    run(monkeypatch, "extend", model, "--target", "1k", "--interpolation", fitted, *small, "--out", out)
     best = read_fit(fit)["best"]
     recipe = (out / "recipe.yaml").read_text()
     assert f"interpolation: {best['interpolation']}" in recipe
     assert (out / "fit.json").read_text() == fit.read_text()
-    assert "is a fit for 1,024 tokens" in refused(
-        monkeypatch, capsys, "extend", model, "--target", "2k", "--interpolation", fit, *small, "--out", tmp_path / "no"
-    )
+    for more in ([], ["--dry-run"]):
+        words = ["extend", model, "--target", "2k", "--interpolation", fit, *small, "--out", tmp_path / "no", *more]
+        assert "is a fit for 1,024 tokens" in refused(monkeypatch, capsys, *words)
     other = checkpoint(tmp_path / "other", window=256, hidden_size=64)
     assert "is a fit of" in refused(
         monkeypatch, capsys, "extend", other, "--target", "1k", "--interpolation", fit, *small, "--out", tmp_path / "no"

@@ -16,7 +16,8 @@ def fit(
     target: Annotated[str | None, typer.Option(help="target length, e.g. 128k [8 times the original]")] = None,
     minutes: Annotated[float, typer.Option(min=0.1, help="time of the search")] = 10.0,
     out: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="also write a checkpoint, into FOLDER/model")
+        Path | None,
+        typer.Option(parser=read_path, metavar="FOLDER", help="write a checkpoint too [runs/fit-NAME-TARGET, without]"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="of chunks and prompts")] = 0,
 ) -> None:
@@ -33,12 +34,13 @@ def fit(
         model, target=read_length(target), data=text.read(), out=out, minutes=minutes, seed=seed, console=console
     )
     head, rows = found.table()
-    table = Table(title="nats per token above the base, in its own window", title_justify="left")
+    table = Table(title="nats per token above the base", title_justify="left")
     for number, column in enumerate(head):
         table.add_column(column, justify="right" if number else "left")
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits; -: given up early")
     console.print(found.verdict, style="bold", soft_wrap=True)
     console.print(f"settings: {found.best.extension.told}", soft_wrap=True)
     if found.plain is not found.best:

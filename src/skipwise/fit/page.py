@@ -50,6 +50,7 @@ def write_fit_page(found: Fit, folder: Path) -> Path:
         recipe=to_text(recipe_lines(found.best.extension)),
         parameters=json.dumps(parameters_of(found.best.extension)),
         plain=found.plain,
+        plain_parameters=json.dumps(parameters_of(found.plain.extension)),
         file=folder / FILE,
     )
     write_text(folder / "report.html", page)

@@ -108,6 +108,8 @@ def fit(
     found, candidates = Fit(request, windows, {}), _MOST
     if resumed:
         found.resume(folder, template)
+        if found.finished:
+            console.print(f"{folder} holds a finished fit; to search again, give another --out", style="yellow")
         minutes = minutes or found.seconds / 60 + 10
     else:
         cost, speed = ForwardCost.of(loaded), Speed.measured(config, precision, device)
@@ -131,8 +133,8 @@ def fit(
                 found.candidates.append(known)
                 found.seconds += time.monotonic() - started
                 found.write(folder)
-            best = min(map(found.total, found.candidates))
-            work.reach(min(work.done + 1, candidates), told=f"best so far {best:.3f} nats")
+            gain = found.total(found.candidates[0]) - min(map(found.total, found.candidates))
+            work.reach(min(work.done + 1, candidates), told=f"best so far: {gain:.2f} nats below YaRN")
             return found.total(known)
 
         if not found.finished:
@@ -166,7 +168,13 @@ def _documents(
             f"{data.source}: the longest document to read has {longest:,} tokens, and a fit needs more than {original:,}, best "
             f"{dense:,}; give longer text by --data"
         )
-    dense = min(dense, longest)
+    if longest < dense:
+        console.print(
+            f"the longest document has {longest:,} tokens; farther distances are measured behind skips alone. Best are "
+            f"documents of {dense:,}",
+            style="yellow",
+        )
+        dense = longest
     long = [int(i) for i in chosen[:2] if store.lengths[i] >= dense]
     return [np.asarray(store.document(i)[:dense], dtype=np.int64) for i in long]
 
@@ -270,6 +278,7 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
     ).extension.settings
     attention = best.attention_factor or 1 + ATTENTION * spread
     slow = max(best.beta_slow or POWER_SLOW, 1.0)
+    attention = _digits(attention)
     measure("YaRN, fitted", by("yarn", attention_factor=attention))
     for beta_slow in (2.0, 4.0) if slow < 2 else (_digits(slow),):
         measure("YaRN, fitted", by("yarn", attention_factor=attention, beta_slow=beta_slow))

@@ -1,5 +1,6 @@
 """Types of a recipe's settings: each reads a value, and says its rule if the value breaks it."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,6 +66,10 @@ def is_fit(name: str) -> bool:
 
 
 def _interpolation(name: str) -> str:
+    if name not in interpolation.NAMES and os.path.isfile(
+        file := os.path.join(name, "fit.json")
+    ):  # the folder of a fit
+        return file
     return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED))
 
 
