@@ -40,7 +40,7 @@ from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data
 
 _DENSE = 4096  # tokens, at least, of the contiguous window, where the target has as many
-# Documents, and the window in original lengths: the first of which the time holds enough candidates.
+# Documents, and the window in original lengths; the first pair that fits the time is read.
 _AMOUNTS = ((2, 4.0), (1, 4.0), (2, 2.0), (1, 2.0), (1, 1.5), (1, 1.25))
 _HOPELESS = 0.5  # nats per token: a candidate that is so much worse in a part is not read whole
 _FEWEST = 12  # candidates that the time should hold; else less is read of each
@@ -210,7 +210,7 @@ def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
 
 
 def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> tuple[Windows, float]:
-    """Return the most text of which the time holds enough candidates, and the seconds of one."""
+    """Return the largest windows that leave time for enough candidates, and the seconds of one."""
     for documents, times in _AMOUNTS:
         length = max(int(times * windows.original), _DENSE)
         some = windows.shortened(documents, min(windows.dense, length))
