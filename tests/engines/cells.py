@@ -9,6 +9,9 @@ _UNKNOWN = "does not recognize this architecture"
 _TWO_FIELDS = "`rope_scaling` must be a dictionary with two fields, `type` and `factor`"
 _NO_FACTORS = "it takes no factors by frequency. Extend with yarn as it is by default, ntk, theta or linear"
 _UNBOUND = "UnboundLocalError: cannot access local variable 'long_inv_freq'"
+_FLOAT32_ANGLES = (
+    4e-4  # llama.cpp goes from pair to pair by multiplying in float32; how far off depends on the processor
+)
 _HALF_PRECISION_GELU = 2e-3  # llama.cpp looks GELU up in a table of float16
 
 
@@ -17,10 +20,8 @@ def expected(reader: str, family: str, interpolation: str) -> float | str:
     if reader == "transformers 4.45":
         if family in ("qwen3", "gemma3", "olmo2"):
             return _UNKNOWN
-        if interpolation in (
-            "yarn",
-            "yarn-fitted",
-        ):  # it takes max_position_embeddings for the original length; right from 4.51 on
+        # YaRN: it takes max_position_embeddings for the original length; right from 4.51 on
+        if interpolation in ("yarn", "yarn-fitted"):
             return WRONG
         if family == "mistral" and interpolation != "ntk":  # its class reads no rope_scaling; right from 4.48 on
             return WRONG
@@ -33,6 +34,7 @@ def expected(reader: str, family: str, interpolation: str) -> float | str:
             return _NO_FACTORS
         if family in ("gpt_neox", "phi", "gemma3"):
             return _HALF_PRECISION_GELU
+        return _FLOAT32_ANGLES
     return BOUND
 
 

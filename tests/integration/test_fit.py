@@ -1,6 +1,7 @@
 """``skipwise fit`` by the real command on real files, and what uses its result."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from skipwise.fit.result import read_fit
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies
 from skipwise.model.loading import load_model
 from skipwise.model.origin import read_origin
-from skipwise.results.files import write_json
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
 
@@ -38,9 +38,9 @@ def fitted(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_a_fit_leaves_its_record_a_page_and_a_stock_checkpoint(model: Path, fitted: Path) -> None:
-    about = read_fit(fitted / "fit.json")
-    assert about["finished"]
-    roles = {one["role"] for one in about["candidates"]}
+    found, about = read_fit(fitted / "fit.json"), json.loads((fitted / "fit.json").read_text())
+    assert found.finished
+    roles = {one.role for one in found.candidates}
     assert {"YaRN as published", "power, no search", "NTK", "fitted", "YaRN, fitted"} <= roles
     page = (fitted / "report.html").read_text()
     assert "rope_parameters" in page
@@ -61,11 +61,11 @@ def test_a_stopped_fit_goes_on_to_the_same_result(
     about = read_fit(fitted / "fit.json")
     out = tmp_path / "fit"
     out.mkdir()
-    write_json(out / "fit.json", {**about, "finished": False, "candidates": about["candidates"][:6]})
+    replace(about, finished=False, candidates=about.candidates[:6]).write(out)
     run(monkeypatch, "fit", model, "--target", "1k", "--data", text, "--minutes", "0.5", "--out", out)
     again = read_fit(out / "fit.json")
-    assert again["candidates"][:6] == about["candidates"][:6]
-    assert again["finished"]
+    assert again.candidates[:6] == about.candidates[:6]
+    assert again.finished
 
 
 def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
@@ -86,13 +86,13 @@ def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
         small += ["--set", change]
     out, fit = tmp_path / "run", fitted / "fit.json"
     run(monkeypatch, "extend", model, "--target", "1k", "--interpolation", fitted, *small, "--out", out)
-    best = read_fit(fit)["best"]
+    best = read_fit(fit).best.extension
     recipe = (out / "recipe.yaml").read_text()
-    assert f"interpolation: {best['interpolation']}" in recipe
+    assert f"interpolation: {best.interpolation}" in recipe
     assert (out / "fit.json").read_text() == fit.read_text()
     for more in ([], ["--dry-run"]):
         words = ["extend", model, "--target", "2k", "--interpolation", fit, *small, "--out", tmp_path / "no", *more]
-        assert "is a fit for 1,024 tokens" in refused(monkeypatch, capsys, *words)
+        assert "is a fit of" in refused(monkeypatch, capsys, *words)
     other = checkpoint(tmp_path / "other", window=256, hidden_size=64)
     assert "is a fit of" in refused(
         monkeypatch, capsys, "extend", other, "--target", "1k", "--interpolation", fit, *small, "--out", tmp_path / "no"

@@ -47,10 +47,10 @@ def fit(
         worse = found.total(found.plain) - found.total(found.best)
         console.print(f"Served by every engine: {found.plain.extension.told}, {worse:.2f} nats worse.", soft_wrap=True)
     if out is not None:
-        write_model(model, found, folder / "model")
+        write_model(found, folder / "model")
         console.print(f"model:  {folder / 'model'}", soft_wrap=True)
     console.print(f"report: {write_fit_page(found, folder)}, with the rope_parameters for config.json", soft_wrap=True)
     console.print(
-        f"train:  skipwise extend {model} --target {found.windows.target} --interpolation {folder / FILE} --data TEXT",
+        f"train:  skipwise extend {model} --target {found.target} --interpolation {folder / FILE} --data TEXT",
         soft_wrap=True,
     )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from skipwise.fit.result import FILE, Fit, parameters_of, recipe_lines
+from skipwise.fit.result import FILE, PUBLISHED, Fit
 from skipwise.method.lengths import format_length
 from skipwise.recipes.reading import to_text
 from skipwise.report.canvas import Plot, base_line, length_axis, mark_original, write
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _LOOKS = dict(
     zip(
-        ("YaRN as published", "fitted", "power, no search", "NTK", "YaRN, fitted"),
+        (PUBLISHED, "fitted", "power, no search", "NTK", "YaRN, fitted"),
         ("pi-only", "pose", "cream", "randpos", "full"),
         strict=True,
     )
@@ -39,18 +39,18 @@ def write_fit_page(found: Fit, folder: Path) -> Path:
         lstrip_blocks=True,
     )
     page = environment.get_template("fit.html.j2").render(
-        name=Path(str(found.request["model"])).name,
+        name=Path(found.model).name,
         found=found,
-        lengths=tuple(format_length(found.request[key]) for key in ("original_length", "target")),
+        lengths=[format_length(found.original), format_length(found.target)],
         head=head,
         rows=rows,
         best=next((i for i, one in enumerate(found.shown()) if one is found.best), None),
         figure=figure,
         svg=Markup(figure.svg),
-        recipe=to_text(recipe_lines(found.best.extension)),
-        parameters=json.dumps(parameters_of(found.best.extension)),
+        recipe=to_text(found.best.recipe),
+        parameters=json.dumps(found.best.rope_parameters),
         plain=found.plain,
-        plain_parameters=json.dumps(parameters_of(found.plain.extension)),
+        plain_parameters=json.dumps(found.plain.rope_parameters),
         file=folder / FILE,
     )
     write_text(folder / "report.html", page)
@@ -59,7 +59,7 @@ def write_fit_page(found: Fit, folder: Path) -> Path:
 
 def loss_plot(found: Fit) -> Plot:
     """Plot by place what each interpolation loses to the base, a line for each."""
-    shown = [one for one in found.shown() if one.whole and one.role in _LOOKS]
+    shown = [one for one in found.shown() if one.score.places and one.role in _LOOKS]
     curves = {one.role: found.excess(one) for one in shown}
     lowest = min(max(curve.values()) for curve in curves.values())
 
@@ -68,13 +68,13 @@ def loss_plot(found: Fit) -> Plot:
             axes.plot(list(curve), list(curve.values()), label=role, **ARM_LOOKS[_LOOKS[role]].line)
         base_line(axes, 0.0, ARM_LOOKS["original"].colour)
         axes.set_ylim(top=min(max(map(max, (c.values() for c in curves.values()))) * 1.05, lowest + _HIGHEST))
-        length_axis(axes, found.windows.edges[1:], "place in one window (tokens)")
+        length_axis(axes, found.edges[1:], "place in one window (tokens)")
         axes.set_ylabel("nats above the base")
-        mark_original(axes, found.windows.original, ink)
+        mark_original(axes, found.original, ink)
 
     data = [[role, end, loss] for role, curve in curves.items() for end, loss in curve.items()]
     caption = (
-        f"Lower is better. One window of {found.windows.dense:,} tokens, not trained; the base reads the same text in windows of "
-        f"{found.windows.original:,} (dashed line)."
+        f"Lower is better. One window of {found.dense:,} tokens, not trained; the base reads the same text in windows of "
+        f"{found.original:,} (dashed line)."
     )
     return Plot("loss-by-place", "Loss by place in one window", ["interpolation", "end", "excess"], data, draw, caption)

@@ -1,13 +1,10 @@
-"""What an interpolation costs an untrained model: near text, far text in one window, text behind a skip, answers.
+"""What an interpolation costs an untrained model: text in one window, text behind a skip, answers behind a skip.
 
-One contiguous window of two to four original lengths ranks interpolations nearly as a window of 64k does (rank correlation 0.92
-and 0.96 over 46 settings of SmolLM2, docs/fit.md). It cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of
-a short window: they find where a pair leaves the angles that the model knows.
+One contiguous window of two to four original lengths ranks interpolations nearly as a window of 64k does (docs/fit.md), but
+cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of a short window.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,9 +18,7 @@ from skipwise.evaluation.perplexity import inference, sliding_scores
 from skipwise.evaluation.windows import position_buckets
 
 _CHUNK, _MOVED = 512, 2048  # tokens of a chunk, at most half the original window; tokens of all that are moved
-_PROMPTS = 6
-_HARMLESS = 0.15  # nats per token behind a skip; settings that lose less are not ranked by it (docs/fit.md)
-_PROMPT = 512  # tokens, at most the original window
+_PROMPTS, _PROMPT = 6, 512  # passkey prompts; tokens of one, at most the original window
 
 
 @dataclass(frozen=True)
@@ -54,11 +49,6 @@ class Windows:
         return replace(self, documents=[document[:dense] for document in self.documents[:documents]])
 
     @property
-    def edges(self) -> list[int]:
-        """Edges of the places in the contiguous window; the original length is one of them."""
-        return position_buckets(self.dense, self.original)
-
-    @property
     def skips(self) -> list[int]:
         """By how much the second chunk is moved: to a quarter, half and all of the target."""
         return [self.target // part - self.chunks.shape[1] for part in (4, 2, 1)]
@@ -66,40 +56,21 @@ class Windows:
 
 @dataclass(frozen=True)
 class Score:
-    """What one interpolation costs, in nats per token; None where it was given up.
+    """What one interpolation costs, in nats per token; None where it was not measured.
 
     Attributes:
         skipped: by distance, the loss of a chunk behind a skip less the loss of that chunk alone.
-        near: the loss of the first L_o tokens of the contiguous window.
-        places: the loss by place in that window, by the last token of each place.
+        places: the loss by place in the contiguous window, by the last token of each place.
         answers: by distance, the loss of a passkey's digits.
     """
 
     skipped: dict[int, float]
-    near: float | None = None
     places: dict[int, float] | None = None
     answers: dict[int, float] | None = None
 
     def harm(self, beyond: int) -> float:
         """Return the largest loss by the chunk before a skip of more than ``beyond`` tokens; at least 0."""
         return max([0.0, *(loss for distance, loss in self.skipped.items() if distance > beyond)])
-
-
-def far_loss(score: Score, windows: Windows) -> float:
-    """Return the mean loss behind the original length, each token of the contiguous window counting once."""
-    assert score.places is not None
-    widths = np.diff(windows.edges)
-    far = [
-        (score.places[end], width)
-        for end, width in zip(windows.edges[1:], widths, strict=True)
-        if end > windows.original
-    ]
-    return float(np.average([loss for loss, _ in far], weights=[width for _, width in far]))
-
-
-def total(score: Score, windows: Windows) -> float:
-    """Return what the search lowers: far loss in one window, and the harm at distances that the window does not hold."""
-    return far_loss(score, windows) + max(0.0, score.harm(windows.dense) - _HARMLESS)
 
 
 def draw_windows(
@@ -129,11 +100,12 @@ def skipped(model: PreTrainedModel, windows: Windows, precision: str) -> dict[in
     }
 
 
-def near_loss(model: PreTrainedModel, windows: Windows, precision: str) -> float:
-    """Return the mean loss of the first half of an original window, by which bad candidates are given up early."""
-    cut = [document[: max(2, windows.original // 2)] for document in windows.documents[:1]]
-    scores = sliding_scores(model, cut, window=len(cut[0]), stride=len(cut[0]), precision=precision)
-    return float(np.mean([score.nll.mean() for score in scores]))
+def by_place(model: PreTrainedModel, windows: Windows, precision: str, window: int) -> dict[int, float]:
+    """Return the mean loss in each place of the documents, read in windows that do not overlap."""
+    scores = sliding_scores(model, windows.documents, window=window, stride=window, precision=precision)
+    edges = position_buckets(windows.dense, windows.original)
+    sums = np.sum([score.buckets(edges)[0] for score in scores], axis=0)
+    return dict(zip(edges[1:], (sums / np.diff(edges) / len(windows.documents)).tolist(), strict=True))
 
 
 def answer_losses(model: PreTrainedModel, windows: Windows, precision: str) -> dict[int, float]:
@@ -148,37 +120,22 @@ def answer_losses(model: PreTrainedModel, windows: Windows, precision: str) -> d
     return losses
 
 
-def token_losses(model: PreTrainedModel, windows: Windows, precision: str, window: int) -> list[np.ndarray]:
-    """Return the loss of every token but the first of each document, read in windows that do not overlap."""
-    scores = sliding_scores(model, windows.documents, window=window, stride=window, precision=precision)
-    return [score.nll for score in scores]
-
-
-def by_place(losses: Sequence[np.ndarray], windows: Windows) -> dict[int, float]:
-    """Return the mean loss in each place of the contiguous window, by the last token of the place."""
-    edges = windows.edges
-    cut = [loss[: windows.dense - 1] for loss in losses[: len(windows.documents)]]  # the scores begin at token 1
-    sums = np.sum([np.add.reduceat(loss, np.array(edges[:-1]) - 1) for loss in cut], axis=0)
-    return dict(zip(edges[1:], (sums / np.diff(edges) / len(cut)).tolist(), strict=True))
-
-
 def _loss(model: PreTrainedModel, rows: np.ndarray, scored: int, skip: int, moved: int, precision: str) -> float:
     """Return the mean loss of the last ``scored`` tokens of rows whose last ``moved`` tokens lie ``skip`` positions on."""
     losses = []
     for row in rows:  # one at a time: the logits of a large vocabulary are what takes the memory
-        ids = torch.from_numpy(np.asarray(row, dtype=np.int64))[None].to(model.device)
+        ids = torch.from_numpy(row)[None].to(model.device)
         positions = torch.arange(ids.shape[1], device=ids.device)[None].clone()
         positions[:, -moved:] += skip
-        inputs: dict[str, Any] = {
-            "input_ids": ids,
-            "position_ids": positions,
-            "attention_mask": torch.ones_like(ids),  # without it transformers cuts attention where positions skip
-            "logits_to_keep": scored + 1,
-            "use_cache": False,
-        }
         with inference(model, precision):
-            logits = model(**inputs).logits[0, :-1].float()
-        losses.append(float(cross_entropy(logits, ids[0, -scored:])))
+            logits = model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=torch.ones_like(ids),  # without it transformers cuts attention where positions skip
+                logits_to_keep=scored + 1,
+                use_cache=False,
+            ).logits[0, :-1]
+        losses.append(float(cross_entropy(logits.float(), ids[0, -scored:])))
     if not np.isfinite(losses).all():
         raise not_finite()
     return float(np.mean(losses))

@@ -1,8 +1,7 @@
 """The search: references first, then three numbers by a trust-region method, then the best that every engine serves.
 
 The three numbers are the pair c from which on the divisor is the whole factor, the power p of the way there, and k of the
-attention factor 1 + k ln s (``skipwise.method.interpolation``, ``power``). The objective is ``skipwise.fit.score.total``. A
-candidate that is clearly worse is given up before it is read whole.
+attention factor 1 + k ln s (``skipwise.method.interpolation``, ``power``). The objective is ``Fit.total``.
 """
 
 import math
@@ -15,18 +14,15 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from scipy.optimize import minimize
-from transformers import PreTrainedModel
 
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary, split_by_name
 from skipwise.errors import DataError, RunError
-from skipwise.evaluation.forecast import training_seconds
 from skipwise.evaluation.texts import fair_documents, longest_first
-from skipwise.fit.result import FILE, Candidate, Fit
-from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, near_loss, skipped, token_losses
+from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit
+from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
 from skipwise.method.lengths import format_length
-from skipwise.method.limits import SHORT_WINDOW
 from skipwise.model.config import load_config
 from skipwise.model.extension import Extension, plan_extension, set_frequencies
 from skipwise.model.fingerprint import weights_fingerprint
@@ -42,9 +38,8 @@ from skipwise.recipes.schema import Data
 _DENSE = 4096  # tokens, at least, of the contiguous window, where the target has as many
 # Documents, and the window in original lengths; the first pair that fits the time is read.
 _AMOUNTS = ((2, 4.0), (1, 4.0), (2, 2.0), (1, 2.0), (1, 1.5), (1, 1.25))
-_HOPELESS = 0.5  # nats per token: a candidate that is so much worse in a part is not read whole
+_HOPELESS = 0.5  # nats per token: a candidate that loses so much more behind a skip is not read in one window
 _FEWEST = 12  # candidates that the time should hold; else less is read of each
-_SHARE = 0.1  # of the training's time, at most, where a fit comes before it
 _STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k
 _LAST = 0.15  # of these steps, the last
 _SEARCHED = 20  # candidates of the search, at most
@@ -53,27 +48,16 @@ _MOST = _SEARCHED + 9  # with those that are always measured
 
 
 def fit(
-    model: str,
-    *,
-    target: int | None,
-    data: Data,
-    out: Path | None,
-    minutes: float | None,
-    seed: int,
-    console: Console,
-    tokens: int = 0,
+    model: str, *, target: int | None, data: Data, out: Path | None, minutes: float, seed: int, console: Console
 ) -> tuple[Fit, Path]:
     """Measure interpolations of a model, without training, and return the fit and its folder.
-
-    Without ``minutes`` the search takes a tenth of what training on ``tokens`` takes, and at least what six candidates take.
 
     Raises:
         ModelError: the model cannot be extended to the target.
         DataError: no document fills the contiguous window.
         RunError: ``out`` holds another fit, or the time does not suffice for one candidate.
     """
-    config = load_config(model)
-    origin = read_origin(model)
+    config, origin = load_config(model), read_origin(model)
     template = plan_extension(
         config,
         target_length=target,
@@ -81,73 +65,86 @@ def fit(
         existing_rope="replace",
         base_theta=origin.rope_theta if origin else None,
     )
-    folder = out or Path("runs") / f"fit-{short_name(model)}-{format_length(template.target_length)}"
+    original, reached = template.rope.original_length, template.target_length
+    folder = out or Path("runs") / f"fit-{short_name(model)}-{format_length(reached)}"
     resumed = (folder / FILE).exists()
     if not resumed and folder.exists() and any(folder.iterdir()):
         raise RunError(f"{folder} is not empty and holds no fit; give another --out")
     tokenizer = load_tokenizer(model)
     store = tokenise(data, tokenizer, console)
     check_vocabulary(store, config.get_text_config().vocab_size)
+    windows = draw_windows(_documents(store, data, origin, template, console), tokenizer, original, reached, seed)
     with doing("loading the model", console):
         device = default_device()
         precision = choose_precision("auto", device)
         dtype = dtype_of(precision if device.type == "cuda" else "float32")
         loaded = load_model(model, template, dtype=dtype, device=device).eval()
-    rope, reached = template.rope, template.target_length
-    documents = _documents(store, data, origin, template, console)
-    windows = draw_windows(documents, tokenizer, rope.original_length, reached, seed)
-    request = {
-        "model": model,
-        "fingerprint": weights_fingerprint(model),
-        "original_length": rope.original_length,
-        "target": reached,
-        "data": data.source,
-        "text": store.fingerprint,
-        "seed": seed,
-    }
-    found, candidates = Fit(request, windows, {}), _MOST
+    cost, speed = ForwardCost.of(loaded), Speed.measured(config, precision, device)
+    found = Fit(
+        model,
+        weights_fingerprint(model),
+        data.source,
+        store.fingerprint,
+        original,
+        reached,
+        seed,
+        documents=0,
+        dense=0,
+        base={},
+    )
     if resumed:
-        found.resume(folder, template)
+        found = found.resumed(folder)
+        windows = windows.shortened(found.documents, found.dense)
         if found.finished:
             console.print(f"{folder} holds a finished fit; to search again, give another --out", style="yellow")
-        minutes = minutes or found.seconds / 60 + 10
     else:
-        cost, speed = ForwardCost.of(loaded), Speed.measured(config, precision, device)
-        if minutes is None:
-            window = min(rope.original_length, SHORT_WINDOW)
-            share = _SHARE * training_seconds(config, tokens, window, precision, device)
-            minutes = (
-                max(share, _FEWEST / 2 * _seconds(windows.shortened(1, 2 * rope.original_length), cost, speed)) / 60
-            )
-        found.windows, each = _affordable(windows, lambda some: _seconds(some, cost, speed), minutes * 60)
-        candidates = max(_FEWEST, min(_MOST, int(minutes * 60 / each)))
+        windows = _affordable(windows, lambda some: _seconds(some, cost, speed), minutes * 60)
+        found.documents, found.dense = len(windows.documents), windows.dense
         with doing("reading the base in its own window", console):
-            found.base = by_place(token_losses(loaded, found.windows, precision, rope.original_length), found.windows)
+            found.base = by_place(loaded, windows, precision, original)
         folder.mkdir(parents=True, exist_ok=True)
-    with progress("measuring interpolations", candidates, console) as work:
+    expected = max(_FEWEST, min(_MOST, int(minutes * 60 / _seconds(windows, cost, speed))))
+    with progress("measuring interpolations", expected, console) as work:
 
         def measure(role: str, extension: Extension) -> float:
-            started, known = time.monotonic(), found.find(extension)
+            known = next((one for one in found.candidates if one.extension == extension), None)
             if known is None:
-                known = Candidate(role, extension, _measure(loaded, extension, found, precision))
+                started, best = time.monotonic(), min(found.candidates, key=found.total, default=None)
+                set_frequencies(loaded, extension)
+                score = Score(skipped(loaded, windows, precision))
+                if best is None or score.harm(0) <= best.score.harm(0) + _HOPELESS:
+                    score = replace(score, places=by_place(loaded, windows, precision, windows.dense))
+                known = Candidate(role, extension, score)
                 found.candidates.append(known)
                 found.seconds += time.monotonic() - started
                 found.write(folder)
             gain = found.total(found.candidates[0]) - min(map(found.total, found.candidates))
-            work.reach(min(work.done + 1, candidates), told=f"best so far: {gain:.2f} nats below YaRN")
+            work.reach(min(work.done + 1, expected), told=f"best so far: {gain:.2f} nats below YaRN")
             return found.total(known)
 
         if not found.finished:
             _search(template, measure, found, minutes * 60)
-            for one in found.shown():  # what people want to see of those in the table alone
-                if one.whole and one.score.answers is None:
+            for one in found.shown():  # for the table alone
+                if one.score.places and one.score.answers is None:
                     set_frequencies(loaded, one.extension)
-                    score = replace(one.score, answers=answer_losses(loaded, found.windows, precision))
+                    score = replace(one.score, answers=answer_losses(loaded, windows, precision))
                     found.candidates[found.candidates.index(one)] = replace(one, score=score)
             found.finished = True
             found.write(folder)
-        work.reach(candidates)
+        work.reach(expected)
     return found, folder
+
+
+def write_model(found: Fit, folder: Path) -> None:
+    """Write the model as a stock checkpoint with the settings that the fit recommends; its weights stay."""
+    if folder.exists():  # by the same command
+        return
+    extension, config, read = found.best.extension, load_config(found.model), read_origin(found.model)
+    loaded = load_model(found.model, extension, dtype=config.dtype or "float32")
+    trained = (read.text, read.documents) if read else (Data(source="none", held_out=0), np.empty(0, dtype="<u8"))
+    rope = extension.rope
+    origin = Origin(found.model, rope.original_length, *trained, found.fingerprint, found.target, rope_theta=rope.theta)
+    save_extended(loaded, load_tokenizer(found.model), extension, folder, origin=origin)
 
 
 def _documents(
@@ -179,38 +176,19 @@ def _documents(
     return [np.asarray(store.document(i)[:dense], dtype=np.int64) for i in long]
 
 
-def write_model(model: str, found: Fit, folder: Path) -> None:
-    """Write the model as a stock checkpoint with the settings that the fit recommends; its weights stay."""
-    if folder.exists():  # by the same command
-        return
-    extension, config = found.best.extension, load_config(model)
-    loaded = load_model(model, extension, dtype=config.dtype or "float32")
-    read, about = read_origin(model), found.request
-    trained = (read.text, read.documents) if read else (Data(source="none", held_out=0), np.empty(0, dtype="<u8"))
-    origin = Origin(
-        model,
-        extension.rope.original_length,
-        *trained,
-        about["fingerprint"],
-        about["target"],
-        rope_theta=extension.rope.theta,
-    )
-    save_extended(loaded, load_tokenizer(model), extension, folder, origin=origin)
-
-
 def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:
     """Return the seconds of one candidate by forecast: the contiguous windows, and the chunks alone and at each distance."""
 
-    def of(tokens: int, length: int) -> float:
+    def of(tokens: float, length: int) -> float:
         linear, attention = cost.of_token(length, scored=True)
         return tokens * (linear / speed.linear + attention / speed.attention)
 
     chunks = windows.chunks.size * (len(windows.skips) + 0.5)
-    return of(len(windows.documents) * windows.dense, windows.dense) + of(int(chunks), windows.chunks.shape[1])
+    return of(len(windows.documents) * windows.dense, windows.dense) + of(chunks, windows.chunks.shape[1])
 
 
-def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> tuple[Windows, float]:
-    """Return the largest windows that leave time for enough candidates, and the seconds of one."""
+def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], seconds: float) -> Windows:
+    """Return the largest windows that leave time for enough candidates."""
     for documents, times in _AMOUNTS:
         length = max(int(times * windows.original), _DENSE)
         some = windows.shortened(documents, min(windows.dense, length))
@@ -221,73 +199,45 @@ def _affordable(windows: Windows, seconds_of: Callable[[Windows], float], second
             f"one candidate takes about {each / 60:.0f} minutes here, and --minutes is {seconds / 60:g}; give at least "
             f"{math.ceil(_FEWEST / 2 * each / 60)}"
         )
-    return some, each
-
-
-def _measure(model: PreTrainedModel, extension: Extension, found: Fit, precision: str) -> Score:
-    """Measure one candidate, the cheap parts first; give it up where a part is much worse than the best's."""
-    set_frequencies(model, extension)
-    best = min(found.candidates, key=found.total, default=None)
-    score = Score(skipped(model, found.windows, precision))
-    if best is not None and score.harm(0) > best.score.harm(0) + _HOPELESS:
-        return score
-    score = replace(score, near=near_loss(model, found.windows, precision))
-    if best is not None and (score.near or 0) > (best.score.near or 0) + _HOPELESS:
-        return score
-    losses = token_losses(model, found.windows, precision, found.windows.dense)
-    return replace(score, places=by_place(losses, found.windows))
+    return some
 
 
 def _search(template: Extension, measure: Callable[[str, Extension], float], found: Fit, seconds: float) -> None:
+    """Measure the references, then what COBYQA proposes while the time lasts, then YaRN and theta in the light of it."""
     rope, spread = template.rope, math.log(template.factor)
     pairs = rope.dim // 2
 
     def by(name: str, **settings: float) -> Extension:
-        return replace(template, interpolation=name, settings=RopeSettings(**settings))  # type: ignore[arg-type]
+        digits = {key: float(f"{value:.4g}") for key, value in settings.items()}  # more do not change the loss
+        return replace(template, interpolation=name, settings=RopeSettings(**digits))  # type: ignore[arg-type]
 
-    def power(x: np.ndarray) -> Extension:
-        pair, exponent = float(np.clip(x[0] * pairs, 1, pairs - 1)), float(np.clip(math.exp(x[1]), 0.5, 12))
-        attention = 1 + float(np.clip(x[2], 0, 0.2)) * spread
-        return by(
-            "power",
-            beta_slow=_digits(turns_of(rope, pair)),
-            power=_digits(exponent),
-            attention_factor=_digits(attention),
-        )
-
-    measure("YaRN as published", by("yarn"))
-    measure("power, no search", by("power"))
-    measure("NTK", by("ntk"))
-    measure("linear", by("linear"))
-    measure("none", by("none"))
-
+    for role, name in (
+        (PUBLISHED, "yarn"),
+        ("power, no search", "power"),
+        ("NTK", "ntk"),
+        ("linear", "linear"),
+        ("none", "none"),
+    ):
+        measure(role, by(name))
     start = np.array([pair_of(rope, POWER_SLOW) / pairs, math.log(POWER), ATTENTION])
-    worst = max(found.total(one) for one in found.candidates if one.whole) + 1
+    worst = max(total for total in map(found.total, found.candidates) if total < math.inf) + 1
 
     def objective(x: np.ndarray) -> float:
         if found.seconds * (1 + _PLAIN / len(found.candidates)) > seconds:
             raise StopIteration
-        one = power(start + x * _STEPS) if x.any() else by("power")
-        return min(measure("fitted" if x.any() else "power, no search", one), worst)
+        if not x.any():
+            return measure("power, no search", by("power"))
+        c, p, k = start + x * _STEPS
+        slow, power = turns_of(rope, float(np.clip(c * pairs, 1, pairs - 1))), float(np.clip(math.exp(p), 0.5, 12))
+        attention = 1 + float(np.clip(k, 0, 0.2)) * spread
+        return min(measure("fitted", by("power", beta_slow=slow, power=power, attention_factor=attention)), worst)
 
     with suppress(StopIteration):
         options = {"initial_tr_radius": 1.0, "final_tr_radius": _LAST, "maxfev": _SEARCHED}
         minimize(objective, np.zeros(3), method="COBYQA", options=options)
-    best = min(
-        (c for c in found.candidates if c.extension.interpolation == "power"), key=found.total
-    ).extension.settings
-    attention = best.attention_factor or 1 + ATTENTION * spread
-    slow = max(best.beta_slow or POWER_SLOW, 1.0)
-    attention = _digits(attention)
-    measure("YaRN, fitted", by("yarn", attention_factor=attention))
-    for beta_slow in (2.0, 4.0) if slow < 2 else (_digits(slow),):
+    powers = [one for one in found.candidates if one.extension.interpolation == "power"]
+    best = min(powers, key=found.total).extension.settings
+    attention, slow = best.attention_factor or 1 + ATTENTION * spread, best.beta_slow or POWER_SLOW
+    for beta_slow in (1.0, 2.0, 4.0) if slow < 2 else (1.0, slow):
         measure("YaRN, fitted", by("yarn", attention_factor=attention, beta_slow=beta_slow))
-    measure(
-        "theta",
-        by("theta", rope_theta=float(f"{rope.theta * template.factor ** (rope.dim / pair_of(rope, 1) / 2):.3g}")),
-    )
-
-
-def _digits(value: float) -> float:
-    """Round to four digits; smaller differences do not change the loss."""
-    return float(f"{value:.4g}")
+    measure("theta", by("theta", rope_theta=rope.theta * template.factor ** (rope.dim / pair_of(rope, 1) / 2)))

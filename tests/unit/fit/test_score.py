@@ -1,21 +1,16 @@
 """Losses by place and behind skips against a model called by hand."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from skipwise.fit.score import (
-    Score,
-    Windows,
-    answer_losses,
-    by_place,
-    draw_windows,
-    far_loss,
-    skipped,
-    token_losses,
-    total,
-)
+from skipwise.fit.result import Candidate, Fit
+from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, skipped
+from skipwise.method.interpolation import Rope
+from skipwise.model.extension import Extension
 from tests.tiny import byte_tokenizer, llama
 
 WINDOW, TARGET, DENSE = 256, 4096, 640
@@ -25,6 +20,11 @@ WINDOW, TARGET, DENSE = 256, 4096, 640
 def windows() -> Windows:
     text = np.random.default_rng(0).integers(1, 257, size=(2, DENSE))
     return draw_windows(list(text), byte_tokenizer(), WINDOW, TARGET, seed=0)
+
+
+def total(score: Score) -> float:
+    found = Fit("model", "", "", "", WINDOW, TARGET, seed=0, documents=2, dense=DENSE, base={})
+    return found.total(Candidate("fitted", Extension(Rope(10_000.0, 16, WINDOW), TARGET, "power"), score))
 
 
 def by_hand(model, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -38,12 +38,12 @@ def by_hand(model, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
 def test_places_are_means_of_token_losses_in_one_window(windows: Windows) -> None:
     model = llama(WINDOW)
     losses = [by_hand(model, document, np.arange(DENSE)) for document in windows.documents]
-    found = by_place(token_losses(model, windows, "float32", DENSE), windows)
-    assert list(found) == windows.edges[1:] == [64, 128, 256, 512, 640]
-    for begin, end in zip(windows.edges, windows.edges[1:], strict=False):
+    found = by_place(model, windows, "float32", DENSE)
+    assert list(found) == [64, 128, 256, 512, 640]
+    for begin, end in pairwise([1, *found]):
         assert found[end] == pytest.approx(np.mean([loss[begin - 1 : end - 1] for loss in losses]), rel=1e-5)
     far = np.mean([loss[WINDOW - 1 :] for loss in losses])
-    assert far_loss(Score({}, places=found), windows) == pytest.approx(far, rel=2e-3)  # targets 256..639
+    assert total(Score({}, places=found)) == pytest.approx(far, rel=2e-3)  # targets 256..639
 
 
 def test_a_skip_moves_the_second_chunk_alone(windows: Windows) -> None:
@@ -68,7 +68,7 @@ def test_answers_are_read_behind_the_skip(windows: Windows) -> None:
     assert byte_tokenizer().decode(ids[-answer:]).strip().isdigit()
 
 
-def test_harm_counts_where_the_window_does_not_reach(windows: Windows) -> None:
-    level = dict.fromkeys(windows.edges[1:], 2.0)
-    assert total(Score({300: 5.0, 4000: 0.25}, places=level), windows) == pytest.approx(2.1)
-    assert total(Score({4000: -1.0}, places=level), windows) == pytest.approx(2.0)
+def test_harm_counts_where_the_window_does_not_reach() -> None:
+    level = dict.fromkeys((64, 128, 256, 512, 640), 2.0)
+    assert total(Score({300: 5.0, 4000: 0.25}, places=level)) == pytest.approx(2.1)
+    assert total(Score({4000: -1.0}, places=level)) == pytest.approx(2.0)

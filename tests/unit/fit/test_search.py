@@ -33,13 +33,13 @@ def valley(extension: Extension, best: tuple[float, float, float]) -> float:
 
 def searched(best: tuple[float, float, float]) -> Fit:
     template = Extension(ROPE, 4096, "none")
-    found = Fit({}, WINDOWS, dict.fromkeys(WINDOWS.edges[1:], 2.5))
+    found = Fit("model", "", "", "", 256, 4096, seed=0, documents=2, dense=512, base={})
 
     def measure(role: str, extension: Extension) -> float:
-        known = found.find(extension)
+        known = next((one for one in found.candidates if one.extension == extension), None)
         if known is None:
             loss = valley(extension, best)
-            known = Candidate(role, extension, Score({}, places=dict.fromkeys(WINDOWS.edges[1:], loss)))
+            known = Candidate(role, extension, Score({}, places=dict.fromkeys(found.edges[1:], loss)))
             found.candidates.append(known)
         return found.total(known)
 
@@ -74,7 +74,7 @@ def test_the_search_finds_what_a_grid_of_sixty_finds(best: tuple[float, float, f
 def test_yarn_stays_where_nothing_is_worth_more() -> None:
     found = searched((13, 2.0, 0.07))
     yarn = found.candidates[0]
-    better = replace(yarn, score=replace(yarn.score, places=dict.fromkeys(WINDOWS.edges[1:], 2.995)))
+    better = replace(yarn, score=replace(yarn.score, places=dict.fromkeys(found.edges[1:], 2.995)))
     found.candidates[0] = better
     assert found.best is better
 
@@ -85,7 +85,7 @@ def test_less_is_read_where_the_time_is_short() -> None:
     def quadratic(some: Windows) -> float:
         return len(some.documents) * (some.dense / 4096) ** 2
 
-    read = [_affordable(long, quadratic, 12 * each)[0] for each in (32, 16, 8, 4, 2.5, 1.6, 1.0)]
+    read = [_affordable(long, quadratic, 12 * each) for each in (32, 16, 8, 4, 2.5, 1.6, 1.0)]
     assert [(len(one.documents), one.dense) for one in read] == [
         (2, 16384), (1, 16384), (2, 8192), (1, 8192), (1, 6144), (1, 5120), (1, 5120)
     ]  # fmt: skip
