@@ -29,7 +29,6 @@ from skipwise.training.run import deciding_settings
 
 _OFF = (
     ("positions.contiguous", 0.0),
-    ("positions.span", "target"),
     ("positions.margin", 0.0),
     ("data.retrieval", 0.0),
     ("data.answer_weight", 1.0),

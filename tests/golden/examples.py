@@ -39,7 +39,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 def schemes() -> Iterator[dict[str, object]]:
     """The positions section of every scheme and option."""
-    contents = ("uniform", "zero", "aligned")
+    contents = ("paper", "even", "zero", "aligned")
     for chunks, content in product((1, 2, 3), contents):
         yield {"scheme": "pose", "chunks": chunks, "content": content}
     for (lengths, skips), content in product(

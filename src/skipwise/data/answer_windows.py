@@ -1,8 +1,7 @@
 """Windows that hold what is trained, of documents of which only some tokens are: a long document and the short answer to it.
 
 Drawn like other text, nearly all windows of such a document hold nothing that is trained. So a trained token is drawn first,
-each with the same chance, and a chunk is moved to hold it: the last one that can train a token. The other chunks stay where
-the plan has them, in front of it and behind it, and so do the positions.
+each with the same chance, and the chunks are moved until one holds it: the last one that can train a token.
 """
 
 from collections.abc import Sequence
@@ -64,56 +63,27 @@ def draw_aims(rng: Rng, trained: Sequence[np.ndarray], context: int) -> np.ndarr
     return np.array([some[at] if one else NOWHERE for some, at, one in zip(places, drawn, aimed, strict=True)])
 
 
-def aim(
-    rng: Rng,
-    plans: Plans,
-    origins: np.ndarray,
-    *,
-    aims: np.ndarray,
-    context: int,
-    spans: np.ndarray,
-    lengths: np.ndarray,
-    largest_skip: int | None,
-) -> tuple[Plans, np.ndarray]:
-    """Move spans and chunks so that each example holds the token at its aim, with ``context`` tokens of its chunk before it.
+def aim(rng: Rng, plans: Plans, aims: np.ndarray, context: int, lengths: np.ndarray) -> Plans:
+    """Move the text of each example so that it holds the token at its aim, with ``context`` tokens of its chunk before it.
 
-    The chunk is the last of more than ``context`` tokens. First the span moves in the document, then, at the document's ends,
-    the chunk in the span: v_k changes, and v_i of the others only as far as they would overlap. Text that is contiguous
-    stays so.
+    The chunk is the last of more than ``context`` tokens. All chunks move as far, but not beyond the document's ends. Positions
+    and contiguous text stay so.
 
     Args:
         rng: one generator per example.
-        plans: the plans, whose offsets count inside the spans.
-        origins: where the spans start in their documents, int64 [examples].
+        plans: the plans.
         aims: places in the documents, at least ``context``, or ``NOWHERE``, int64 [examples].
         context: tokens before the aim.
-        spans: the spans' lengths in tokens, int64 [examples].
         lengths: the documents' lengths in tokens, int64 [examples].
-        largest_skip: chunks whose skip is their offset keep that, as far as this skip in tokens; None: skips stay.
-
-    Returns:
-        The plans and the origins; those of examples without an aim as they were.
     """
     chunks, tokens = plans.lengths.shape[1], plans.lengths.sum(axis=1)
-    example, column = np.arange(len(aims)), np.arange(chunks)
+    example = np.arange(len(aims))
     whole = (plans.offsets == plans.offsets[:, :1]).all(axis=1)
     chosen = chunks - 1 - np.argmax((plans.lengths > context)[:, ::-1], axis=1)
     starts = np.cumsum(plans.lengths, axis=1) - plans.lengths
     start = np.where(whole, 0, starts[example, chosen])
     size = np.where(whole, tokens, plans.lengths[example, chosen])
     before = rng.integers(_BEFORE, np.minimum(context, size - 1), size - 1)
-    wanted = aims - before - start  # where in the document v_k should be
-    moved_origins = np.clip(wanted - plans.offsets[example, chosen], 0, lengths - spans)
-    offset = np.clip(wanted - moved_origins, 0, spans - tokens)[:, None]
-    apart = np.where(column < chosen[:, None], np.minimum(plans.offsets, offset), np.maximum(plans.offsets, offset))
-    apart[example, chosen] = offset[:, 0]
-    moved = np.where(whole[:, None], offset, apart)
-    aimed = (aims != NOWHERE)[:, None]
-    skips = plans.skips
-    if largest_skip is not None:
-        follows = aimed & ~whole[:, None] & (plans.skips == plans.offsets)
-        skips = np.where(follows, np.minimum(moved, largest_skip), skips)
-    return (
-        Plans(plans.lengths, skips, np.where(aimed, moved, plans.offsets)),
-        np.where(aimed[:, 0], moved_origins, origins),
-    )
+    shift = aims - before - start - plans.offsets[example, chosen]
+    moved = np.clip(plans.offsets + shift[:, None], 0, (lengths - tokens)[:, None])
+    return Plans(plans.lengths, plans.skips, np.where((aims != NOWHERE)[:, None], moved, plans.offsets))

@@ -1,4 +1,4 @@
-"""How an example is cut from a document: its span, the plan of its chunks, and which of its labels are trained."""
+"""How an example is cut from a document: the plan of its chunks, and which of its labels are trained."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,6 @@ from skipwise.errors import DataError, RecipeError
 from skipwise.method.positions import SCHEMES, Plans
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Positions
-
-_ORIGIN = 2**40 + 1  # the number of a draw, beside those of skipwise.data.examples
 
 
 @dataclass(frozen=True)
@@ -53,32 +51,14 @@ class ExampleRules:
         """The fewest tokens of its own text that stand before a trained label; a window's first token has no prediction."""
         return max(self.min_context, 1)
 
-    def plan(self, rng: Rng, spans: np.ndarray) -> Plans:
-        """Draw the plan of each example; ``spans`` int64 [examples] are the tokens that it may take text from."""
-        scheme = SCHEMES[self.positions.scheme]
-        return scheme(rng, self.train_length, self.target_length, spans, self.positions.rules)
-
-    def cut(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> tuple[Plans, np.ndarray]:
-        """Draw the span of each document, L_t tokens or all of it, and its plan: the plans, and the starts int64 [examples].
+    def plan(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> Plans:
+        """Draw the plan of each example, from documents of ``lengths`` tokens, int64 [examples].
 
         ``aims`` int64 [examples] are places that the examples of long documents must hold (``answer_windows.aim``).
         """
-        spans = lengths if self.positions.span == "document" else np.minimum(lengths, self.target_length)
-        plans, origins = self.plan(rng, spans), rng.integers(_ORIGIN, 0, lengths - spans)
-        if aims is None:
-            return plans, origins
-        aligned = self.positions.scheme == "pose" and self.positions.content == "aligned"
-        largest_skip = self.target_length - self.train_length if aligned else None
-        return aim(
-            rng,
-            plans,
-            origins,
-            aims=aims,
-            context=self.context,
-            spans=spans,
-            lengths=lengths,
-            largest_skip=largest_skip,
-        )
+        scheme = SCHEMES[self.positions.scheme]
+        plans = scheme(rng, self.train_length, self.target_length, lengths, self.positions.rules)
+        return plans if aims is None else aim(rng, plans, aims, self.context, lengths)
 
     def trained(self, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return ``labels`` [examples, tokens] with ``IGNORED`` where they are not trained.

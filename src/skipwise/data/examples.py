@@ -27,8 +27,8 @@ from skipwise.method.positions import Plans, end_anchored_skips
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Data, Positions, Teacher, require_shares
 
-# Draw numbers of what is chosen before the plan; far above those that a plan uses. 2**40 + 1 is that of data.cutting.
-_DOCUMENT, _PROMPT = 2**40, 2**40 + 2
+# Draw numbers of what is chosen beside the plan; far above those that a plan uses.
+_DOCUMENT, _BEGIN, _PROMPT = 2**40, 2**40 + 1, 2**40 + 2
 _PASSKEY, _RETRIEVAL, _OF_THE_BASE = range(3)  # kinds of examples; all others are text
 _PACKED = 1  # one more word of the seed, so that what is drawn for packing is not what is drawn for prompts
 # Tokens of a text that is joined to another one; behind them the model mostly reads it as if it stood alone.
@@ -38,9 +38,7 @@ _SETTLED = 64
 class PoseDataset(torch.utils.data.Dataset[Example]):
     """Examples of ``train_length`` tokens whose positions reach up to ``target_length``.
 
-    An example draws a document with a chance in proportion to its tokens, then a span of it as long as the target (the
-    whole document if it is shorter, or under ``positions.span`` "document"), then the plan, whose content offsets v_i count
-    inside the span. So a long document gives many different spans. In the whole document the first chunk is its beginning.
+    An example draws a document with a chance in proportion to its tokens, then the plan.
 
     Each item holds int64 arrays [tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask``. The mask is
     all ones and must reach the model: without a mask and a cache, transformers takes a jump of the positions for the
@@ -140,7 +138,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         _check_packing(self.rules, self._short)
         # A document that is too short for a plan is reported here, not in a worker.
         shortest = self._lengths[~self._short].min(initial=lengths[1], keepdims=True)
-        plans = self.rules.plan(Rng.of(seed, 0, 0), np.minimum(shortest, lengths[1]))
+        plans = self.rules.plan(Rng.of(seed, 0, 0), shortest)
         if data.assistant_only and not len(store.context):
             raise DataError(
                 "assistant_only trains what the assistant of a conversation says, and this text has no conversation; leave it "
@@ -198,7 +196,7 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         return self._examples
 
     def set_epoch(self, epoch: int) -> None:
-        """Change to the documents, spans and positions of an epoch, before each pass; in a Trainer ``RequirePositions`` does."""
+        """Change to the documents and positions of an epoch, before each pass; in a Trainer ``RequirePositions`` does."""
         self._epoch.fill_(epoch)
 
     def __getitem__(self, index: int) -> Example:
@@ -208,12 +206,15 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """Build the examples ``indices`` in one vectorised batch; torch's DataLoader calls this."""
         if outside := [i for i in indices if not 0 <= i < len(self)]:
             raise IndexError(f"example {outside[0]} is not in 0..{len(self) - 1}")
-        chosen, plans, origins, rng = self._drawn(np.asarray(indices))
-        windows, positions = self._of_text(indices, chosen, plans, origins), plans.position_ids()
+        chosen, plans, rng = self._drawn(np.asarray(indices))
+        begins = self.store.offsets[self.documents[chosen]]
+        windows, positions = self._of_text(indices, chosen, plans, begins), plans.position_ids()
+        room = self._lengths[chosen] - positions.shape[1]  # below 0 where conversations are packed
+        begins = begins + rng.integers(_BEGIN, 0, np.maximum(room, 0))
         replaced = {_PASSKEY: self._of_passkey, _RETRIEVAL: self._of_retrieval, _OF_THE_BASE: self._of_the_base}
         for row, kind in enumerate(self._kinds(np.asarray(indices), rng).tolist()):
             if kind in replaced:
-                text = self._text(windows[row], int(origins[row]))
+                text = self._text(windows[row], int(begins[row]))
                 windows[row] = replaced[kind](int(indices[row]), text, positions[row])
         weighted = self.data.weighs_answers
         return [window.example(weighted=weighted, taught=self.teacher is not None) for window in windows]
@@ -234,8 +235,8 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         """
         return self._drawn(indices)[1]
 
-    def _drawn(self, indices: np.ndarray) -> tuple[np.ndarray, Plans, np.ndarray, Rng]:
-        """Draw which of ``documents`` examples begin in, their plans, and where their spans start in the store, int64 [examples].
+    def _drawn(self, indices: np.ndarray) -> tuple[np.ndarray, Plans, Rng]:
+        """Draw which of ``documents`` examples are from, int64 [examples], and their plans.
 
         The plan of a packed example is that of a document of ``train_length``; only a prompt in its place uses it.
         """
@@ -245,12 +246,11 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         documents = self.documents[chosen]
         lengths = np.where(self._short[chosen], self.rules.train_length, self._lengths[chosen])
         aims = np.where(self._short[chosen], NOWHERE, self._answers.draw(rng, documents)) if self._answers else None
-        plans, origins = self.rules.cut(rng, lengths, aims)
-        return chosen, plans, self.store.offsets[documents] + origins, rng
+        return chosen, self.rules.plan(rng, lengths, aims), rng
 
-    def _of_text(self, indices: Sequence[int], chosen: np.ndarray, plans: Plans, origins: np.ndarray) -> list[Window]:
+    def _of_text(self, indices: Sequence[int], chosen: np.ndarray, plans: Plans, begins: np.ndarray) -> list[Window]:
         """Return the windows of text by their plans, and packed ones where the drawn document is too short for a plan."""
-        rows, positions = origins[:, None] + plans.content_indices(), plans.position_ids()
+        rows, positions = begins[:, None] + plans.content_indices(), plans.position_ids()
         places, texts = np.tile(np.arange(rows.shape[1]), (len(rows), 1)), np.ones_like(rows)
         for row in np.flatnonzero(self._short[chosen]):
             packed = self._pack(int(indices[int(row)]), int(chosen[row]))
@@ -328,14 +328,14 @@ class PoseDataset(torch.utils.data.Dataset[Example]):
         taught = self.teacher.of_written * (settled & (places < tokens - 1))
         return one_text(ids, np.arange(length), labels, taught, places=places)
 
-    def _text(self, window: Window, origin: int) -> np.ndarray:
-        """Return the text of a prompt, int64 [tokens]: the document's from ``origin`` on, or the conversations that are packed.
+    def _text(self, window: Window, begin: int) -> np.ndarray:
+        """Return the text of a prompt, int64 [tokens]: the document's from ``begin`` on, or the conversations that are packed.
 
         What stands behind a short conversation in the store may be held out.
         """
         if window.texts[-1] > 1:
             return window.input_ids
-        return self.store.tokens[origin : origin + len(window.input_ids)].astype(np.int64)
+        return self.store.tokens[begin : begin + len(window.input_ids)].astype(np.int64)
 
     def _taught(self, positions: np.ndarray, text_follows: np.ndarray) -> np.ndarray:
         """Return the teacher's weights where it has read the same at the same positions, and text follows."""

@@ -24,7 +24,7 @@ from skipwise.method.rng import Rng
 
 LengthRule = Literal["paper", "released"]
 SkipRule = Literal["uniform", "end_anchored"]
-ContentRule = Literal["uniform", "zero", "aligned"]
+ContentRule = Literal["paper", "even", "zero", "aligned"]
 
 # The first draw number of each random quantity; chunk i adds i, so no random word is used twice.
 _LENGTH, _SKIP, _OFFSET, _CONTIGUOUS = 0, 2**20, 2**21, 2**22
@@ -40,8 +40,9 @@ class ChunkRules:
             coverage code; ``released``: l_0 ~ U{1..(L_c + 1) // 2}, as in the authors' training code, two chunks only.
         skips: u_0 = 0, and ``uniform``: u_i ~ U{u_(i-1)..L_t - L_c}, as in the paper; ``end_anchored``: u_1 drawn from
             ``end_anchored_skips``, two chunks only.
-        content: v_0 = 0, and ``uniform``: v_i ~ U{v_(i-1)..L_x - L_c}, as in the paper; ``zero``: contiguous text;
-            ``aligned``: v_i = u_i, or the last place in the document where that lies beyond it.
+        content: ``paper``: v_0 = 0, v_i ~ U{v_(i-1)..L_x - L_c}. The others read all parts of a document as often: v_i are
+            places from a ~ U{0..L_x - L_c} on, sorted, ``zero``: all of them a, contiguous text; ``aligned``: a + u_i;
+            ``even``: a + U{0..L_t - L_c}; beyond the document's end counted back from it.
         contiguous: the share of examples without skips, u_i = 0 and v_i = v ~ U{0..L_x - L_c}: contiguous text at contiguous
             positions, whose last labels have all of the window before them. The paper has none.
 
@@ -52,7 +53,7 @@ class ChunkRules:
     chunks: int = 2
     lengths: LengthRule = "paper"
     skips: SkipRule = "uniform"
-    content: ContentRule = "uniform"
+    content: ContentRule = "paper"
     contiguous: float = 0.0
 
     def __post_init__(self) -> None:
@@ -126,16 +127,15 @@ def pose(
     lengths = _chunk_lengths(rng, train_length, rules)
     skips = _chunk_skips(rng, train_length, target_length, rules)
     room = document_lengths - train_length
-    if rules.content == "uniform":
+    if rules.content == "paper":
         offsets = _rising(rng, _OFFSET, room, rules.chunks)
-    elif rules.content == "aligned":
-        offsets = np.minimum(skips, room[:, None])
+    elif rules.content == "even":
+        offsets = _even(rng, room, rules.chunks, target_length - train_length)
     else:
-        offsets = np.zeros_like(skips)
+        offsets = _placed(rng, room, skips if rules.content == "aligned" else np.zeros_like(skips))
     if rules.contiguous:
         skipping = (rng.uniform(_CONTIGUOUS) >= rules.contiguous)[:, None]
-        anywhere = rng.integers(_CONTIGUOUS + 1, 0, room)[:, None]
-        skips, offsets = skips * skipping, np.where(skipping, offsets, anywhere)
+        skips, offsets = skips * skipping, np.where(skipping, offsets, _placed(rng, room, np.zeros_like(skips)))
     return Plans(lengths, skips, offsets)
 
 
@@ -165,7 +165,7 @@ def cream(
     With alpha = L_t / L_c, head and tail have L_c // 3 or 4 alpha tokens each, with equal chance. k is the floor of
     a draw from a Gaussian of mean 1 + alpha and standard deviation 3, truncated to [2, 2 alpha]. The last position of
     the middle is drawn from U{floor(head + (middle - 1) k / 2)..floor(k L_c / 2) - tail - 1}; the head starts at
-    position 0 and the tail ends at L_t - 1. Content offsets equal the skips as far as the document reaches.
+    position 0 and the tail ends at L_t - 1. The text is that of ``even`` content.
 
     Two differences from the published code: head and tail lengths are drawn for each example (there, once for
     3,000 examples), and 4 alpha is capped at L_c // 3, because a far target would leave no token for the middle.
@@ -188,7 +188,7 @@ def cream(
     lengths = np.stack([ends, middle, ends], axis=1)
     zero = np.zeros_like(ends)
     skips = np.stack([zero, last - middle + 1 - ends, zero + target_length - train_length], axis=1)
-    return Plans(lengths, skips, np.minimum(skips, (document_lengths - train_length)[:, None]))
+    return Plans(lengths, skips, _even(rng, document_lengths - train_length, 3, target_length - train_length))
 
 
 def _truncated_gaussian(rng: Rng, *, mean: float, deviation: float, least: float, most: float) -> np.ndarray:
@@ -208,29 +208,30 @@ def randpos(
 ) -> Plans:
     """Draw plans of RandPos: L_c of the L_t positions, without replacement, sorted (Ruoss et al., ACL 2023).
 
-    Each token is a chunk of its own; the text is contiguous. Raises what ``pose`` raises.
+    Each token is a chunk of its own; the text is contiguous, from anywhere in the document. Raises what ``pose`` raises.
     """
     train_length, target_length = _check(train_length, target_length, document_lengths)
     scores = rng.table(_SKIP, target_length)
     chosen = np.argpartition(scores, train_length - 1, axis=1)[:, :train_length]
     skips = np.sort(chosen.astype(np.int64), axis=1) - np.arange(train_length)
-    return Plans(np.ones_like(skips), skips, np.zeros_like(skips))
+    text = _placed(rng, document_lengths - train_length, np.zeros_like(skips))
+    return Plans(np.ones_like(skips), skips, text)
 
 
 def full_length(
     rng: Rng, train_length: int, target_length: int, document_lengths: np.ndarray, rules: ChunkRules = PAPER
 ) -> Plans:
-    """Return plans of full-length fine-tuning: L_t contiguous tokens; each document must have that many."""
+    """Draw plans of full-length fine-tuning: L_t contiguous tokens; each document must have that many."""
     _, target_length = _check(train_length, target_length, document_lengths, full=True)
-    return _contiguous(len(rng), target_length)
+    return _contiguous(rng, target_length, document_lengths)
 
 
 def short(
     rng: Rng, train_length: int, target_length: int, document_lengths: np.ndarray, rules: ChunkRules = PAPER
 ) -> Plans:
-    """Return plans of the control without skips: L_c contiguous tokens at positions 0..L_c - 1."""
+    """Draw plans of the control without skips: L_c contiguous tokens at positions 0..L_c - 1."""
     train_length, _ = _check(train_length, target_length, document_lengths)
-    return _contiguous(len(rng), train_length)
+    return _contiguous(rng, train_length, document_lengths)
 
 
 Scheme = Callable[[Rng, int, int, np.ndarray, ChunkRules], Plans]
@@ -268,9 +269,26 @@ def _rising(rng: Rng, draw: int, highest: np.ndarray, chunks: int) -> np.ndarray
     return biases
 
 
-def _contiguous(examples: int, tokens: int) -> Plans:
-    zeros = np.zeros((examples, 1), dtype=np.int64)
-    return Plans(zeros + tokens, zeros, zeros)
+def _even(rng: Rng, room: np.ndarray, chunks: int, farthest: int) -> np.ndarray:
+    """Return places in a document, at most ``farthest`` from a drawn one: int64 [examples, chunks]."""
+    gaps = [rng.integers(_OFFSET + i, 0, np.full_like(room, farthest)) for i in range(1, chunks)]
+    return _placed(rng, room, np.stack([np.zeros_like(room), *gaps], axis=1))
+
+
+def _placed(rng: Rng, room: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+    """Return a + gaps or a - gaps, sorted, with a ~ U{0..room}, reflected at the ends: int64 [examples, chunks].
+
+    The way there and back, 0, 1, ..., room, room, ..., 1, 0, is a circle, on which a uniform place stays uniform when it is
+    shifted. So every chunk is from any place with the same chance.
+    """
+    last = 2 * room[:, None] + 1
+    moved = (rng.integers(_CONTIGUOUS + 1, 0, last[:, 0])[:, None] + gaps) % (last + 1)
+    return np.sort(np.minimum(moved, last - moved), axis=1)
+
+
+def _contiguous(rng: Rng, tokens: int, document_lengths: np.ndarray) -> Plans:
+    offsets = _placed(rng, document_lengths - tokens, np.zeros((len(rng), 1), dtype=np.int64))
+    return Plans(np.full_like(offsets, tokens), np.zeros_like(offsets), offsets)
 
 
 def _check(

@@ -22,7 +22,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     # PoSE to the letter (Zhu et al., ICLR 2024).
     "paper": {
-        "positions": {"skips": "uniform", "content": "uniform", "contiguous": 0.0, "span": "document", "margin": 0.0},
+        "positions": {"skips": "uniform", "content": "paper", "contiguous": 0.0, "margin": 0.0},
         "data": {
             "passkey": 0.0,
             "retrieval": 0.0,

@@ -77,11 +77,8 @@ class Positions(Section):
     chunks: Whole = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
-    content: ContentRule = Field(PAPER.content, description="how content offsets v_i are drawn (pose)")
+    content: ContentRule = Field("even", description="how content offsets v_i are drawn (pose)")
     contiguous: Real = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
-    span: Literal["target", "document"] = Field(
-        "target", description="what an example takes its text from: a part as long as the target, or the whole document"
-    )
     margin: Real = Field(
         0.0, ge=0, le=1, description="share of the target by which positions are extended and trained beyond it"
     )

@@ -35,8 +35,7 @@ class PoseCollator(RequirePositions):
 
     An item is a mapping with ``input_ids``, a list, array or tensor of at least ``train_length`` token ids without
     padding, and perhaps ``labels`` of the same length, in which -100 stands for labels that are not trained. Of a long
-    item a span of up to ``target_length`` tokens is drawn, and the plan takes its chunks from the span, as in
-    ``PoseDataset``: around a label that is trained, if some are not. An item whose labels are all -100 trains nothing. The
+    item chunks are drawn as in ``PoseDataset``: around a label that is trained, if some are not. An item whose labels are all -100 trains nothing. The
     batch holds int64 tensors [items, tokens]: ``input_ids``, ``position_ids``, ``labels``, ``attention_mask`` (all ones). Other
     fields are dropped.
 
@@ -81,7 +80,7 @@ class PoseCollator(RequirePositions):
         self._epoch = shared_epoch(_UNKNOWN)
 
     def set_epoch(self, epoch: int) -> None:
-        """Change to the spans and positions of an epoch; workers that are running see it too."""
+        """Change to the positions of an epoch; workers that are running see it too."""
         self._epoch.fill_(epoch)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
@@ -114,8 +113,8 @@ class PoseCollator(RequirePositions):
         ids = np.array([int.from_bytes(digest, "little") for digest in hashes], dtype=np.uint64)
         rng = Rng.of(self.seed, int(self._epoch), ids)
         aims = draw_aims(rng, [labels != IGNORED for _, labels in rows], self.rules.context)
-        plans, origins = self.rules.cut(rng, np.array([len(tokens) for tokens, _ in rows]), aims)
-        places = origins[:, None] + plans.content_indices()
+        plans = self.rules.plan(rng, np.array([len(tokens) for tokens, _ in rows]), aims)
+        places = plans.content_indices()
         tokens, labels = (
             np.stack([row[column][place] for row, place in zip(rows, places, strict=True)]) for column in (0, 1)
         )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipwise.data.answer_windows import NOWHERE, Answers, aim
+from skipwise.data.answer_windows import NOWHERE, Answers
 from skipwise.data.cutting import ExampleRules
 from skipwise.data.examples import PoseDataset
 from skipwise.data.spans import IGNORED
@@ -41,9 +41,8 @@ POSITIONS = st.one_of(
     st.builds(
         Positions,
         chunks=st.integers(1, 3),
-        content=st.sampled_from(["uniform", "zero", "aligned"]),
+        content=st.sampled_from(["paper", "even", "zero", "aligned"]),
         contiguous=st.sampled_from([0.0, 0.5]),
-        span=st.sampled_from(["target", "document"]),
     ),
     st.builds(Positions, scheme=st.sampled_from(["short", "cream", "randpos"])),
 )
@@ -63,46 +62,23 @@ def test_the_aim_is_trained_and_the_window_is_lawful(
     rules = ExampleRules(TRAIN, TARGET, positions, min_context=min_context)
     examples, place = 16, rules.context + round(share * (length - 1 - rules.context))
     rng, lengths, aims = Rng.of(seed, 0, np.arange(examples)), np.full(examples, length), np.full(examples, place)
-    plans, origins = rules.cut(rng, lengths, aims)
-    free, _ = rules.cut(rng, lengths)
-    spans = lengths if positions.span == "document" else np.minimum(lengths, TARGET)
-    assert ((origins >= 0) & (origins <= lengths - spans)).all()
-    assert (plans.lengths == free.lengths).all()
+    plans, free = rules.plan(rng, lengths, aims), rules.plan(rng, lengths)
+    assert (plans.position_ids() == free.position_ids()).all()
     assert (np.diff(plans.offsets, axis=1) >= 0).all()
-    assert ((plans.offsets >= 0) & (plans.offsets <= (spans - TRAIN)[:, None])).all()
-    read = plans.position_ids()
-    assert (np.diff(read, axis=1) > 0).all()
-    assert read.max() < TARGET
-    if positions.content != "aligned":
-        assert (read == free.position_ids()).all()
-    places = origins[:, None] + plans.content_indices()
+    assert ((plans.offsets >= 0) & (plans.offsets <= (lengths - TRAIN)[:, None])).all()
+    places = plans.content_indices()
     trained = rules.trained(places, places)
     trained[:, 0] = IGNORED  # nothing predicts the first token of a window
     if positions.scheme != "cream" or min_context * 3 < TRAIN:
         assert (trained == place).any(axis=1).all()
 
 
-def test_aligned_chunks_stay_at_their_distance() -> None:
-    rules = ExampleRules(TRAIN, TARGET, Positions(content="aligned"))
-    rng = Rng.of(0, 0, np.arange(400))
-    plans, origins = rules.cut(rng, np.full(400, 4 * TARGET), np.full(400, 2 * TARGET))
-    assert (plans.skips == plans.offsets).all()
-    assert len(np.unique(plans.skips[:, 1])) > 100
-    plans, origins = rules.cut(rng, np.full(400, 300), np.full(400, 290))
-    assert (origins == 0).all()
-    near = plans.skips[:, 1] <= 300 - TRAIN
-    assert (plans.skips[near] == plans.offsets[near]).all()
-    assert 0.3 < near.mean() < 0.7  # the others are farther away than the document is long, as without an aim
-
-
 def test_examples_without_an_aim_are_as_drawn() -> None:
     rules = ExampleRules(TRAIN, TARGET, Positions())
     rng, lengths = Rng.of(0, 0, np.arange(9)), np.full(9, 3 * TARGET)
-    aims = np.where(np.arange(9) % 2, 700, NOWHERE)
-    (plans, origins), (free, drawn) = rules.cut(rng, lengths, aims), rules.cut(rng, lengths)
-    assert (origins[::2] == drawn[::2]).all()
+    plans, free = rules.plan(rng, lengths, np.where(np.arange(9) % 2, 700, NOWHERE)), rules.plan(rng, lengths)
     assert (plans.offsets[::2] == free.offsets[::2]).all()
-    assert (origins[1::2] != drawn[1::2]).any()
+    assert (np.diff(plans.offsets[1::2]) == np.diff(free.offsets[1::2])).any()
 
 
 def test_every_trained_token_is_drawn_as_often(tmp_path: Path) -> None:
@@ -164,19 +140,3 @@ def test_a_long_conversation_is_read_around_its_answer(tmp_path: Path) -> None:
     said = [tokenizer.decode(e["labels"][e["labels"] != IGNORED]) for e in data.__getitems__(range(100))]
     assert all(text and text in "At nine.</s>" for text in said)
     assert sum("At nine." in text for text in said) > 20
-
-
-def test_chunks_that_would_overlap_move_out_of_the_way() -> None:
-    plans = SCHEMES["pose"](Rng.of(0, 0, np.arange(64)), TRAIN, TARGET, np.full(64, 400), Positions(chunks=3).rules)
-    moved, _ = aim(
-        Rng.of(0, 0, np.arange(64)),
-        plans,
-        np.zeros(64, dtype=np.int64),
-        aims=np.full(64, 70),
-        context=1,
-        spans=np.full(64, 400),
-        lengths=np.full(64, 400),
-        largest_skip=None,
-    )
-    assert (moved.content_indices() == 70).any(axis=1).all()
-    assert (np.diff(moved.content_indices(), axis=1) > 0).all()

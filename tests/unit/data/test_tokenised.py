@@ -82,8 +82,8 @@ def test_beside_prompts_text_is_trained_unless_labels_leave_some_of_it_out(tmp_p
 def test_what_labels_leave_out_is_never_trained(tmp_path: Path) -> None:
     store = store_of(tmp_path, rows())
     data = PoseDataset(store, np.arange(3), train_length=64, target_length=256, examples=200)
-    _, plans, origins, _ = data._drawn(np.arange(200))
-    places = origins[:, None] + plans.content_indices()
+    chosen, plans, _ = data._drawn(np.arange(200))
+    places = store.offsets[chosen][:, None] + plans.content_indices()
     document = np.searchsorted(store.offsets, places, side="right") - 1
     allowed = places - store.offsets[document] >= store.lengths[document] // 2
     kept = np.array([data[index]["labels"] != IGNORED for index in range(200)])

@@ -10,6 +10,7 @@ from skipwise.method.positions import (
     SCHEMES,
     ChunkRules,
     Plans,
+    _placed,
     cream,
     end_anchored_skips,
     full_length,
@@ -35,7 +36,7 @@ def settings_of_pose(draw: st.DrawFn) -> dict:
         "train_length": train,
         "target_length": draw(st.integers(train, 1000)),
         "chunks": draw(st.integers(1, min(train, 8))),
-        "content": draw(st.sampled_from(["uniform", "zero", "aligned"])),
+        "content": draw(st.sampled_from(["paper", "even", "zero", "aligned"])),
         "contiguous": draw(st.sampled_from([0.0, 0.5])),
         "room": draw(st.integers(0, 500)),
         "seed": draw(st.integers(0, 2**63)),
@@ -111,14 +112,12 @@ def test_a_golden_plan_is_the_same_on_every_machine() -> None:
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))
 def test_epochs_and_seeds_give_other_examples(scheme: str) -> None:
-    if scheme in ("full", "short"):
-        pytest.skip("these have no randomness")
     documents = np.full(64, 2000)
     plans = [SCHEMES[scheme](k, 64, 512, documents) for k in (rng(), rng(seed=1), rng(epoch=1))]
-    positions = [p.position_ids() for p in plans]
+    drawn = [np.hstack([p.position_ids(), p.content_indices()]) for p in plans]
     for a in range(3):
         for b in range(a):
-            assert (positions[a] != positions[b]).any(axis=1).mean() > 0.95
+            assert (drawn[a] != drawn[b]).any(axis=1).mean() > 0.95
 
 
 def chi_square(counts: np.ndarray) -> float:
@@ -158,11 +157,22 @@ def test_released_lengths_keep_the_first_chunk_below_half() -> None:
     assert sorted(set(plans.lengths[:, 0].tolist())) == [1, 2, 3, 4, 5]
 
 
-def test_aligned_content_follows_the_skips_as_far_as_the_document_reaches() -> None:
-    plans = pose(rng(), 64, 512, np.full(64, 512), ChunkRules(content="aligned"))
-    assert (plans.offsets == plans.skips).all()
+def test_aligned_text_is_as_far_apart_as_its_positions_where_the_document_is_long() -> None:
+    plans = pose(rng(4000), 64, 512, np.full(4000, 4096), ChunkRules(content="aligned"))
+    gaps, skips = np.diff(plans.offsets, axis=1), np.diff(plans.skips, axis=1)
+    assert 0.9 < (gaps == skips).mean() < 1  # others were reflected at the end
     near = pose(rng(), 64, 512, np.full(64, 100), ChunkRules(content="aligned"))
-    assert near.offsets.max() == 36
+    assert near.offsets.max() <= 36
+
+
+@given(st.integers(0, 40), st.integers(0, 300))
+def test_a_reflected_place_is_uniform(room: int, gap: int) -> None:
+    class Every(Rng):
+        def integers(self, draw, low, high):
+            return np.arange(2 * room + 2)
+
+    placed = _placed(Every(np.empty(0)), np.full(2 * room + 2, room), np.full((2 * room + 2, 1), gap))
+    assert np.bincount(placed[:, 0]).tolist() == [2] * (room + 1)
 
 
 @given(st.integers(2, 40), st.integers(0, 200))
@@ -180,7 +190,7 @@ def test_end_anchored_plans_draw_each_tooth_of_the_comb_alike() -> None:
 
 
 @given(st.integers(3, 96), st.integers(0, 3000), st.integers(0, 500), st.integers(0, 2**63))
-def test_cream_has_a_head_at_0_a_tail_at_the_target_and_text_where_it_points(train, more, room, seed) -> None:
+def test_cream_has_a_head_at_0_and_a_tail_at_the_target(train, more, room, seed) -> None:
     target = train + more
     documents = np.full(32, train + room)
     plans = cream(rng(32, seed), train, target, documents)
@@ -193,7 +203,6 @@ def test_cream_has_a_head_at_0_a_tail_at_the_target_and_text_where_it_points(tra
     assert (np.diff(positions, axis=1) > 0).all()
     assert (positions[:, 0] == 0).all()
     assert (positions[:, -1] == target - 1).all()
-    assert (plans.offsets == np.minimum(plans.skips, room)).all()
 
 
 def test_cream_draws_the_middle_as_its_paper_says() -> None:

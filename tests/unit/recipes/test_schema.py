@@ -65,9 +65,8 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
         "chunks": 2,
         "lengths": "paper",
         "skips": "uniform",
-        "content": "uniform",
+        "content": "paper",
         "contiguous": 0.0,
-        "span": "document",
         "margin": 0.0,
     }
     assert training.adam_beta2 == 0.999
@@ -476,7 +475,7 @@ def test_a_method_sets_what_a_recipe_does_not(tmp_path: Path) -> None:
     control = load_recipe(None, {"method": "skipwise", "positions.scheme": "short"})
     assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.15)
     paper = load_recipe(None, {"method": "paper"})
-    assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(span="document"), None, 0.0)
+    assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(content="paper"), None, 0.0)
     assert paper.training.adam_beta2 == 0.999
     assert "method = 'papper': Input should be 'skipwise' or 'paper'" in message(None, {"method": "papper"})
 
