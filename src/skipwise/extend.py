@@ -26,8 +26,16 @@ from skipwise.report.page import write_page
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
 from skipwise.results.files import write_text
-from skipwise.results.records import CoverageRecord, Measured, ReadingRecord, TrainingRecord
-from skipwise.results.results_file import append_record, drop_cut_off_record, read_records, require_results
+from skipwise.results.records import (
+    CoverageRecord,
+    Measured,
+    ReadingRecord,
+    TrainingRecord,
+    append_record,
+    drop_cut_off_record,
+    read_records,
+    require_results,
+)
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint, processes
 from skipwise.training.arguments import reported_to

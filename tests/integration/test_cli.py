@@ -15,7 +15,7 @@ from skipwise.data.documents import is_held_out
 from skipwise.model.config import load_config
 from skipwise.model.memory import parameters_of, token_bytes
 from skipwise.recipes.loading import dump_recipe, load_recipe
-from skipwise.results.results_file import read_records
+from skipwise.results.records import read_records
 from skipwise.results.run_folder import RunFolder
 from tests.command_line import refused, run
 from tests.measured import ORIGINAL, POSE, run_folder

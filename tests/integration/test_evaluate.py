@@ -25,8 +25,7 @@ from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder
 from skipwise.report.summary import judgements, rows_of
 from skipwise.results.files import read_json, write_json
-from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus
 

@@ -23,8 +23,7 @@ from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning
 from skipwise.report.summary import judgements, rows_of
 from skipwise.results.files import file_digest, read_json, write_json
-from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus

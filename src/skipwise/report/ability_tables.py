@@ -9,8 +9,8 @@ from skipwise.report.folder import Folder
 from skipwise.report.price import Price, prices_of
 from skipwise.report.summary import benchmarks_of
 from skipwise.report.table import Table
-from skipwise.results.benchmarks import PAPER, PaperTask, Score, average, difference, is_of_paper, paper_records, score
 from skipwise.results.records import BenchmarkRecord
+from skipwise.results.scores import PAPER, PaperTask, Score, average, difference, is_of_paper, paper_records, score
 
 _AVERAGE = "average"
 

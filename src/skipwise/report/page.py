@@ -23,7 +23,7 @@ from skipwise.report.summary import Judgement, Row, benchmarks_of
 from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.ruler import shared_tasks
+from skipwise.results.scores import shared_tasks
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Z, wilson_interval
 
 # A page that holds one of these is ours, and may be written anew.

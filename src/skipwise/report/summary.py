@@ -16,7 +16,7 @@ from skipwise.report.folder import Folder
 from skipwise.report.table import format_points
 from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.ruler import RulerLength, RulerScores, paired, ruler_length, scores_of
+from skipwise.results.scores import RulerLength, RulerScores, paired, ruler_length, scores_of
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity

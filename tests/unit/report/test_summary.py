@@ -16,8 +16,7 @@ from skipwise.report.shown import Shown
 from skipwise.report.summary import COST_LIMIT, benchmarks_of, judgements, rows_of
 from skipwise.report.tables import tables_of
 from skipwise.results.files import file_digest, write_json
-from skipwise.results.records import BenchmarkRecord, ReadingRecord
-from skipwise.results.results_file import append_record
+from skipwise.results.records import BenchmarkRecord, ReadingRecord, append_record
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, arm, evaluation_folder, readings, run_folder, trials
 
 EDGES = [1, 64, 128, *WINDOWS]

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from skipwise.results.benchmarks import PAPER, average, difference
 from skipwise.results.records import BenchmarkRecord
+from skipwise.results.scores import PAPER, average, difference
 
 
 def record(scores: str | list[float], questions: str = "q", error: float | None = 0.03) -> BenchmarkRecord:

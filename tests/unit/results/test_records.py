@@ -15,6 +15,7 @@ from skipwise.errors import RunError
 from skipwise.method.coverage import coverage
 from skipwise.results import results_file as records
 from skipwise.results.records import (
+    SCHEMA,
     BenchmarkRecord,
     CostRecord,
     CoverageRecord,
@@ -22,8 +23,11 @@ from skipwise.results.records import (
     ReadingRecord,
     TrainingRecord,
     TrialRecord,
+    append_record,
+    drop_cut_off_record,
+    read_records,
+    require_results,
 )
-from skipwise.results.results_file import SCHEMA, append_record, drop_cut_off_record, read_records, require_results
 
 TRAINING = TrainingRecord("pose", 10, 2.5, 1e-5, None, 81920, 12345.6)
 READING = ReadingRecord(
@@ -258,7 +262,7 @@ def test_foreign_text_after_records_is_left_unchanged(path: Path, foreign: str) 
 
 def test_records_before_are_not_read_again_with_each(path: Path, monkeypatch) -> None:
     append_record(path, TRAINING)
-    monkeypatch.setattr("skipwise.results.results_file._read", None)
+    monkeypatch.setattr("skipwise.results.records._read", None)
     for _ in range(3):
         append_record(path, TRIAL, READING)
     monkeypatch.undo()
@@ -266,7 +270,7 @@ def test_records_before_are_not_read_again_with_each(path: Path, monkeypatch) ->
 
 
 def test_records_longer_than_what_is_looked_at_are_continued(path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("skipwise.results.results_file._LOOKED_AT", 10)
+    monkeypatch.setattr("skipwise.results.records._LOOKED_AT", 10)
     for _ in range(2):
         append_record(path, TRAINING, TRIAL)
     assert len(read_records(path)) == 4

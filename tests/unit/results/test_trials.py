@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 
-from skipwise.results.statistics import mean_interval, share_difference, wilson_interval
-from skipwise.results.trials import (
+from skipwise.results.statistics import (
     chance_to_show,
     fewest_prompts,
     least_hits,
+    mean_interval,
     prompts_for_difference,
     prompts_to_show,
+    share_difference,
     smallest_difference,
+    wilson_interval,
 )
 
 

@@ -3,7 +3,7 @@ from itertools import chain
 import pytest
 
 from skipwise.results.records import RulerRecord
-from skipwise.results.ruler import THRESHOLD, paired, ruler_length, scores_of, shared_tasks
+from skipwise.results.scores import THRESHOLD, paired, ruler_length, scores_of, shared_tasks
 from skipwise.results.statistics import wilson_interval
 
 
