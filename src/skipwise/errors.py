@@ -25,8 +25,8 @@ class SkipwiseError(Exception):
     """A mistake that the user can correct; the message says how."""
 
 
-class RecipeError(SkipwiseError):
-    """A setting is unknown, of the wrong type, or contradicts another."""
+class RecipeError(SkipwiseError, ValueError):
+    """A setting is unknown, of the wrong type, or contradicts another. A ValueError, which pydantic reports with the key."""
 
 
 class DataError(SkipwiseError):

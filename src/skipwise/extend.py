@@ -18,7 +18,7 @@ from skipwise.evaluation.runner import explained_answers
 from skipwise.fit.recipe import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.saving import require_saved
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import read_folder
 from skipwise.report.model_card import write_run_card

@@ -1,57 +1,75 @@
 """All settings of a run, typed and validated; ``skipwise.recipes.loading`` reads them from a file."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, one_of
 from skipwise.method import interpolation
+from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
-from skipwise.method.positions import PAPER, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.fields import (
-    Interpolation,
-    Length,
-    Lengths,
-    Name,
-    Real,
-    RenamedSection,
-    Scheme,
-    Section,
-    Tokens,
-    Whole,
-    is_fit,
-    listed,
-    once,
-    reported,
-    spelled,
-)
+from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.methods import DEFAULT, RATES, SETTINGS, Method, merged
+from skipwise.recipes.names import expanded
 from skipwise.recipes.private import refuse_secrets
 
-Arm = Literal["original", "pi-only", "trained"]
-
+FITTED = "fitted"
 _MOST = 2**31 - 1  # steps or examples
 _WARMUP = 10  # steps
+
+
+def is_fit(name: str) -> bool:
+    """Return whether an interpolation is still to be fitted, or is a file of ``skipwise fit``."""
+    return name == FITTED or name.endswith(".json")
+
+
+def _interpolation(name: str) -> str:
+    if name not in interpolation.NAMES and os.path.isfile(fit := os.path.join(name, "fit.json")):
+        return fit  # in the folder of a fit
+    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED))
+
+
+def _listed(value: Any) -> Any:
+    """Read a single string as a list of one."""
+    return [value] if isinstance(value, str) and value != "all-linear" else value
+
+
+_ONCE = AfterValidator(lambda values: list(dict.fromkeys(values)))
+Tokens = Annotated[int, BeforeValidator(parse_length), Field(gt=0)]
+Length = Annotated[Tokens, Field(le=LONGEST)]
+Lengths = Annotated[list[Length], Field(min_length=1), _ONCE]
+Name = Annotated[
+    str, BeforeValidator(lambda name: str(name) if isinstance(name, Path) else name), AfterValidator(expanded)
+]
+Texts = Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)]
+Arm = Literal["original", "pi-only", "trained"]
+
+
+class Section(BaseModel):
+    """A part of the recipe; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
 
 
 class Rope(Section):
     """Settings of the interpolation; ``skipwise.method.interpolation`` has the formulas and the defaults."""
 
-    rope_theta: Real | None = Field(None, description="the base, above the model's own (theta, which needs it)")
-    beta_fast: Real | None = Field(
+    rope_theta: float | None = Field(None, description="the base, above the model's own (theta, which needs it)")
+    beta_fast: float | None = Field(
         None,
         description="pairs that turn at least this often in the original window stay; default: 32 (yarn, yarn-revised)",
     )
-    beta_slow: Real | None = Field(
+    beta_slow: float | None = Field(
         None,
         description="pairs that turn at most this often get the whole factor; default: 1 (yarn, yarn-revised) or 0.6 (power)",
     )
-    power: Real | None = Field(None, description="how late the divisor rises to the factor; default: 2 (power)")
-    attention_factor: Real | None = Field(
+    power: float | None = Field(None, description="how late the divisor rises to the factor; default: 2 (power)")
+    attention_factor: float | None = Field(
         None, description="of cos and sin; default: by the target (yarn, yarn-revised, power, factors)"
     )
-    factors: list[Real] | None = Field(
+    factors: list[float] | None = Field(
         None, description="what each pair's frequency is divided by (factors, which needs it)"
     )
 
@@ -66,20 +84,22 @@ def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
     """Refuse settings that are not those of the recipe's interpolation."""
     if "interpolation" in info.data:  # else it was refused
         name = "none" if is_fit(info.data["interpolation"]) else info.data["interpolation"]
-        reported(lambda settings: interpolation.check_settings(name, settings))(rope.settings)
+        interpolation.check_settings(name, rope.settings)
     return rope
 
 
 class Positions(Section):
     """Which positions the training examples get; ``skipwise.method.positions`` describes schemes and rules."""
 
-    scheme: Scheme = Field("pose", description="a name in ``skipwise.method.positions.SCHEMES``")
-    chunks: Whole = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
+    scheme: Annotated[str, AfterValidator(lambda name: one_of("scheme", name, SCHEMES))] = Field(
+        "pose", description="a name in ``skipwise.method.positions.SCHEMES``"
+    )
+    chunks: int = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field("even", description="how content offsets v_i are drawn (pose)")
-    contiguous: Real = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
-    margin: Real = Field(
+    contiguous: float = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
+    margin: float = Field(
         0.0, ge=0, le=1, description="share of the target by which positions are extended and trained beyond it"
     )
 
@@ -96,9 +116,7 @@ class Data(Section):
         pydantic.ValidationError: a setting is unknown, or breaks its rule.
     """
 
-    source: Annotated[Name, BeforeValidator(spelled)] = Field(
-        "stdlib", description="a file, a folder, a Hugging Face data set, or stdlib"
-    )
+    source: Name = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
     stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
@@ -110,14 +128,14 @@ class Data(Section):
     min_tokens: Length | None = Field(
         None, description="shortest document used; default: the train length, and all conversations"
     )
-    held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
-    passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
-    retrieval: Real = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
-    retrieval_end: Real | None = Field(
+    held_out: float = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
+    passkey: float = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
+    retrieval: float = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
+    retrieval_end: float | None = Field(
         None, ge=0, le=1, description="that share at the end of training, to which it goes in a line; default: the same"
     )
-    answer_weight: Real = Field(1.0, gt=0, le=1000, description="weight of a label of such an answer; of text: 1")
-    first_digit_weight: Real | None = Field(
+    answer_weight: float = Field(1.0, gt=0, le=1000, description="weight of a label of such an answer; of text: 1")
+    first_digit_weight: float | None = Field(
         None,
         gt=0,
         le=1000,
@@ -128,7 +146,7 @@ class Data(Section):
         description="train the first label of each chunk too; the text before it in the example is not the text before "
         "it in the document, so nothing announces it",
     )
-    min_context: Whole = Field(
+    min_context: int = Field(
         0,
         ge=0,
         le=LONGEST,
@@ -136,7 +154,7 @@ class Data(Section):
         "example; 0 trains all that train_jumps allows",
     )
     cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
-    workers: Whole | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
+    workers: int | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
 
     @classmethod
     def of(cls, source: "str | Path | Data") -> "Data":
@@ -186,22 +204,7 @@ class Data(Section):
         return self
 
 
-class _PassedOn(BaseModel):
-    """Bounds of fields that are passed on to TrainingArguments, which takes any number.
-
-    They stand in a recipe only if they are given.
-    """
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    adam_beta1: Real = Field(0, ge=0, lt=1)
-    adam_beta2: Real = Field(0, ge=0, lt=1)
-    adam_epsilon: Real = Field(1, gt=0)
-    label_smoothing_factor: Real = Field(0, ge=0, lt=1)
-    weight_decay: Real = Field(0, ge=0)
-
-
-class Training(RenamedSection):
+class Training(Section):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
     ``batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
@@ -210,24 +213,31 @@ class Training(RenamedSection):
 
     model_config = ConfigDict(extra="allow")
 
-    max_steps: Whole = Field(1000, gt=0, le=_MOST, description="optimizer steps")
-    batch_size: Whole = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
-    per_device_train_batch_size: Whole = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
-    learning_rate: Real = Field(RATES[False], gt=0)
+    max_steps: int = Field(1000, gt=0, le=_MOST, description="optimizer steps")
+    batch_size: int = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
+    per_device_train_batch_size: int = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
+    learning_rate: float = Field(RATES[False], gt=0)
     lr_scheduler_type: str = "linear"
-    warmup_steps: Real = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
+    warmup_steps: float = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"
     precision: Literal["auto", "bf16", "fp16", "float32"] = Field("auto", description="auto: bf16 where it is fast")
-    save_steps: Whole = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
-    save_total_limit: Whole = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
+    save_steps: int = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
+    save_total_limit: int = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
     save_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the weights of the saved model; training holds them in float32"
     )
-    logging_steps: Whole = Field(10, gt=0, le=_MOST)
+    logging_steps: int = Field(10, gt=0, le=_MOST)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, values: Any) -> Any:
+        """Read transformers' newer name of gradient checkpointing."""
+        if not isinstance(values, dict):
+            return values
+        return {key.replace("activation_check", "gradient_check"): value for key, value in values.items()}
 
     @model_validator(mode="after")
     def _in_bounds(self) -> "Training":
-        _PassedOn.model_validate(self.model_extra or {})
         if self.warmup_steps > max(self.max_steps, _WARMUP):  # fewer steps than the default are a trial run
             raise ValueError(
                 f"training.warmup_steps {self.warmup_steps:g} must not exceed training.max_steps {self.max_steps:,}: the "
@@ -236,17 +246,13 @@ class Training(RenamedSection):
         return self
 
 
-def _listed_layers(value: Any) -> Any:
-    return value if value == "all-linear" else listed(value)
-
-
 class Lora(Section):
     """Train low-rank additions to frozen weights instead of all weights (``skipwise.model.lora``)."""
 
-    rank: Whole = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
-    alpha: Real | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
-    dropout: Real = Field(0.0, ge=0, lt=1)
-    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed_layers)] = Field(
+    rank: int = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
+    alpha: float | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
     also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
@@ -259,9 +265,9 @@ class Lora(Section):
 class Teacher(Section):
     """The frozen base teaches beside the text: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
 
-    weight: Real = Field(1.0, ge=0, le=1000, description="of its term on training text, where a label has 1")
-    written: Real = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
-    written_weight: Real | None = Field(None, gt=0, le=1000, description="of its term on those; default: weight")
+    weight: float = Field(1.0, ge=0, le=1000, description="of its term on training text, where a label has 1")
+    written: float = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
+    written_weight: float | None = Field(None, gt=0, le=1000, description="of its term on those; default: weight")
 
     @property
     def of_written(self) -> float:
@@ -291,34 +297,32 @@ def require_shares(data: Data, teacher: Teacher | None) -> None:
         )
 
 
-class Evaluation(RenamedSection):
+class Evaluation(Section):
     """What is measured after training, on held-out documents."""
 
-    arms: Annotated[list[Arm], Field(min_length=1), AfterValidator(once)] = Field(
+    arms: Annotated[list[Arm], Field(min_length=1), _ONCE] = Field(
         ["original", "pi-only", "trained"], description="models measured"
     )
-    source: Annotated[list[Name], BeforeValidator(listed), Field(min_length=1)] | None = Field(
-        None, description="one text or several; default: the held-out documents of data"
-    )
+    source: Texts | None = Field(None, description="one text or several; default: the held-out documents of data")
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
     stride: Length | None = Field(
         None,
         description="at most the window; default: half the original length, or target / 16 if larger, and at most half the window",
     )
-    documents: Whole = Field(8, gt=0, le=_MOST, description="largest number of documents")
+    documents: int = Field(8, gt=0, le=_MOST, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
-    tasks: Annotated[list[str], BeforeValidator(listed), Field(min_length=1)] = Field(
+    tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = Field(
         ["passkey"], description="of retrieval: passkey, keys, lines; ruler, or some of its tasks, as ruler:vt"
     )
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
-    prompt_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
+    prompt_trials: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
     segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
-    segments: Whole = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
+    segments: int = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     other: bool = Field(
         True, description="also measure text of other kinds, which ships with the package, inside the original window"
     )
-    steps: Annotated[list[Annotated[Whole, Field(gt=0)]], AfterValidator(once)] | None = Field(
+    steps: Annotated[list[Annotated[int, Field(gt=0)]], _ONCE] | None = Field(
         None, description="training steps after which perplexity at the largest window is also measured"
     )
     keep: Literal["last", "best"] = Field(
@@ -337,10 +341,10 @@ class Recipe(Section):
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
     original_length: Length | None = Field(None, description="L_o; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length, at most 4k")
-    interpolation: Interpolation = "yarn"
+    interpolation: Annotated[str, AfterValidator(_interpolation)] = "yarn"
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
-    seed: Whole = Field(0, ge=0, le=LAST_SEED)
+    seed: int = Field(0, ge=0, le=LAST_SEED)
     method: Method | None = Field(
         DEFAULT, description="a named set of positions, data, training and teacher; null: only what these sections say"
     )
@@ -400,7 +404,7 @@ class Recipe(Section):
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
                 "a chunk has at least one token"
             )
-        reported(lambda teacher: require_shares(self.data, teacher))(self.teacher)
+        require_shares(self.data, self.teacher)
         self._require_own_loss()
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:

@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.folder import Folder
 from skipwise.report.price import Price, prices_of
 from skipwise.report.summary import benchmarks_of

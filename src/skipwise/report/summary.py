@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from skipwise.recipes.arms import ARM_NAMES, BASELINES, arm_name
+from skipwise.recipes.names import ARM_NAMES, BASELINES, arm_name
 from skipwise.report.folder import Folder
 from skipwise.report.table import format_points
 from skipwise.results.effective_length import EffectiveLength, effective_length

@@ -285,8 +285,7 @@ def _unusable(path: Path, error: OSError) -> Exception:
 
 def _parse(path: Path, number: int, line: bytes) -> Record:
     try:
-        raw = json.loads(line)
-        return _ADAPTERS[raw["kind"]].validate_python(raw)
+        return _ADAPTERS[json.loads(line)["kind"]].validate_json(line)
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"{path}, line {number}: not a result record ({reason(error)}); restore the file, or delete the line to measure it again"

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skipwise.errors import RecipeError
-from skipwise.recipes.reading import read_file, read_text, to_text
+from skipwise.recipes.loading import read_file, read_text, to_text
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
 MERGES = "a0: &a0 {k: 1}\n" + "".join(
