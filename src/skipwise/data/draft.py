@@ -64,8 +64,6 @@ class Draft(ExitStack):
     def _restore(self) -> None:
         """Take up what ``draft.json`` says, if the files begin with what was written."""
         kept = read_json(self.folder / "draft.json")
-        if set(kept) - {"place", "bytes", "sha256"} - set(self.counts):  # maybe its hash, under a damaged name
-            raise ValueError("draft.json has other fields than were written")
         self.place, self.counts = kept["place"], {name: kept[name] for name in self.counts}
         self._sizes, self._hashes = dict(kept["bytes"]), {}
         for name in _APPENDED:
