@@ -122,7 +122,7 @@ def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, cap
 def test_a_record_that_was_cut_off_is_said_once_in_one_sentence(monkeypatch, capsys, tmp_path: Path) -> None:
     results = run_folder(tmp_path / "run", [*ORIGINAL, *POSE]) / "results.jsonl"
     with results.open("a") as file:
-        file.write('{"schema": 2, "kin')
+        file.write('{"kind": "tri')
     run(monkeypatch, "report", tmp_path / "run")
     printed = capsys.readouterr()
     assert " ".join(printed.out.split()).count(f"{results}: the last line was cut off by a kill and is left out") == 1
