@@ -40,7 +40,7 @@ class _Dumper(yaml.SafeDumper):
 
 for _each in (_Loader, _Dumper):
     _exponent = re.compile(r"^[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
-    _each.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+.0123456789"))  # type: ignore[attr-defined]
+    _each.add_implicit_resolver("tag:yaml.org,2002:float", _exponent, list("-+.0123456789"))
 
 
 def read_text(text: str) -> Any:
