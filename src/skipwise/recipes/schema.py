@@ -54,7 +54,7 @@ class Section(BaseModel):
 
 
 class Rope(Section):
-    """Settings of the interpolation; ``skipwise.method.interpolation`` has the formulas and the defaults."""
+    """Settings of the interpolation; formulas and defaults are in ``skipwise.method.interpolation``."""
 
     rope_theta: float | None = Field(None, description="the base, above the model's own (theta, which needs it)")
     beta_fast: float | None = Field(
@@ -75,13 +75,13 @@ class Rope(Section):
 
     @property
     def settings(self) -> interpolation.RopeSettings:
-        """The settings that the formulas take."""
+        """The settings as arguments of the formulas."""
         factors = None if self.factors is None else tuple(self.factors)
         return interpolation.RopeSettings(**self.model_dump(exclude={"factors"}), factors=factors)
 
 
 def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
-    """Refuse settings that are not those of the recipe's interpolation."""
+    """Refuse settings of another interpolation than the recipe's."""
     if "interpolation" in info.data:  # else it was refused
         name = "none" if is_fit(info.data["interpolation"]) else info.data["interpolation"]
         interpolation.check_settings(name, rope.settings)
@@ -89,7 +89,7 @@ def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
 
 
 class Positions(Section):
-    """Which positions the training examples get; ``skipwise.method.positions`` describes schemes and rules."""
+    """Positions of the training examples; schemes and rules are in ``skipwise.method.positions``."""
 
     scheme: Annotated[str, AfterValidator(lambda name: one_of("scheme", name, SCHEMES))] = Field(
         "pose", description="a name in ``skipwise.method.positions.SCHEMES``"
@@ -110,7 +110,7 @@ class Positions(Section):
 
 
 class Data(Section):
-    """The text, and what training uses of it; a recipe's section ``data``, whose settings are listed with the recipes.
+    """The text, and its use in training: a recipe's section ``data``.
 
     Raises:
         pydantic.ValidationError: a setting is unknown, or breaks its rule.
@@ -173,7 +173,7 @@ class Data(Section):
 
     @property
     def prompts(self) -> dict[str, float]:
-        """The shares of prompts that there are, of each kind the largest during training, by the setting that says it."""
+        """The largest share of each kind of prompt during training, by its setting; zeros are left out."""
         rises = self.last_retrieval > self.retrieval
         of_retrieval = "data.retrieval_end" if rises else "data.retrieval"
         shares = {"data.passkey": self.passkey, of_retrieval: self.most_retrieval}
@@ -181,25 +181,25 @@ class Data(Section):
 
     @property
     def of_first_digit(self) -> float:
-        """What the first digit of an answer counts."""
+        """The weight of the first digit of an answer."""
         return self.answer_weight if self.first_digit_weight is None else self.first_digit_weight
 
     @property
     def weighs_answers(self) -> bool:
-        """Whether there are answers whose labels count another number than those of text."""
+        """Whether labels of answers have another weight than those of text."""
         return self.most_retrieval > 0 and {self.answer_weight, self.of_first_digit} != {1}
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The settings besides ``source`` that decide which documents there are."""
+        """The settings besides ``source`` that decide the documents."""
         return self.model_dump(include={"text_field", "split", "subset", "stream"})
 
     @model_validator(mode="after")
     def _stream_ends(self) -> "Data":
         if self.stream and self.max_tokens is None:
             raise ValueError(
-                f"data.stream reads {self.source} from its beginning and needs a limit: set data.max_tokens; "
-                "a run trains on training.max_steps x training.batch_size x train_length tokens"
+                f"data.stream of {self.source} needs a limit; set data.max_tokens, e.g. to training.max_steps x "
+                "training.batch_size x train_length"
             )
         return self
 
@@ -240,14 +240,14 @@ class Training(Section):
     def _in_bounds(self) -> "Training":
         if self.warmup_steps > max(self.max_steps, _WARMUP):  # fewer steps than the default are a trial run
             raise ValueError(
-                f"training.warmup_steps {self.warmup_steps:g} must not exceed training.max_steps {self.max_steps:,}: the "
-                "learning rate would never be reached; lower it, or give a share of max_steps, as 0.1"
+                f"training.warmup_steps {self.warmup_steps:g} must not exceed training.max_steps {self.max_steps:,}; "
+                "lower it, or give a share of max_steps, e.g. 0.1"
             )
         return self
 
 
 class Lora(Section):
-    """Train low-rank additions to frozen weights instead of all weights (``skipwise.model.lora``)."""
+    """LoRA: train low-rank additions to frozen weights (``skipwise.model.lora``)."""
 
     rank: int = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
     alpha: float | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
@@ -263,7 +263,7 @@ class Lora(Section):
 
 
 class Teacher(Section):
-    """The frozen base teaches beside the text: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
+    """Distillation from the frozen base: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
 
     weight: float = Field(1.0, ge=0, le=1000, description="of its term on training text, where a label has 1")
     written: float = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
@@ -271,15 +271,15 @@ class Teacher(Section):
 
     @property
     def of_written(self) -> float:
-        """What its term counts on the text that it writes."""
+        """The weight of its term on self-generated text."""
         return self.weight if self.written_weight is None else self.written_weight
 
     @model_validator(mode="after")
     def _teaches(self) -> "Teacher":
         if not self.weight and not (self.written and self.written_weight):
             raise ValueError(
-                "teacher.weight = 0 leaves it nothing to teach but what it writes; set teacher.written and "
-                "teacher.written_weight above 0, or teacher.weight above 0, or teacher=null"
+                "teacher.weight = 0 has no effect without self-generated text; set teacher.weight, or teacher.written and "
+                "teacher.written_weight, above 0, or set teacher=null"
             )
         return self
 
@@ -288,17 +288,15 @@ def require_shares(data: Data, teacher: Teacher | None) -> None:
     """Require the shares of prompts and of the base's text to be at most 1 together.
 
     Raises:
-        RecipeError: they exceed all of the examples, at the beginning or at the end of training.
+        RecipeError: they exceed 1 at the start or at the end of training.
     """
-    asked = data.prompts | ({"teacher.written": teacher.written} if teacher and teacher.written else {})
-    if (together := sum(asked.values())) > 1:
-        raise RecipeError(
-            f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one of them"
-        )
+    shares = data.prompts | ({"teacher.written": teacher.written} if teacher and teacher.written else {})
+    if (total := sum(shares.values())) > 1:
+        raise RecipeError(f"{' + '.join(shares)} = {total:g} must not exceed 1; lower one of them")
 
 
 class Evaluation(Section):
-    """What is measured after training, on held-out documents."""
+    """Measurements after training, on held-out documents."""
 
     arms: Annotated[list[Arm], Field(min_length=1), _ONCE] = Field(
         ["original", "pi-only", "trained"], description="models measured"
@@ -357,23 +355,23 @@ class Recipe(Section):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the interpolation is still to be fitted, or to be read from a fit."""
+        """Whether the interpolation is to be fitted, or read from a fit."""
         return is_fit(self.interpolation)
 
     @property
     def measured_sources(self) -> list[str]:
-        """The texts that are measured on, each once; the best step is chosen on the first."""
+        """The texts of the evaluation, each once; the best step is chosen on the first."""
         return list(dict.fromkeys(self.evaluation.source or [self.data.source]))
 
     @property
     def measured_steps(self) -> list[int]:
-        """The training steps after which the model is measured; where the best is kept, the last one too."""
+        """The training steps after which the model is measured, with the last one if the best is kept."""
         steps = self.evaluation.steps or []
         return steps if self.evaluation.keep == "last" else sorted({*steps, self.training.max_steps})
 
     @property
     def arm(self) -> str:
-        """The name of the trained model beside its controls: the scheme's, or our own method's, with a scheme not its own."""
+        """The label of the trained model: its scheme; under the method skipwise, ``skipwise`` with another scheme than pose."""
         scheme = self.positions.scheme
         if self.method != "skipwise":
             return scheme
@@ -388,7 +386,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_method(cls, values: Any) -> Any:
-        """Take what is not given from the method."""
+        """Take missing settings from the method."""
         if not isinstance(values, dict):
             return values
         values = {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in values.items()}
@@ -401,39 +399,36 @@ class Recipe(Section):
             self.training.learning_rate = RATES[True]
         if self.train_length and self.positions.chunks > self.train_length:
             raise ValueError(
-                f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
-                "a chunk has at least one token"
+                f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}; lower it"
             )
         require_shares(self.data, self.teacher)
         self._require_own_loss()
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(
-                f"evaluation.steps {beyond} lie beyond training.max_steps {last:,} and would never be measured; lower them, "
-                "or raise training.max_steps"
+                f"evaluation.steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise training.max_steps"
             )
         if self.evaluation.keep == "best" and not any(step < last for step in steps or []):
             raise ValueError(
-                f"evaluation.keep 'best' compares the last step, {last:,}, with earlier ones, and evaluation.steps "
-                f"{steps} has none; add steps below {last:,}, or set evaluation.keep=last"
+                f"evaluation.keep 'best' needs evaluation.steps below the last step {last:,}, and evaluation.steps {steps} "
+                "has none; add some, or set evaluation.keep=last"
             )
         return self
 
     def train_length_of(self, original: int) -> int:
-        """Return L_c, in tokens, for a model of the ``original`` length."""
+        """Return L_c in tokens for a model of the ``original`` length."""
         return self.train_length or min(original, SHORT_WINDOW)
 
     def _require_own_loss(self) -> None:
-        """Refuse what changes the model's own loss beside a setting that replaces it: it would have no effect."""
-        others = ("use_liger_kernel", "label_smoothing_factor")
-        other = next((name for name in others if (self.training.model_extra or {}).get(name)), None)
-        if other is None:
-            return
-        replaces = f"the model's own loss, which training.{other} replaces"
-        if self.teacher:
-            raise ValueError(f"teacher adds its term to {replaces}; set teacher=null, or leave training.{other} out")
-        if self.data.weighs_answers:
+        """Refuse a setting that replaces the model's own loss next to one that changes it."""
+        extra = self.training.model_extra or {}
+        other = next((name for name in ("use_liger_kernel", "label_smoothing_factor") if extra.get(name)), None)
+        weights = (
+            f"data.answer_weight {self.data.answer_weight:g} and data.first_digit_weight {self.data.of_first_digit:g}"
+        )
+        lost = "teacher" if self.teacher else weights if self.data.weighs_answers else ""
+        if other and lost:
+            fix = "teacher=null" if self.teacher else "both to 1"
             raise ValueError(
-                f"data.answer_weight {self.data.answer_weight:g} and data.first_digit_weight {self.data.of_first_digit:g} weigh labels "
-                f"in {replaces}; set data.answer_weight=1 and data.first_digit_weight=1, or leave training.{other} out"
+                f"training.{other} replaces the loss that {lost} would change; leave training.{other} out, or set {fix}"
             )
