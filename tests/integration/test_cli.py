@@ -1,7 +1,6 @@
 """The other commands, and how quickly they start."""
 
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,12 +49,6 @@ def test_a_mistyped_model_folder_is_refused_before_anything_heavy_is_imported(wo
     assert done.stderr.startswith(
         f"skipwise: there is no folder {tmp_path / 'lama'} (did you mean {tmp_path / 'llama'}?)"
     )
-
-
-@pytest.mark.parametrize("option", ["--text-field", "--split", "--subset"])
-def test_a_name_that_no_record_can_hold_is_refused(option: str, monkeypatch, capsys) -> None:
-    message = refused(monkeypatch, capsys, "perplexity", "nano", option, os.fsdecode(b"\xff"))
-    assert "is not UTF-8, so no record could name it; rename it" in message
 
 
 def test_coverage_prints_the_papers_plateau(monkeypatch, capsys, tmp_path: Path) -> None:

@@ -442,7 +442,7 @@ def test_a_part_is_measured_again_when_text_or_precision_changed(models, monkeyp
     run(monkeypatch, *words, "float32")
     assert count() == 5
     checkpoint(tmp_path / models, window=512, initializer_range=0.3)
-    assert "model.safetensors" in refused(monkeypatch, capsys, *words, "float32")
+    assert f"{models}/config.json" in refused(monkeypatch, capsys, *words, "float32")
     Origin("base", 64, Data(source="elsewhere")).write(tmp_path / models)
     run(monkeypatch, *words, "float32")
     assert count() == 7
