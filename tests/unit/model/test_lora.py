@@ -9,7 +9,7 @@ from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError, RecipeError, RunError
 from skipwise.model import lora
 from skipwise.model.config import load_config
 from skipwise.model.extension import Extension, plan_extension
@@ -17,6 +17,7 @@ from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin
 from skipwise.model.saving import save_extended
+from skipwise.model.sealed import write_seal
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report.model_card import write_card
 from tests.tiny import byte_tokenizer, checkpoint
@@ -233,6 +234,17 @@ def test_an_adapter_is_put_on_the_base_that_it_was_trained_on(adapter: Path, rec
         return
     wanted = r"base \S+/base of adapter \S+/model is not the one that it was trained on \(its files changed\); restore"
     with pytest.raises(ModelError, match=wanted):
+        load_model(str(adapter))
+
+
+def test_a_damaged_base_with_a_manifest_is_refused_by_name(adapter: Path) -> None:
+    """Its fingerprint is taken from the manifest, so the bytes are checked where the adapter is loaded."""
+    base = adapter.parent / "base"
+    write_seal(base, {})
+    load_model(str(adapter))
+    weights = (base / "model.safetensors").read_bytes()
+    (base / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    with pytest.raises(RunError, match=r"base/model\.safetensors"):
         load_model(str(adapter))
 
 

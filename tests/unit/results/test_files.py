@@ -121,6 +121,12 @@ class TestNewFolder:
                 pytest.fail("it was written")
         assert (tmp_path / "out" / "a").read_text() == "1"
 
+    def test_one_that_another_process_finished_meanwhile_stays(self, tmp_path: Path, monkeypatch) -> None:
+        monkeypatch.setattr(files, "acquire", lambda lock, path: write_text(path, "theirs"))
+        with pytest.raises(RunError, match="out"), new_folder(tmp_path / "out"):
+            pytest.fail("it was written")
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["theirs"]
+
     def test_an_error_leaves_nothing(self, tmp_path: Path) -> None:
         with pytest.raises(KeyError), new_folder(tmp_path / "out"):
             raise KeyError
