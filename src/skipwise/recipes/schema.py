@@ -124,34 +124,25 @@ class Data(Section):
         None, description="of the training text; stop after the document that reaches it; default: all"
     )
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
-    assistant_only: bool = Field(False, description="of conversations, train only what the assistant says")
+    assistant_only: bool = Field(False, description="of conversations, train only the assistant's turns")
     min_tokens: Length | None = Field(
         None, description="shortest document used; default: the train length, and all conversations"
     )
     held_out: float = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
     passkey: float = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
-    retrieval: float = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
+    retrieval: float = Field(0.0, ge=0, le=1, description="share of examples that end in a retrieval prompt")
     retrieval_end: float | None = Field(
         None, ge=0, le=1, description="that share at the end of training, to which it goes in a line; default: the same"
     )
     answer_weight: float = Field(1.0, gt=0, le=1000, description="weight of a label of such an answer; of text: 1")
     first_digit_weight: float | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="weight of the first digit of such an answer, which says whose number it is; default: answer_weight",
+        None, gt=0, le=1000, description="weight of the first digit of such an answer; default: answer_weight"
     )
     train_jumps: bool = Field(
-        False,
-        description="train the first label of each chunk too; the text before it in the example is not the text before "
-        "it in the document, so nothing announces it",
+        False, description="train the first label of each chunk too, which does not follow from the text before it"
     )
     min_context: int = Field(
-        0,
-        ge=0,
-        le=LONGEST,
-        description="train a label only if at least so many tokens of its own document stand directly before it in the "
-        "example; 0 trains all that train_jumps allows",
+        0, ge=0, le=LONGEST, description="fewest tokens of its own document directly before a trained label"
     )
     cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: int | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
@@ -314,7 +305,7 @@ class Evaluation(Section):
     )
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
-    prompt_trials: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
+    prompt_trials: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length")
     segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
     segments: int = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     other: bool = Field(

@@ -140,7 +140,7 @@ class Judgement:
     @property
     def ruler_sentence(self) -> str:
         """How far the model reads by RULER's rule, in words; empty where that is not known."""
-        return " ".join(filter(None, [self.ruler.told if self.ruler else "", self._against_base]))
+        return " ".join(filter(None, [self.ruler.text if self.ruler else "", self._against_base]))
 
     @property
     def _against_base(self) -> str:

@@ -85,9 +85,7 @@ def effective_length(
     if missing := [name for name, known in (("passkeys", found), ("loss by position", excess)) if not known]:
         return reads(0, next=f"Not measured: {' and '.join(missing)}.", unknown=True)
     if blind:
-        return reads(
-            0, next="Passkeys do not tell how far it reads, because the base finds none of them.", unknown=True
-        )
+        return reads(0, next="Passkeys decide nothing, because the base finds none of them.", unknown=True)
     reached, lengths = 0, sorted({*found, *excess})
     for length in lengths:
         verdicts = [_judge_passkeys(*found[length], needed)] if length in found else []

@@ -22,7 +22,7 @@ OTHER_TEXT = "skipwise:other"  # ``data`` of a reading of the shipped texts; the
 
 
 class _Typed:
-    """A record whose fields are type-checked when it is read from a file."""
+    """A record with type-checked fields when read from a file."""
 
     kind: ClassVar[str]
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True)

@@ -69,7 +69,7 @@ class RulerLength:
     """A model's context length by RULER's rule."""
 
     tokens: int  # the longest length at which this and every shorter one reaches the limit, or 0
-    told: str  # in words, with the rule and its numbers
+    text: str  # in words, with the rule and its numbers
 
 
 def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
@@ -105,7 +105,7 @@ def ruler_length(own: RulerScores, base: RulerScores | None, original: int | Non
     at_home = control.average(home, tasks)
     assert at_home is not None
     if not at_home.mean:
-        return RulerLength(0, f"RULER tells nothing of its length: {control_name} scores 0% at {home:,} tokens.")
+        return RulerLength(0, f"RULER decides nothing: {control_name} scores 0% at {home:,} tokens.")
     needed = min(THRESHOLD, at_home.mean)
     if needed == THRESHOLD:
         why = f"RULER's limit, what Llama-2-7B scores at 4,096 tokens; {control_name} reaches it at {home:,}"
