@@ -20,8 +20,7 @@ from reproduction.exhibits import TRAINED
 from reproduction.intervals import seeds_interval
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data, Training
-from skipwise.results.records import ReadingRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import ReadingRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
 

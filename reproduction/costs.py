@@ -30,11 +30,10 @@ from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
 from skipwise.model.precision import AUTOCAST, choose_precision, default_device
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.table import markdown_table
-from skipwise.results.records import CostRecord
-from skipwise.results.results_file import append_record, read_records
+from skipwise.results.records import CostRecord, append_record, read_records
 
 FACTORS = (2, 4, 8, 16, 32, 64)
 EXAMPLES = 2  # windows in a step

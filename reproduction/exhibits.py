@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from reproduction import paper
 from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers, arms_of
-from skipwise.recipes.arms import BASELINES
+from skipwise.recipes.names import BASELINES
 from skipwise.recipes.schema import Recipe
 
 Changes = Mapping[str, Any]

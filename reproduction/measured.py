@@ -14,8 +14,7 @@ from skipwise.evaluation.arms import RunEvaluation, measure_arms
 from skipwise.evaluation.specification import Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText
 from skipwise.extend import extend, plan_run_evaluation
-from skipwise.results.records import ReadingRecord, Record, TrialRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import ReadingRecord, Record, TrialRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training.prepare import prepare
 from skipwise.training.run import begin_run, open_run

@@ -23,11 +23,10 @@ from reproduction.tables import exhibit_markdown, findings, format_reported
 from reproduction.verdicts import Finding
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.lengths import format_length
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.table import markdown_table
 from skipwise.report.tables import format_number, format_share
-from skipwise.results.records import Measured
-from skipwise.results.results_file import read_records
+from skipwise.results.records import Measured, read_records
 from skipwise.results.run_folder import RunFolder
 
 Findings = list[tuple[str, Finding]]

@@ -9,7 +9,7 @@ from reproduction.exhibits import EXHIBITS, Exhibit
 from reproduction.runs import ArmRun
 from skipwise.errors import DataError, RecipeError, nearest, one_of
 from skipwise.extend import plan_run_evaluation
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.training.prepare import prepare
 
 Plans = Mapping[str, Sequence[ArmRun]]

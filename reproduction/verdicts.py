@@ -8,7 +8,7 @@ from statistics import fmean
 from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers, arms_of
 from reproduction.intervals import seeds_interval
 from reproduction.scores import Scores
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.tables import format_share
 from skipwise.results.statistics import share_difference
 

@@ -5,8 +5,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from skipwise.results.records import ReadingRecord, TrialRecord
-from skipwise.results.results_file import append_record
+from skipwise.results.records import ReadingRecord, TrialRecord, append_record
 
 WINDOWS = (256, 512, 1024, 2048)
 DOCUMENTS = 6

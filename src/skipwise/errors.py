@@ -1,7 +1,11 @@
 """The exceptions that a user can see; all are a ``SkipwiseError``.
 
-Each message says the value, the rule that it breaks and what to do. The command line prints it without a traceback.
-A bug in Skipwise itself is an ``AssertionError``, with a traceback.
+    SkipwiseError
+      RecipeError (a ValueError too)   DataError > TooShortError   ModelError   EvaluationError   EngineError   RunError
+      TrainingError > PeerError, NonFiniteLossError
+
+A message has the value, its rule and the fix; the command line prints it without a traceback. A bug in Skipwise is an
+``AssertionError``.
 """
 
 import difflib
@@ -16,17 +20,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic_core import ValidationError
 
-_REASON = 300  # characters of another library's message that one of ours repeats
-UNSAFE = ("trust_remote_code", "weights_only")  # advised by other libraries, never by us
-_SILENCED = ("the above", "see above", "For details")  # what transformers prints before an error is not shown
+UNSAFE = ("trust_remote_code", "weights_only")  # other libraries advise these; we never do
+_LONGEST = 300  # characters of another library's message
+_HIDDEN = ("the above", "see above", "For details")  # references to output that is not shown
 
 
 class SkipwiseError(Exception):
-    """A mistake that the user can correct; the message says how."""
+    """A mistake that the user can correct."""
 
 
-class RecipeError(SkipwiseError):
-    """A setting is unknown, of the wrong type, or contradicts another."""
+class RecipeError(SkipwiseError, ValueError):
+    """A setting is unknown, of the wrong type, or contradicts another; pydantic reports it with its key."""
 
 
 class DataError(SkipwiseError):
@@ -46,27 +50,27 @@ class ModelError(SkipwiseError):
 
 
 class TrainingError(SkipwiseError):
-    """Training cannot continue; what was written before is intact."""
+    """Training cannot continue; earlier checkpoints are intact."""
 
 
 class PeerError(TrainingError):
-    """An error of one process that the first process may not have met; the process that met it prints it."""
+    """An error of one process that rank 0 may not have met; the process that met it prints it."""
 
 
 class NonFiniteLossError(TrainingError):
-    """The loss or a gradient is NaN or infinite; raised before the weights are updated (under DeepSpeed: of the loss alone)."""
+    """The loss or a gradient is NaN or infinite; raised before the update (under DeepSpeed: only for the loss)."""
 
 
 class EvaluationError(SkipwiseError):
-    """A model cannot be measured; what was measured before is kept."""
+    """A model cannot be measured; earlier measurements are kept."""
 
 
 class EngineError(SkipwiseError):
-    """An inference engine is not installed, cannot read a checkpoint, or reads it otherwise."""
+    """An inference engine is not installed, cannot read a checkpoint, or reads it wrongly."""
 
 
 class RunError(SkipwiseError):
-    """The run folder is in use, incomplete or belongs to another run."""
+    """The run folder is in use, incomplete, damaged or belongs to another run."""
 
 
 class CutOffWarning(UserWarning):
@@ -79,7 +83,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return `` (did you mean x?)`` with the valid name closest to ``name``, or nothing if none is close."""
+    """Return `` (did you mean x?)`` with the closest valid name, or nothing if none is close."""
     close = difflib.get_close_matches(name, list(valid), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -88,7 +92,7 @@ def one_of(what: str, value: str, valid: Iterable[str]) -> str:
     """Return ``value`` if it is one of ``valid``.
 
     Raises:
-        RecipeError: it is not; the message suggests the closest valid name and lists all.
+        RecipeError: it is not.
     """
     valid = list(valid)
     if value not in valid:
@@ -107,31 +111,31 @@ def at_least(what: str, value: Any, least: int) -> None:
 
 
 def out_of_room(error: Exception) -> int | None:
-    """The code of the system in an error of torch.save or safetensors, which have types of their own: a full disk, a quota or
-    a limit of a file's size; None for another error."""
+    """Return the system's code of a full disk, a quota or a file size limit; None for another error.
+
+    The code is found in the message: torch.save and safetensors have types of their own.
+    """
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return next((code for code in codes if os.strerror(code) in str(error)), None)
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory was too little. torch has a type for that of a GPU, known here by its name, and for a CPU's only words."""
+    """Return True for an out-of-memory error. CPU errors are matched by message."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
     words = ("out of memory", "allocate memory", "not enough memory", "bad_alloc", "can't start new thread")
-    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return known or (isinstance(error, RuntimeError) and any(some in str(error).lower() for some in words))
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)
 
 
 def pip_install(*extras: str) -> str:
-    """Return the pip command that installs the packages of ``extras``.
-
-    It names the packages, read from the metadata of the installed package, because Skipwise is on no package index.
-    """
+    """Return the pip command that installs the packages of ``extras``; Skipwise itself is on no package index."""
     from packaging.requirements import Requirement
 
     try:
         needs = [Requirement(need) for need in requires("skipwise") or ()]
-    except PackageNotFoundError:  # its source is on the path, and no more
+    except PackageNotFoundError:  # only its source is on the path
         return f"pip install -e '.[{','.join(extras)}]'"
     wanted = [
         f"'{need.name}{need.specifier}'"
@@ -149,25 +153,21 @@ def first_problem(error: "ValidationError") -> tuple[str, Any, str]:
 
 
 def reason(error: BaseException) -> str:
-    """Return what another library says of an error, in a part of a sentence.
+    """Return another library's message as part of a sentence.
 
-    Its first line is often a heading that ends in a colon, so lines are joined up to one that says something. Left out is
-    advice to run a checkpoint's code, and what refers to lines that were not shown. Of fields that pydantic refused the first
-    is named, with its rule.
+    Its first line is often a heading, so lines are joined until one does not end in a colon. Advice to run a checkpoint's code
+    and references to hidden output are left out. Of a ``ValidationError``: the first field with its rule.
     """
-    from pydantic_core import ValidationError  # here, for the algorithm needs only numpy
+    from pydantic_core import ValidationError  # imported here because the algorithm needs only numpy
 
     if isinstance(error, ValidationError):
         key, _, rule = first_problem(error)
         return ": ".join(filter(None, [key, rule]))
-    said = ""
+    text = ""
     for line in filter(None, map(str.strip, str(error).splitlines())):
-        said = f"{said} {line}".strip()
-        if not said.endswith(":"):
+        text = f"{text} {line}".strip()
+        if not text.endswith(":"):
             break
-    said = re.sub(r"<class '([\w.]+)'>", r"\1", said)
-    kept = [
-        part for part in re.split(r"(?<=[.!?])\s+", said) if not any(word in part for word in (*UNSAFE, *_SILENCED))
-    ]
-    said = " ".join(kept).rstrip(".: ")
-    return (said if len(said) <= _REASON else f"{said[:_REASON]} ...") or type(error).__name__
+    sentences = re.split(r"(?<=[.!?])\s+", re.sub(r"<class '([\w.]+)'>", r"\1", text))
+    text = " ".join(part for part in sentences if not any(word in part for word in (*UNSAFE, *_HIDDEN))).rstrip(".: ")
+    return (text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ...") or type(error).__name__

@@ -18,7 +18,7 @@ from skipwise.evaluation.runner import explained_answers
 from skipwise.fit.recipe import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.saving import require_saved
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import read_folder
 from skipwise.report.model_card import write_run_card
@@ -26,8 +26,15 @@ from skipwise.report.page import write_page
 from skipwise.report.tables import summary_table
 from skipwise.report.trackers import log_results, one_run
 from skipwise.results.files import write_text
-from skipwise.results.records import CoverageRecord, Measured, ReadingRecord, TrainingRecord
-from skipwise.results.results_file import append_record, drop_cut_off_record, read_records, require_results
+from skipwise.results.records import (
+    CoverageRecord,
+    Measured,
+    ReadingRecord,
+    append_record,
+    drop_cut_off_record,
+    read_records,
+    require_results,
+)
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint, processes
 from skipwise.training.arguments import reported_to
@@ -55,8 +62,6 @@ def extend(recipe: Recipe, *, out: Path | None, resume: bool, console: Console) 
     if run.path.exists():
         require_results(run.results)
     run.require_same(prepared.decides | evaluation.fingerprints)
-    _require_windows(prepared, run)
-    _require_label(prepared, run)
     _require_precision(prepared, run)
     curves = _coverage(prepared)
     print_plan(prepared, console)
@@ -107,35 +112,9 @@ def _coverage(prepared: PreparedRun) -> list[CoverageRecord]:
     return [CoverageRecord.of(original, "original"), CoverageRecord.of(curve, label)]
 
 
-def _require_windows(prepared: PreparedRun, run: RunFolder) -> None:
-    """Require a run that says no ``train_length`` to go on with the windows that it began with.
-
-    Up to version 0.2.0 they were as long as the original length, also beyond 4,096 tokens.
-    """
-    begun = run.read().get("model", {}).get("train_length")
-    if begun not in (None, prepared.window, prepared.train_length):
-        raise RunError(
-            f"{run.path} was begun with training windows of {begun:,} tokens, and without a train_length they now have "
-            f"{prepared.window:,}; finish it with the version of skipwise that its run.json names, or begin a run with another "
-            f"--out and train_length={begun}"
-        )
-
-
-def _require_label(prepared: PreparedRun, run: RunFolder) -> None:
-    """Require a run to go on under the label of its records; up to version 0.2.0 it was the scheme's under every method."""
-    recipe = prepared.recipe
-    measured = (r for r in read_records(run.results) if isinstance(r, Measured | TrainingRecord))
-    if recipe.arm != recipe.positions.scheme and any(record.arm == recipe.positions.scheme for record in measured):
-        raise RunError(
-            f"{run.path} was begun when a model of this recipe was called {recipe.positions.scheme}, and now it is {recipe.arm}; "
-            "finish it with the version of skipwise that its run.json names, or begin a run with another --out"
-        )
-
-
 def _require_precision(prepared: PreparedRun, run: RunFolder) -> None:
     """Require a run to go on in the precision that it began with: ``auto`` may choose another one on another machine."""
-    facts = run.read()
-    begun = facts.get("precision") or facts.get("probe", {}).get("precision")  # the second up to version 0.2.0
+    begun = run.read().get("precision")
     if begun not in (None, prepared.precision):
         raise RunError(
             f"{run.path} was begun in {begun}, and training.precision = {prepared.recipe.training.precision!r} takes "

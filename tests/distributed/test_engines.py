@@ -16,8 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skipwise.model.loading import load_model
-from skipwise.results.records import TrainingRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import TrainingRecord, read_records
 from tests.tiny import checkpoint, corpus
 
 STEPS = 20

@@ -21,7 +21,7 @@ from tests.faults.results import Result, causes, summary
 _BOTH = ("extend", "evaluate")
 _FEW = ("extend", "evaluate", "tokenising")
 _PAIRS = ("extend", "evaluate", "passkey")
-_STAGES = ("extend", "middle", "evaluate", "tokenising")
+_STAGES = ("extend", "middle", "tokenising")
 
 
 def kill_operations(world: World, clock: Clock) -> Iterator[Result]:

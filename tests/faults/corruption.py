@@ -1,4 +1,4 @@
-"""Damage every file that a command left, and run the commands that read it.
+"""Damage every file of a model, a checkpoint and a token store, and run the commands that read them.
 
 A damaged file must be refused by a sentence that names it, or be made again with the same content. A command that does
 not read the file may pass over it: which files a command reads is seen by their access times, once, undamaged.
@@ -16,9 +16,8 @@ from tests.faults.results import Result, fruits
 
 ATTACK = "a damaged file"
 _LIMIT = 20.0  # seconds; undamaged, each of these commands takes about one
-_IDLE = {".lock", "CACHEDIR.TAG"}  # files without content
-_DECIDE_NOTHING = {"digests.json", "README.md", "report.html", "numbers.csv"}  # written anew, or computed again
-_GPTJ = ["passkey", "converted", "--lengths", "256", "--trials", "1", "--precision", "float32", "--out", "keys.jsonl"]
+_IDLE = {".lock", "CACHEDIR.TAG", "skipwise.json", "complete.json", "store.json"}  # without content, or manifests
+_DECIDE_NOTHING = {"README.md", "perplexity.png"}  # written again
 
 
 # --- damages ---
@@ -30,47 +29,15 @@ def _flipped(path: Path, place: float, bit: int) -> None:
     path.write_bytes(data)
 
 
-def _miscounted(path: Path, rng: Random) -> None:
-    """Write another digit for one: what is text stays text."""
-    data = bytearray(path.read_bytes())
-    place = rng.choice([place for place, byte in enumerate(data) if chr(byte).isdigit()] or [0])
-    data[place] = ord("0") + (data[place] - ord("0") + rng.randint(1, 9)) % 10
-    path.write_bytes(data)
-
-
-def _swapped(path: Path, other: Path) -> None:
-    first, second = path.read_bytes(), other.read_bytes()
-    path.write_bytes(second)
-    other.write_bytes(first)
-
-
-def _replaced(path: Path, make: Callable[[Path], object]) -> None:
-    path.unlink()
-    make(path)
-
-
 DAMAGES: dict[str, Callable[[Path, Random], object]] = {
     "a bit of its beginning": lambda path, rng: _flipped(path, 0.0, rng.randrange(8)),
     "a bit of its middle": lambda path, rng: _flipped(path, rng.uniform(0.2, 0.8), rng.randrange(8)),
     "a bit of its end": lambda path, rng: _flipped(path, 1.0, rng.randrange(8)),
-    "another digit": _miscounted,
     "cut in half": lambda path, _: os.truncate(path, path.stat().st_size // 2),
-    "cut by two bytes": lambda path, _: os.truncate(path, path.stat().st_size - 2),  # the last may be a line's end
     "longer by a byte": lambda path, _: path.write_bytes(path.read_bytes() + b"\0"),
     "empty": lambda path, _: os.truncate(path, 0),
-    "zeros": lambda path, _: path.write_bytes(bytes(path.stat().st_size)),
-    "swapped": lambda path, _: _swapped(path, _neighbour(path)),
     "deleted": lambda path, _: path.unlink(),
-    "a folder": lambda path, _: _replaced(path, Path.mkdir),
-    "a pipe": lambda path, _: _replaced(path, os.mkfifo),
-    "a link to /dev/zero": lambda path, _: _replaced(path, lambda path: path.symlink_to("/dev/zero")),
 }
-
-
-def _neighbour(path: Path) -> Path | None:
-    """Another file beside it, or in the folder above, if there is one."""
-    beside = [one for folder in (path.parent, path.parent.parent) for one in sorted(folder.glob("*")) if one.is_file()]
-    return next((one for one in beside if one != path and one.name not in _IDLE), None)
 
 
 # --- what is damaged, and who reads it ---
@@ -139,61 +106,30 @@ def _reader(name: str, words: list[str], *makes: str) -> Job:
 
 
 _TEXT = ["--data", "../text", "--documents", "1", "--precision", "float32"]
-_REPORT = _reader("report", ["report", "run"], "run")
 _SECOND = ["extend", "run/model", "--data", "../text", "--target", "512", "--existing-rope", "replace", "--dry-run"]
+_PASSKEY = ["passkey", "run/model", "--lengths", "256", "--trials", "1", "--precision", "float32"]
+_GPTJ = ["passkey", "converted", "--lengths", "256", "--trials", "1", "--precision", "float32", "--out", "keys.jsonl"]
 _OTHERS = [
-    _REPORT,
     JOBS["evaluate"],
     _reader("perplexity", ["perplexity", "run/model", "--windows", "64", *_TEXT]),
-    _reader("passkey", ["passkey", "run/model", "--lengths", "256", "--trials", "1", "--precision", "float32"]),
+    _reader("passkey", _PASSKEY),
     _reader("second extend", [*_SECOND, "--set", "method=null", "--set", "evaluation.prompt_trials=0"]),
     *([_reader("export", JOBS["export"].begin, "x.gguf")] if "export" in jobs() else []),
 ]
-_MERGE = _reader("merge", ["merge", "evaluation", "--out", "merged"], "merged")
+_FOURTH = "open run/checkpoints/checkpoint-4"
 TARGETS = {
     target.stage: target
     for target in (
-        Target("extend", "run", [JOBS["extend"], *_OTHERS], _finished("extend")),
-        Target(
-            "middle",
-            "run",
-            [JOBS["extend"], _REPORT],
-            _killed("extend", "middle", "open run/checkpoints/checkpoint-4", 0),
-        ),
+        Target("extend", "run/model", [JOBS["extend"], *_OTHERS], _finished("extend")),
+        Target("middle", "run/checkpoints", [JOBS["extend"]], _killed("extend", "middle", _FOURTH, 0)),
         Target(
             "middle of LoRA",
-            "run",
+            "run/checkpoints",
             [JOBS["extend LoRA, keep best"]],
-            _killed("extend LoRA, keep best", "middle of LoRA", "open run/checkpoints/checkpoint-4", 0),
-        ),
-        Target(
-            "evaluate",
-            "evaluation",
-            [JOBS["evaluate"], _reader("report", ["report", "evaluation"], "evaluation"), _MERGE],
-            _finished("evaluate"),
-        ),
-        Target(
-            "half of evaluate",
-            "evaluation",
-            [JOBS["evaluate"]],
-            _killed("evaluate", "half of evaluate", "flush evaluation/results", 0.5),
+            _killed("extend LoRA, keep best", "middle of LoRA", _FOURTH, 0),
         ),
         Target("tokenising", "cache/tokens", [JOBS["tokenising"]], _finished("tokenising")),
-        Target(
-            "draft",
-            "cache/tokens",
-            [JOBS["tokenising"]],
-            _killed("tokenising", "draft", "open cache/tokens/.draft", 0.8),
-        ),
-        Target("perplexity", "perplexity", [JOBS["perplexity"]], _finished("perplexity")),
         Target("convert", "converted", [_reader("passkey", _GPTJ, "keys.jsonl")], _finished("convert")),
-        Target(
-            "export",
-            "x.gguf",
-            [_reader("convert", ["convert", "x.gguf", "back", "--no-check"], "back")],
-            _finished("export"),
-        ),
-        Target("digests", "cache/digests.json", [JOBS["extend"]], lambda world: _remembered(world)),
     )
 }
 
@@ -203,22 +139,6 @@ def stages() -> tuple[str, ...]:
     return tuple(name for name, target in TARGETS.items() if name in jobs() or name not in JOBS)
 
 
-def _remembered(world: World) -> None:
-    """A finished run whose files' hashes are remembered in the cache: they were read long after they were written."""
-    if not (world.root / "stages" / "digests").exists():
-        world.reference(JOBS["extend"])
-        world.fresh("extend")
-        run(JOBS["extend"].again, world.work, lambda: _believe_new_files())
-        assert (world.work / "cache" / "digests.json").exists()
-        world.store("digests")
-
-
-def _believe_new_files() -> None:
-    from skipwise.results import files
-
-    files._SETTLED = -1.0
-
-
 # --- one case ---
 
 
@@ -226,25 +146,22 @@ def damage(target: Target, reader: Job, name: str, how: str, world: World) -> Re
     """Damage one file, run one command, and judge what it does."""
     case = f"{target.stage}: {name}: {how}; {reader.name}"
     path = world.fresh(target.stage) / name
-    touched = {name} | ({str(_neighbour(path).relative_to(world.work))} if how == "swapped" else set())
     DAMAGES[how](path, world.rng)
     damaged = _state(path)
     ended = run(reader.again, world.work, limit=_LIMIT)
-    return Result(ATTACK, case, *_judged(target, reader, touched, name, damaged, ended, world))
+    return Result(ATTACK, case, *_judged(target, reader, name, damaged, ended, world))
 
 
-def _judged(
-    target: Target, reader: Job, touched: set[str], name: str, damaged: object, ended: Ended, world: World
-) -> tuple[str, str]:
+def _judged(target: Target, reader: Job, name: str, damaged: object, ended: Ended, world: World) -> tuple[str, str]:
     if ended.broken:
         return ended.broken, ended.last_words
     if ended.status:
-        return ("refused" if _names(ended.message, touched) else "UNCLEAR"), ended.last_words
+        return ("refused" if _names(ended.message, Path(name)) else "UNCLEAR"), ended.last_words
     read = name in target.read[reader.name]
     wanted, got = dict(target.wanted[reader.name]), fruits(world.work, (*reader.makes, target.part))
     passed_over = not read or Path(name).name in _DECIDE_NOTHING  # then only the damage itself may be seen
     different = {one for one in wanted.keys() | got.keys() if wanted.get(one) != got.get(one)}
-    different -= touched if passed_over else set()
+    different -= {name} if passed_over else set()
     if not read:
         return ("SILENT", f"not read, but changed {sorted(different)[:4]}") if different else ("not read", "")
     if not different and _decides_nothing(name, damaged, world):
@@ -261,22 +178,16 @@ def _decides_nothing(name: str, damaged: object, world: World) -> bool:
     return Path(name).name in _DECIDE_NOTHING or (damaged is None and not os.path.lexists(world.work / name))
 
 
-def _names(message: str, touched: set[str]) -> bool:
+def _names(message: str, path: Path) -> bool:
     """Whether a message names a damaged file, or the one checkpoint or model that it is part of."""
-    paths = [Path(name) for name in touched]
-    known = {path.name for path in paths}
-    known |= {str(path.parent) for path in paths if path.parent.name in ("model", "converted")}
-    known |= {part for path in paths for part in path.parts if part.startswith(("checkpoint-", "best-", ".draft"))}
+    known = {path.name, *(part for part in path.parts if part.startswith(("checkpoint-", "best-")))}
+    known |= {str(path.parent)} if path.parent.name in ("model", "converted") else set()
     return any(one in message for one in known)
 
 
 def _state(path: Path) -> object:
     """What the file is now, to see whether it was made anew."""
-    if not os.path.lexists(path):
-        return None
-    if path.is_symlink() or not path.is_file():
-        return path.lstat().st_mode
-    return path.read_bytes(), path.stat().st_mtime_ns
+    return (path.read_bytes(), path.stat().st_mtime_ns) if path.exists() else None
 
 
 def damages(world: World, most: int | None, clock: Clock, stages: Sequence[str]) -> Iterator[Result]:
@@ -306,18 +217,6 @@ def _cases(target: Target, world: World) -> Iterator[tuple[Target, Job, str, str
     for reader, name in [*first, *world.rng.sample(others, min(len(others), 10))]:
         for how in DAMAGES:
             card = reader.name == "export" and name.endswith("README.md")  # becomes a GGUF file's description
-            if _possible(world.root / "stages" / target.stage / name, how) and not card:
+            empty = (world.root / "stages" / target.stage / name).stat().st_size < 3
+            if not card and (not empty or how in ("longer by a byte", "deleted")):
                 yield target, reader, name, how
-
-
-def _possible(path: Path, how: str) -> bool:
-    """Whether the damage can be done, and changes anything."""
-    if how == "swapped" and _neighbour(path) is None:
-        return False
-    return path.stat().st_size > 2 or how in (
-        "longer by a byte",
-        "deleted",
-        "a folder",
-        "a pipe",
-        "a link to /dev/zero",
-    )

@@ -228,7 +228,6 @@ def _import_everything() -> None:
     import skipwise.extend
     import skipwise.model.convert
     import skipwise.report.page
-    import skipwise.results.files
     import skipwise.training.run
 
     with suppress(ImportError):  # accelerate imports it wherever it is installed; once is enough
@@ -238,7 +237,6 @@ def _import_everything() -> None:
     torch.set_num_threads(1)
     # Batches and blocks of a size that a tiny text and a tiny model have several of.
     skipwise.data.tokenising._BATCH_DOCUMENTS = 8
-    skipwise.results.files._BLOCK = 2**16
     skipwise.report.page.draw_figures = lambda *_: []  # seconds; they decide nothing
 
 

@@ -1,4 +1,4 @@
-"""Valid input of which one to three parts were broken: recipes, settings, configs, tokenizers, commands, records."""
+"""Valid input of which one to three parts were broken: recipes, settings, configs, tokenizers, commands."""
 
 import copy
 import json
@@ -13,35 +13,17 @@ import yaml
 from tests import families, measured, tiny
 
 _NUMBERS = [0, -1, 1, 3, -3, 10**6, 10**12, 10**18, 2**70, 0.5, -0.0, 1e-300, 1e308, float("nan"), float("inf")]
-_WORDS = [
-    "",
-    " ",
-    "x",
-    "17",
-    "1e400",
-    "float17",
-    "auto",
-    "nano",
-    "~nouser/x",
-    "a" * 300,
-    "../..",
-    "/dev/zero",
-    "é\u202e",
-]
+_WORDS = ["", " ", "x", "17", "1e400", "float17", "auto", "nano", "~nouser/x", "../..", "/dev/zero", "é\u202e"]
 _OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], [1, "a"], {"a": 1}, {"": None}, [0.0] * 7, "0x10"]
 _RECIPE_TEXTS = (
     "seed: 1\nseed: 2\n",
     "model: !!python/object/apply:os.system ['touch executed']\n",
     "model: !!python/name:os.system\n",
-    "a: &a {b: *a}\n",
     "model: &m nano\ntarget: *m\n",
     "? [1, 2]\n: 3\n",
-    "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12)),
     "<<: {seed: 3}\n",
     "model: \x00\n",
     "\tseed: 1\n",
-    "seed: [" * 5000,
-    "{" * 3000,
     "--- 1\n--- 2\n",
     "- 1\n",
     "just words\n",
@@ -332,7 +314,7 @@ def _word(rng: Random, word: str) -> str:
         "1e400",
         "٣",
     ]
-    paths = ["~nouser/x", "~/none", "x" * 300, "a/" * 200, "", " ", "odd\udcff", "./no-such", "/dev/zero", "../no/such"]
+    paths = ["~nouser/x", "~/none", "", " ", "./no-such", "/dev/zero", "../no/such"]
     paths += [
         "/proc/self/mem",
         "model/config.json",
@@ -349,26 +331,14 @@ def _word(rng: Random, word: str) -> str:
     return rng.choice([*paths, *paths, *numbers, word[:-1], word.upper()])
 
 
-def records_case(rng: Random, world: World) -> Case:
-    """A measured folder whose records or facts are broken, and its report."""
-    name = rng.choice(["results.jsonl", "results.jsonl", "run.json"])
-    lines = (world.run / name).read_text().splitlines() if name == "results.jsonl" else [""]
-    place = rng.randrange(len(lines))
-    values = json.loads(lines[place] or (world.run / name).read_text())
-    values, changes = broken(rng, values)
-    lines[place] = json.dumps(_plain(values))
-    return Case("records", ["report", "run"], changes, {f"run/{name}": ("\n".join(lines) + "\n").encode()})
-
-
 CASES: dict[str, Callable[[Random, World], Case]] = {
     "recipe": recipe_case,
     "setting": setting_case,
     "config": config_case,
     "tokenizer": tokenizer_case,
     "command": command_case,
-    "records": records_case,
 }
-_SHARES = {"recipe": 5, "setting": 4, "config": 5, "tokenizer": 2, "command": 4, "records": 1}
+_SHARES = {"recipe": 5, "setting": 4, "config": 5, "tokenizer": 2, "command": 4}
 
 
 def make(world: World, seed: int, index: int) -> Case:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 GOOD = ("ok", "refused", "repaired", "said", "not read")
 BAD = ("SILENT", "TRACEBACK", "HANG", "UNUSABLE", "UNCLEAR")
-_TIMES = ("seconds", "tokens_per_second", "check")  # fields of a record that two equal measurements differ in
-_CHANGING = ("created", "command", "training", "check")  # fields of run.json that two equal runs differ in
-_VARIES = ("report.html", "README.md", "trainer_state.json", "training_args.bin", "complete.json", "digests.json")
+_TIMES = ("seconds", "tokens_per_second")  # fields of a record that two equal measurements differ in
+_CHANGING = ("created", "command", "training")  # fields of run.json that two equal runs differ in
+_VARIES = ("report.html", "README.md", "trainer_state.json", "training_args.bin", "complete.json")
 
 
 @dataclass(frozen=True)

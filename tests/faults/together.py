@@ -103,8 +103,7 @@ class Machines:
         return run_ranks([*self.words, *more], self.folders, before, SKIPWISE_CACHE=f"{home}/cache", HOME=home)
 
     def losses(self, folder: Path) -> list[float]:
-        from skipwise.results.records import TrainingRecord
-        from skipwise.results.results_file import read_records
+        from skipwise.results.records import TrainingRecord, read_records
 
         return [one.loss for one in read_records(folder / "run/results.jsonl") if isinstance(one, TrainingRecord)]
 

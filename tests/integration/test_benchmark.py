@@ -17,9 +17,8 @@ from skipwise.model.config import resolve
 from skipwise.report.folder import read_folder
 from skipwise.report.shown import Shown
 from skipwise.report.tables import tables_of
-from skipwise.results.benchmarks import PAPER
-from skipwise.results.records import BenchmarkRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import BenchmarkRecord, read_records
+from skipwise.results.scores import PAPER
 from tests.command_line import refused, run
 from tests.tiny import checkpoint
 

@@ -22,8 +22,7 @@ from safetensors.torch import load_file
 
 from skipwise import extend
 from skipwise.evaluation.batches import Readings
-from skipwise.results.records import ReadingRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import ReadingRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import best_checkpoint
 from tests.command_line import refused, run

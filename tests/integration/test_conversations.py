@@ -8,8 +8,7 @@ import pytest
 from skipwise.data.tokenising import build_token_store
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data
-from skipwise.results.records import ReadingRecord, TrainingRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import ReadingRecord, TrainingRecord, read_records
 from tests.command_line import refused, run
 from tests.integration.test_extend import command
 from tests.tiny import checkpoint, corpus

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import GPT2Config
@@ -22,9 +21,8 @@ from skipwise.report.folder import read_folder
 from skipwise.report.longppl_table import long_perplexities
 from skipwise.report.price import price_warning
 from skipwise.report.summary import judgements, rows_of
-from skipwise.results.files import file_digest, read_json, write_json
-from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.files import read_json, write_json
+from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
@@ -64,7 +62,7 @@ def of_kind(folder: Path, kind: type) -> list:
 def without_time(path: Path) -> list[dict]:
     """The lines of a file of results without what differs from one measurement to the next."""
     lines = map(json.loads, path.read_text().splitlines())
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second", "check")} for line in lines]
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +196,7 @@ def test_a_taken_folder_is_never_overwritten(finished, files, monkeypatch, capsy
 def test_a_running_folder_is_left_alone(finished, files, monkeypatch, capsys) -> None:
     with FileLock(finished / ".lock"):
         message = refused(monkeypatch, capsys, *command(*files, finished, "--resume"))
-    assert "another process is running" in message
+    assert "another process" in message
 
 
 def test_changed_text_is_not_resumed_on(finished, files, monkeypatch, capsys, tmp_path) -> None:
@@ -243,17 +241,6 @@ def test_damaged_runs_are_explained(finished, files, monkeypatch, capsys, tmp_pa
     assert "lost its recipe.yaml" in refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
 
 
-def test_a_run_with_other_windows_is_not_gone_on_with(finished, files, monkeypatch, capsys, tmp_path) -> None:
-    """As one of version 0.2.0, whose windows were as long as the original length."""
-    copy = tmp_path / "run"
-    shutil.copytree(finished, copy)
-    facts = read_json(copy / "run.json")
-    write_json(copy / "run.json", facts | {"model": facts["model"] | {"train_length": 8192}})
-    told = refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
-    assert "was begun with training windows of 8,192 tokens, and without a train_length they now have" in told
-    assert "finish it with the version of skipwise that its run.json names" in told
-
-
 def test_a_run_goes_on_in_the_precision_that_it_began_with(finished, files, monkeypatch, capsys, tmp_path) -> None:
     """``auto`` chooses by the machine, and a resume may be on another one."""
     copy = tmp_path / "run"
@@ -263,22 +250,6 @@ def test_a_run_goes_on_in_the_precision_that_it_began_with(finished, files, monk
     write_json(copy / "run.json", facts | {"precision": "bf16"})
     told = refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
     assert "was begun in bf16, and training.precision = 'float32' takes float32 here; finish it on" in told
-    older = {key: value for key, value in facts.items() if key != "precision"}
-    write_json(copy / "run.json", older | {"probe": facts["probe"] | {"precision": "bf16"}})
-    assert "was begun in bf16" in refused(monkeypatch, capsys, *command(*files, copy, "--resume"))
-
-
-def test_a_run_whose_records_have_an_older_label_is_not_gone_on_with(finished, monkeypatch, capsys, tmp_path) -> None:
-    """As one of version 0.2.0 by another scheme under Skipwise's method; two labels would be two models."""
-    copy = tmp_path / "run"
-    shutil.copytree(finished, copy)
-    recipe = yaml.safe_load((copy / "recipe.yaml").read_text())
-    recipe["training"]["adam_beta2"] = 0.95  # which the method sets
-    (copy / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"method": "skipwise"}))
-    facts = read_json(copy / "run.json")
-    write_json(copy / "run.json", facts | {"recipe": file_digest(copy / "recipe.yaml")})
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "was begun when a model of this recipe was called pose, and now it is skipwise; finish it with" in message
 
 
 def test_names_with_markup_are_printed_as_they_are(files, monkeypatch, capsys, tmp_path) -> None:

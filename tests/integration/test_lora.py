@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
 from skipwise.results.files import read_json
-from skipwise.results.results_file import read_records
+from skipwise.results.records import read_records
 from skipwise.training.run import recipe_of
 from tests.command_line import refused, run
 from tests.integration.test_extend import command

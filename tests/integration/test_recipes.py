@@ -8,8 +8,7 @@ from rich.console import Console
 from skipwise.extend import extend
 from skipwise.recipes.loading import load_recipe, shipped_recipes
 from skipwise.recipes.schema import Recipe
-from skipwise.results.records import ReadingRecord, TrainingRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import ReadingRecord, TrainingRecord, read_records
 from tests import families
 from tests.tiny import corpus
 

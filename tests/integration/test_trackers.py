@@ -8,8 +8,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from skipwise.errors import RunError
 from skipwise.report import trackers
 from skipwise.report.folder import read_folder
-from skipwise.results.records import ReadingRecord, TrainingRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import ReadingRecord, TrainingRecord, read_records
 from skipwise.results.statistics import loss, perplexity_of
 from tests.command_line import run
 from tests.integration.test_extend import command

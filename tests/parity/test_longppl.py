@@ -13,9 +13,8 @@ from skipwise.errors import RunError
 from skipwise.evaluation.batches import Readings
 from skipwise.report.longppl_table import longppl_by_position
 from skipwise.report.table import format_number
-from skipwise.results.longppl import GAIN, MOST, key_tokens, long_perplexity
 from skipwise.results.records import ReadingRecord
-from skipwise.results.token_losses import TokenLosses, read_losses
+from skipwise.results.token_losses import GAIN, MOST, TokenLosses, key_tokens, long_perplexity, read_losses
 from tests.tiny import llama
 
 SHORT, STRIDE, LENGTH = 24, 8, 88
@@ -109,7 +108,7 @@ def test_a_document_whose_losses_were_removed_is_left_out_of_every_model(tmp_pat
         return read_losses(tmp_path, reading.key)
 
     both = key_tokens(readings[SHORT], readings[LENGTH], read)
-    (tmp_path / f"{readings[SHORT][0].key}.losses").unlink()
+    (tmp_path / f"{readings[SHORT][0].key}.npz").unlink()
     chosen = key_tokens(readings[SHORT], readings[LENGTH], read)
     assert both.keys() == {"d0", "d1"} != chosen.keys() == {"d1"}
     assert long_perplexity(readings[LENGTH], chosen, read) == long_perplexity(readings[LENGTH][1:], chosen, read)
@@ -130,12 +129,13 @@ def test_other_tokens_and_lost_or_damaged_losses_give_none(tmp_path: Path) -> No
     assert long_perplexity(other[LENGTH], chosen, read) is None
     none = {"d0": replace(chosen["d0"], key=np.zeros_like(chosen["d0"].key))}
     assert long_perplexity(readings[LENGTH], none, read) is None
-    (path := tmp_path / f"{readings[SHORT][0].key}.losses").write_bytes(path.read_bytes()[:100])
-    with pytest.raises(RunError, match=f"{path.name} is damaged .*; restore it, or remove it"):
-        key_tokens(readings[SHORT], readings[LENGTH], read)
-    (tmp_path / f"{readings[LENGTH][0].key}.losses").rename(path)
-    with pytest.raises(RunError, match="it is of the reading"):
-        key_tokens(readings[SHORT], readings[LENGTH], read)
+    path = tmp_path / f"{readings[SHORT][0].key}.npz"
+    saved = path.read_bytes()
+    middle = len(saved) // 2
+    for damaged in (saved[:100], saved[:middle] + bytes([saved[middle] ^ 1]) + saved[middle + 1 :]):
+        path.write_bytes(damaged)
+        with pytest.raises(RunError, match=path.name):
+            key_tokens(readings[SHORT], readings[LENGTH], read)
     path.unlink()
     assert key_tokens(readings[SHORT], readings[LENGTH], read) == {}
     told = longppl_by_position([*readings[SHORT], *readings[LENGTH]], folder)

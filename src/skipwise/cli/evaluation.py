@@ -191,7 +191,7 @@ def perplexity(
         precision=choose_precision(precision),
         text=text.read(),
     )
-    with token_losses.beside(out) as losses:
+    with token_losses.losses_folder(out) as losses:
         readings, ends = measure_perplexity(found, how, out, console, losses)
         console.print(rich_table(perplexity_table(how.mode, readings, ends)))
         if how.mode == "by-position" and (told := longppl_by_position(readings, losses)):

@@ -72,7 +72,7 @@ def extend(
     from skipwise.evaluation.forecast import print_forecast, require_measurable
     from skipwise.extend import extend, plan_run_evaluation
     from skipwise.fit.recipe import fitted_recipe
-    from skipwise.recipes.fields import AUTO, FITTED
+    from skipwise.recipes.schema import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
     from skipwise.training.cost import timed_tokens
@@ -178,7 +178,7 @@ def coverage(
 
     from skipwise.method.coverage import coverage as compute
     from skipwise.method.positions import ChunkRules
-    from skipwise.recipes.arms import arm_name
+    from skipwise.recipes.names import arm_name
     from skipwise.results.records import CoverageRecord
 
     if figure is not None:

@@ -13,7 +13,7 @@ import typer
 from skipwise.errors import RecipeError
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED
-from skipwise.recipes.names import expanded, model_name, recordable
+from skipwise.recipes.names import expanded, model_name
 
 if TYPE_CHECKING:
     from skipwise.evaluation.server import Server
@@ -94,15 +94,12 @@ class TextOptions:
         typer.Option(parser=expanded, metavar="TEXT", help="text to measure on: file, folder, data set name, stdlib"),
     ] = "stdlib"
     text_field: Annotated[
-        str,
-        typer.Option(
-            parser=recordable, metavar="FIELD", help="of JSON Lines, Parquet or a data set: what holds the text"
-        ),
+        str, typer.Option(metavar="FIELD", help="of JSON Lines, Parquet or a data set: what holds the text")
     ] = "text"
-    split: Annotated[str, typer.Option(parser=recordable, metavar="NAME", help="of a Hugging Face data set")] = "train"
-    subset: Annotated[
-        str | None, typer.Option(parser=recordable, metavar="NAME", help="of a data set on the hub; default: its own")
-    ] = None
+    split: Annotated[str, typer.Option(metavar="NAME", help="of a Hugging Face data set")] = "train"
+    subset: Annotated[str | None, typer.Option(metavar="NAME", help="of a data set on the hub; default: its own")] = (
+        None
+    )
 
     def read(self) -> "Data":
         """The text as a recipe names it."""

@@ -16,7 +16,7 @@ from typing import Any
 from skipwise.data.names import printable
 from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError, out_of_memory, reason
 from skipwise.recipes.private import without_passwords
-from skipwise.results.privacy import is_shared
+from skipwise.results.files import is_shared
 
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")

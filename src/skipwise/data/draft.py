@@ -18,8 +18,7 @@ import numpy as np
 
 from skipwise.data.corpus import Document, Place
 from skipwise.errors import DataError
-from skipwise.results.files import read_json, write_json
-from skipwise.results.privacy import keep_private, private_folder, private_mode
+from skipwise.results.files import keep_private, private_folder, private_mode, read_json, write_json
 
 _APPENDED = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")  # the files that grow by document
 _BLOCK = 2**20  # bytes or characters that are hashed at a time
@@ -65,8 +64,6 @@ class Draft(ExitStack):
     def _restore(self) -> None:
         """Take up what ``draft.json`` says, if the files begin with what was written."""
         kept = read_json(self.folder / "draft.json")
-        if set(kept) - {"place", "bytes", "sha256"} - set(self.counts):  # maybe its hash, under a damaged name
-            raise ValueError("draft.json has other fields than were written")
         self.place, self.counts = kept["place"], {name: kept[name] for name in self.counts}
         self._sizes, self._hashes = dict(kept["bytes"]), {}
         for name in _APPENDED:

@@ -37,8 +37,17 @@ from skipwise.data.tokens import FILES, SCHEMA, TokenStore
 from skipwise.errors import DataError, RunError, counted
 from skipwise.progress import progress
 from skipwise.recipes.schema import Data
-from skipwise.results.files import default_cache, read_json, require_sealed, seal, sync_folder, write_json
-from skipwise.results.privacy import keep_private, private_folder, private_mode
+from skipwise.results.files import (
+    default_cache,
+    keep_private,
+    private_folder,
+    private_mode,
+    read_json,
+    require_sealed,
+    seal,
+    sync_folder,
+    write_json,
+)
 
 _BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
 _BATCH_DOCUMENTS = 2**13

@@ -22,9 +22,9 @@ from skipwise.errors import RecipeError, pip_install
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import default_device
-from skipwise.results.benchmarks import PAPER
 from skipwise.results.files import short_digest
 from skipwise.results.records import BenchmarkRecord, Record
+from skipwise.results.scores import PAPER
 
 if TYPE_CHECKING:
     from skipwise.evaluation.harness import HarnessModel

@@ -33,8 +33,7 @@ from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import default_device
 from skipwise.results import token_losses
 from skipwise.results.files import new_folder
-from skipwise.results.records import Measured
-from skipwise.results.results_file import append_record, drop_cut_off_record, read_records
+from skipwise.results.records import Measured, append_record, drop_cut_off_record, read_records
 from skipwise.results.run_folder import RunFolder
 
 Texts = dict[str, list[EvaluationText]]  # what each model reads, by its label

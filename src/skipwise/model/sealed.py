@@ -1,7 +1,7 @@
-"""The seal of a saved model: ``skipwise.json`` beside its weights has the size and the digest of every other file.
+"""The manifest of a saved model: ``skipwise.json`` has the size and SHA-256 of every other file.
 
-A model that was cut off in a copy, or edited, still loads; it would be measured, exported or trained on as if it were
-the one that was saved.
+A model that was cut off in a copy, or edited, still loads; without the manifest it would be measured, exported or trained
+on as the saved one.
 """
 
 from pathlib import Path
@@ -11,18 +11,17 @@ from skipwise.errors import ModelError
 from skipwise.results.files import read_json, require_sealed, seal, write_json
 
 FILE = "skipwise.json"
-_WRITTEN_LATER = {FILE, "README.md", "perplexity.png"}  # the model card, which every report writes anew
+_WRITTEN_LATER = {FILE, "README.md", "perplexity.png"}  # every report writes the model card again
 
 
 def write_seal(folder: Path, about: dict[str, Any]) -> None:
-    """Write ``about`` and the seal of all files that are in ``folder``."""
-    files = (path.name for path in folder.iterdir() if path.is_file())
-    names = sorted(name for name in files if name not in _WRITTEN_LATER and not name.startswith("."))
-    write_json(folder / FILE, about | {"files": seal(folder, names)})
+    """Write ``about`` and the manifest of all files in ``folder``."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    write_json(folder / FILE, about | {"files": seal(folder, [name for name in names if name not in _WRITTEN_LATER])})
 
 
 def read_seal(folder: Path) -> dict[str, Any] | None:
-    """Read what ``write_seal`` wrote; None where there is none.
+    """Read ``skipwise.json``; None if there is none.
 
     Raises:
         ModelError: the file is damaged.
@@ -36,30 +35,19 @@ def read_seal(folder: Path) -> dict[str, Any] | None:
 
 
 def damaged(folder: Path, error: Exception) -> ModelError:
-    """The error of a ``skipwise.json`` that cannot be read."""
+    """Return the error of a ``skipwise.json`` that cannot be read."""
     return ModelError(
-        f"{folder / FILE} is damaged ({type(error).__name__}); it says what the model was trained on. Copy it again from "
-        "the run, or delete it, and measure on text that the model was not trained on"
+        f"{folder / FILE} is damaged ({type(error).__name__}); copy the model again, or delete the file: the model's "
+        "training text is then unknown"
     )
 
 
 def require_unchanged(folder: Path, way_out: str = "") -> None:
-    """Require the files of a sealed model to be those that were saved; a folder without a seal is anybody's model.
+    """Check the files of a model against its manifest; a folder without one is not checked.
 
     Raises:
-        ModelError: the seal is damaged, or the folder is that of a run and has lost it.
-        RunError: a file is lost or changed.
+        ModelError: the manifest is damaged.
+        RunError: a file is missing or changed.
     """
-    changed = f"a model that was changed on purpose is another one: copy {folder} elsewhere, without {FILE}"
-    if about := read_seal(folder):
-        require_sealed(folder, about.get("files", {}), way_out or f"copy the model again; {changed}")
-    elif _is_of_a_run(folder):
-        raise ModelError(f"{folder} has lost {FILE}; {way_out or f'restore it; {changed}'}")
-
-
-def _is_of_a_run(folder: Path) -> bool:
-    """Whether a run saved this model. One of version 0.1 sealed none: what its model was trained on would not be known."""
-    try:
-        return folder.name == "model" and not {"settings", "versions"}.isdisjoint(read_json(folder.parent / "run.json"))
-    except (OSError, ValueError):
-        return False
+    changed = f"copy the model again; to change it on purpose, copy {folder} without {FILE}"
+    require_sealed(folder, (read_seal(folder) or {}).get("files", {}), way_out or changed)

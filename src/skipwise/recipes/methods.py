@@ -1,14 +1,13 @@
-"""Methods by name: settings that belong together, beneath those of a recipe."""
+"""Methods by name: settings that belong together; a recipe's own settings override them."""
 
 from typing import Any, Literal
 
 Method = Literal["skipwise", "paper"]
 DEFAULT: Method = "skipwise"
-RATES = {False: 2e-5, True: 2e-4}  # default learning rate by whether LoRA is trained, in place of all weights
+RATES = {False: 2e-5, True: 2e-4}  # default learning rate without and with LoRA
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    # docs/method.md says what each part does.
-    "skipwise": {
+    "skipwise": {  # docs/method.md explains each part
         "positions": {"content": "aligned", "contiguous": 0.5, "margin": 0.25},
         "data": {
             "passkey": 0.0,
@@ -20,8 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "training": {"adam_beta2": 0.95},
         "teacher": {"weight": 0.0, "written": 0.15, "written_weight": 16.0},
     },
-    # PoSE to the letter (Zhu et al., ICLR 2024).
-    "paper": {
+    "paper": {  # PoSE to the letter (Zhu et al., ICLR 2024)
         "positions": {"skips": "uniform", "content": "paper", "contiguous": 0.0, "margin": 0.0},
         "data": {
             "passkey": 0.0,
@@ -36,22 +34,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``changes``.
+    """Return the recipe ``base`` with ``changes``.
 
-    If ``changes`` names another method, the old method's settings in ``base`` are dropped; if it turns LoRA on or off, the
-    old default of the learning rate is dropped too. A finished run's file states all of these and would otherwise keep them. A
-    file that names no method, or says nothing of LoRA, keeps its settings.
+    A finished run's file has every setting. If ``changes`` choose another method, the old method's settings in ``base`` are
+    dropped; if they turn LoRA on or off, so is the old default of the learning rate.
     """
+    base = {key: dict(value) if isinstance(value, dict) else value for key, value in base.items()}
     lora, training = base.get("lora"), base.get("training")
     turned = "lora" in base and (changes.get("lora", lora) is None) != (lora is None)
     if turned and isinstance(training, dict) and training.get("learning_rate") == RATES[lora is not None]:
-        base = {**base, "training": {key: value for key, value in training.items() if key != "learning_rate"}}
+        del training["learning_rate"]
     if "method" in base and changes.get("method", base["method"]) != base["method"]:
-        base = {**base}
-        for section in {key for settings in SETTINGS.values() for key in settings}:
+        for section in {section for settings in SETTINGS.values() for section in settings}:
             keys = {key for settings in SETTINGS.values() for key in settings.get(section, {})}
-            # What else a file may have in the place of a section is refused by its type later, if it is not replaced.
-            if isinstance(base.get(section), dict | None):
+            if isinstance(base.get(section), dict | None):  # another type is refused later
                 kept = {key: value for key, value in (base.pop(section, None) or {}).items() if key not in keys}
                 base |= {section: kept} if kept else {}
     return merged(base, changes)

@@ -1,21 +1,21 @@
-"""Secrets stay out of whatever is written or shown: a recipe that holds one is refused, a command line is masked."""
+"""Keep secrets out of files and messages: a recipe with a secret is refused, a command line is masked."""
 
 import re
 from typing import Any
 
-_ENDING = r"(?i:token|(?<!pass)key|secret|password)"  # a passkey is what prompts hide
+_ENDING = r"(?i:token|(?<!pass)key|secret|password)"  # a passkey is no secret
 _NAMED = re.compile(rf"({_ENDING}['\"]?\s*[=:]\s*)\S.*", re.DOTALL)
-_OF_THE_HUB = re.compile(r"\bhf_((oauth|jwt)_[\w.-]{8,}|[A-Za-z0-9]{30,})")  # a name such as hf_wikitext is none
-_IN_ADDRESS = re.compile(r"(://(?:[^/\s:@]*:)?)[^/\s]+@")  # a password, or a token in the place of a name
+_OF_THE_HUB = re.compile(r"\bhf_((oauth|jwt)_[\w.-]{8,}|[A-Za-z0-9]{30,})")  # not a name such as hf_wikitext
+_IN_ADDRESS = re.compile(r"(://(?:[^/\s:@]*:)?)[^/\s]+@")  # a password, or a token in place of a user name
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a setting of this name holds a secret, as ``hub_token`` or ``api_key`` does."""
+    """Return whether a setting of this name is a secret, e.g. ``hub_token`` or ``api_key``."""
     return re.search(rf"{_ENDING}\s*$", name) is not None
 
 
 def refusal(name: str) -> str:
-    """Return the message for a setting of this name; its value is not repeated."""
+    """Return the message for a secret setting, without its value."""
     return (
         f"{name} holds a secret, and every setting is written into the run folder; leave it out, and give a token of the "
         "hub by the environment variable HF_TOKEN"
@@ -23,7 +23,7 @@ def refusal(name: str) -> str:
 
 
 def refuse_secrets(values: Any, where: str = "") -> None:
-    """Refuse settings that hold a secret, at any depth.
+    """Refuse secret settings at any depth.
 
     Raises:
         ValueError: there is one.
@@ -36,7 +36,7 @@ def refuse_secrets(values: Any, where: str = "") -> None:
 
 
 def masked(word: str) -> str:
-    """Return a word of a command line without the secrets in it, for records."""
+    """Return a word of a command line without its secrets."""
     return without_passwords(_OF_THE_HUB.sub("***", _NAMED.sub(r"\1***", word)))
 
 

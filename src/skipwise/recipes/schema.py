@@ -1,85 +1,105 @@
 """All settings of a run, typed and validated; ``skipwise.recipes.loading`` reads them from a file."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from skipwise.errors import RecipeError
+from skipwise.errors import RecipeError, one_of
 from skipwise.method import interpolation
+from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
-from skipwise.method.positions import PAPER, ChunkRules, ContentRule, LengthRule, SkipRule
-from skipwise.recipes.fields import (
-    Interpolation,
-    Length,
-    Lengths,
-    Name,
-    Real,
-    RenamedSection,
-    Scheme,
-    Section,
-    Tokens,
-    Whole,
-    is_fit,
-    listed,
-    once,
-    reported,
-    spelled,
-)
+from skipwise.method.positions import PAPER, SCHEMES, ChunkRules, ContentRule, LengthRule, SkipRule
 from skipwise.recipes.methods import DEFAULT, RATES, SETTINGS, Method, merged
+from skipwise.recipes.names import expanded
 from skipwise.recipes.private import refuse_secrets
 
-Arm = Literal["original", "pi-only", "trained"]
-
+FITTED, AUTO = "fitted", "auto"  # auto: fitted where the factor is large, else YaRN
 _MOST = 2**31 - 1  # steps or examples
 _WARMUP = 10  # steps
 
 
-class Rope(Section):
-    """Settings of the interpolation; ``skipwise.method.interpolation`` has the formulas and the defaults."""
+def is_fit(name: str) -> bool:
+    """Return whether an interpolation is still to be fitted, or is a file of ``skipwise fit``."""
+    return name in (FITTED, AUTO) or name.endswith(".json")
 
-    rope_theta: Real | None = Field(None, description="the base, above the model's own (theta, which needs it)")
-    beta_fast: Real | None = Field(
+
+def _interpolation(name: str) -> str:
+    if name not in interpolation.NAMES and os.path.isfile(fit := os.path.join(name, "fit.json")):
+        return fit  # in the folder of a fit
+    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED, AUTO))
+
+
+def _listed(value: Any) -> Any:
+    """Read a single string as a list of one."""
+    return [value] if isinstance(value, str) and value != "all-linear" else value
+
+
+_ONCE = AfterValidator(lambda values: list(dict.fromkeys(values)))
+Tokens = Annotated[int, BeforeValidator(parse_length), Field(gt=0)]
+Length = Annotated[Tokens, Field(le=LONGEST)]
+Lengths = Annotated[list[Length], Field(min_length=1), _ONCE]
+Name = Annotated[
+    str, BeforeValidator(lambda name: str(name) if isinstance(name, Path) else name), AfterValidator(expanded)
+]
+Texts = Annotated[list[Name], BeforeValidator(_listed), Field(min_length=1)]
+Arm = Literal["original", "pi-only", "trained"]
+
+
+class Section(BaseModel):
+    """A part of the recipe; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+class Rope(Section):
+    """Settings of the interpolation; formulas and defaults are in ``skipwise.method.interpolation``."""
+
+    rope_theta: float | None = Field(None, description="the base, above the model's own (theta, which needs it)")
+    beta_fast: float | None = Field(
         None,
         description="pairs that turn at least this often in the original window stay; default: 32 (yarn, yarn-revised)",
     )
-    beta_slow: Real | None = Field(
+    beta_slow: float | None = Field(
         None,
         description="pairs that turn at most this often get the whole factor; default: 1 (yarn, yarn-revised) or 0.6 (power)",
     )
-    power: Real | None = Field(None, description="how late the divisor rises to the factor; default: 2 (power)")
-    attention_factor: Real | None = Field(
+    power: float | None = Field(None, description="how late the divisor rises to the factor; default: 2 (power)")
+    attention_factor: float | None = Field(
         None, description="of cos and sin; default: by the target (yarn, yarn-revised, power, factors)"
     )
-    factors: list[Real] | None = Field(
+    factors: list[float] | None = Field(
         None, description="what each pair's frequency is divided by (factors, which needs it)"
     )
 
     @property
     def settings(self) -> interpolation.RopeSettings:
-        """The settings that the formulas take."""
+        """The settings as arguments of the formulas."""
         factors = None if self.factors is None else tuple(self.factors)
         return interpolation.RopeSettings(**self.model_dump(exclude={"factors"}), factors=factors)
 
 
 def _of_interpolation(rope: Rope, info: ValidationInfo) -> Rope:
-    """Refuse settings that are not those of the recipe's interpolation."""
+    """Refuse settings of another interpolation than the recipe's."""
     if "interpolation" in info.data:  # else it was refused
         name = "none" if is_fit(info.data["interpolation"]) else info.data["interpolation"]
-        reported(lambda settings: interpolation.check_settings(name, settings))(rope.settings)
+        interpolation.check_settings(name, rope.settings)
     return rope
 
 
 class Positions(Section):
-    """Which positions the training examples get; ``skipwise.method.positions`` describes schemes and rules."""
+    """Positions of the training examples; schemes and rules are in ``skipwise.method.positions``."""
 
-    scheme: Scheme = Field("pose", description="a name in ``skipwise.method.positions.SCHEMES``")
-    chunks: Whole = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
+    scheme: Annotated[str, AfterValidator(lambda name: one_of("scheme", name, SCHEMES))] = Field(
+        "pose", description="a name in ``skipwise.method.positions.SCHEMES``"
+    )
+    chunks: int = Field(PAPER.chunks, ge=1, le=MOST_CHUNKS, description="number of chunks N (pose)")
     lengths: LengthRule = Field(PAPER.lengths, description="how chunk lengths are drawn (pose)")
     skips: SkipRule = Field(PAPER.skips, description="how skips u_i are drawn (pose)")
     content: ContentRule = Field("even", description="how content offsets v_i are drawn (pose)")
-    contiguous: Real = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
-    margin: Real = Field(
+    contiguous: float = Field(PAPER.contiguous, ge=0, le=1, description="share of examples without skips (pose)")
+    margin: float = Field(
         0.0, ge=0, le=1, description="share of the target by which positions are extended and trained beyond it"
     )
 
@@ -90,15 +110,13 @@ class Positions(Section):
 
 
 class Data(Section):
-    """The text, and what training uses of it; a recipe's section ``data``, whose settings are listed with the recipes.
+    """The text, and its use in training: a recipe's section ``data``.
 
     Raises:
         pydantic.ValidationError: a setting is unknown, or breaks its rule.
     """
 
-    source: Annotated[Name, BeforeValidator(spelled)] = Field(
-        "stdlib", description="a file, a folder, a Hugging Face data set, or stdlib"
-    )
+    source: Name = Field("stdlib", description="a file, a folder, a Hugging Face data set, or stdlib")
     split: str = Field("train", description="split of a Hugging Face data set")
     subset: str | None = Field(None, description="subset (configuration) on the hub; default: its own")
     stream: bool = Field(False, description="stream from the hub instead of downloading; needs max_tokens")
@@ -106,37 +124,28 @@ class Data(Section):
         None, description="of the training text; stop after the document that reaches it; default: all"
     )
     text_field: str = Field("text", description="field of a record or data set row that holds the text")
-    assistant_only: bool = Field(False, description="of conversations, train only what the assistant says")
+    assistant_only: bool = Field(False, description="of conversations, train only the assistant's turns")
     min_tokens: Length | None = Field(
         None, description="shortest document used; default: the train length, and all conversations"
     )
-    held_out: Real = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
-    passkey: Real = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
-    retrieval: Real = Field(0.0, ge=0, le=1, description="share of examples that tell facts and ask for them")
-    retrieval_end: Real | None = Field(
+    held_out: float = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
+    passkey: float = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
+    retrieval: float = Field(0.0, ge=0, le=1, description="share of examples that end in a retrieval prompt")
+    retrieval_end: float | None = Field(
         None, ge=0, le=1, description="that share at the end of training, to which it goes in a line; default: the same"
     )
-    answer_weight: Real = Field(1.0, gt=0, le=1000, description="weight of a label of such an answer; of text: 1")
-    first_digit_weight: Real | None = Field(
-        None,
-        gt=0,
-        le=1000,
-        description="weight of the first digit of such an answer, which says whose number it is; default: answer_weight",
+    answer_weight: float = Field(1.0, gt=0, le=1000, description="weight of a label of such an answer; of text: 1")
+    first_digit_weight: float | None = Field(
+        None, gt=0, le=1000, description="weight of the first digit of such an answer; default: answer_weight"
     )
     train_jumps: bool = Field(
-        False,
-        description="train the first label of each chunk too; the text before it in the example is not the text before "
-        "it in the document, so nothing announces it",
+        False, description="train the first label of each chunk too, which does not follow from the text before it"
     )
-    min_context: Whole = Field(
-        0,
-        ge=0,
-        le=LONGEST,
-        description="train a label only if at least so many tokens of its own document stand directly before it in the "
-        "example; 0 trains all that train_jumps allows",
+    min_context: int = Field(
+        0, ge=0, le=LONGEST, description="fewest tokens of its own document directly before a trained label"
     )
     cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
-    workers: Whole | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
+    workers: int | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
 
     @classmethod
     def of(cls, source: "str | Path | Data") -> "Data":
@@ -155,7 +164,7 @@ class Data(Section):
 
     @property
     def prompts(self) -> dict[str, float]:
-        """The shares of prompts that there are, of each kind the largest during training, by the setting that says it."""
+        """The largest share of each kind of prompt during training, by its setting; zeros are left out."""
         rises = self.last_retrieval > self.retrieval
         of_retrieval = "data.retrieval_end" if rises else "data.retrieval"
         shares = {"data.passkey": self.passkey, of_retrieval: self.most_retrieval}
@@ -163,45 +172,30 @@ class Data(Section):
 
     @property
     def of_first_digit(self) -> float:
-        """What the first digit of an answer counts."""
+        """The weight of the first digit of an answer."""
         return self.answer_weight if self.first_digit_weight is None else self.first_digit_weight
 
     @property
     def weighs_answers(self) -> bool:
-        """Whether there are answers whose labels count another number than those of text."""
+        """Whether labels of answers have another weight than those of text."""
         return self.most_retrieval > 0 and {self.answer_weight, self.of_first_digit} != {1}
 
     @property
     def reading(self) -> dict[str, Any]:
-        """The settings besides ``source`` that decide which documents there are."""
+        """The settings besides ``source`` that decide the documents."""
         return self.model_dump(include={"text_field", "split", "subset", "stream"})
 
     @model_validator(mode="after")
     def _stream_ends(self) -> "Data":
         if self.stream and self.max_tokens is None:
             raise ValueError(
-                f"data.stream reads {self.source} from its beginning and needs a limit: set data.max_tokens; "
-                "a run trains on training.max_steps x training.batch_size x train_length tokens"
+                f"data.stream of {self.source} needs a limit; set data.max_tokens, e.g. to training.max_steps x "
+                "training.batch_size x train_length"
             )
         return self
 
 
-class _PassedOn(BaseModel):
-    """Bounds of fields that are passed on to TrainingArguments, which takes any number.
-
-    They stand in a recipe only if they are given.
-    """
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    adam_beta1: Real = Field(0, ge=0, lt=1)
-    adam_beta2: Real = Field(0, ge=0, lt=1)
-    adam_epsilon: Real = Field(1, gt=0)
-    label_smoothing_factor: Real = Field(0, ge=0, lt=1)
-    weight_decay: Real = Field(0, ge=0)
-
-
-class Training(RenamedSection):
+class Training(Section):
     """Any field of ``transformers.TrainingArguments``, with the paper's settings as defaults.
 
     ``batch_size`` is the global batch in examples. Gradient accumulation follows from it, the micro-batch and the
@@ -210,43 +204,46 @@ class Training(RenamedSection):
 
     model_config = ConfigDict(extra="allow")
 
-    max_steps: Whole = Field(1000, gt=0, le=_MOST, description="optimizer steps")
-    batch_size: Whole = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
-    per_device_train_batch_size: Whole = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
-    learning_rate: Real = Field(RATES[False], gt=0)
+    max_steps: int = Field(1000, gt=0, le=_MOST, description="optimizer steps")
+    batch_size: int = Field(64, gt=0, le=_MOST, description="examples in each step, over all processes")
+    per_device_train_batch_size: int = Field(1, gt=0, le=_MOST, description="examples in one forward pass")
+    learning_rate: float = Field(RATES[False], gt=0)
     lr_scheduler_type: str = "linear"
-    warmup_steps: Real = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
+    warmup_steps: float = Field(_WARMUP, ge=0, le=_MOST, description="below 1: a share of max_steps")
     optim: str = "adamw_torch"
     precision: Literal["auto", "bf16", "fp16", "float32"] = Field("auto", description="auto: bf16 where it is fast")
-    save_steps: Whole = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
-    save_total_limit: Whole = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
+    save_steps: int = Field(100, gt=0, le=_MOST, description="steps between checkpoints")
+    save_total_limit: int = Field(2, gt=0, le=_MOST, description="complete checkpoints kept")
     save_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="of the weights of the saved model; training holds them in float32"
     )
-    logging_steps: Whole = Field(10, gt=0, le=_MOST)
+    logging_steps: int = Field(10, gt=0, le=_MOST)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, values: Any) -> Any:
+        """Read transformers' newer name of gradient checkpointing."""
+        if not isinstance(values, dict):
+            return values
+        return {key.replace("activation_check", "gradient_check"): value for key, value in values.items()}
 
     @model_validator(mode="after")
     def _in_bounds(self) -> "Training":
-        _PassedOn.model_validate(self.model_extra or {})
         if self.warmup_steps > max(self.max_steps, _WARMUP):  # fewer steps than the default are a trial run
             raise ValueError(
-                f"training.warmup_steps {self.warmup_steps:g} must not exceed training.max_steps {self.max_steps:,}: the "
-                "learning rate would never be reached; lower it, or give a share of max_steps, as 0.1"
+                f"training.warmup_steps {self.warmup_steps:g} must not exceed training.max_steps {self.max_steps:,}; "
+                "lower it, or give a share of max_steps, e.g. 0.1"
             )
         return self
 
 
-def _listed_layers(value: Any) -> Any:
-    return value if value == "all-linear" else listed(value)
-
-
 class Lora(Section):
-    """Train low-rank additions to frozen weights instead of all weights (``skipwise.model.lora``)."""
+    """LoRA: train low-rank additions to frozen weights (``skipwise.model.lora``)."""
 
-    rank: Whole = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
-    alpha: Real | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
-    dropout: Real = Field(0.0, ge=0, lt=1)
-    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed_layers)] = Field(
+    rank: int = Field(16, ge=1, le=2**16, description="r, the rank of each addition")
+    alpha: float | None = Field(None, gt=0, description="additions count alpha / rank times; default: 2 rank")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: Annotated[Literal["all-linear"] | list[str], BeforeValidator(_listed)] = Field(
         "all-linear", description="names of layers, or all-linear: all but the output layer"
     )
     also: list[Literal["embeddings", "norms"]] = Field([], description="layers that are trained in full as well")
@@ -257,23 +254,23 @@ class Lora(Section):
 
 
 class Teacher(Section):
-    """The frozen base teaches beside the text: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
+    """Distillation from the frozen base: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
 
-    weight: Real = Field(1.0, ge=0, le=1000, description="of its term on training text, where a label has 1")
-    written: Real = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
-    written_weight: Real | None = Field(None, gt=0, le=1000, description="of its term on those; default: weight")
+    weight: float = Field(1.0, ge=0, le=1000, description="of its term on training text, where a label has 1")
+    written: float = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
+    written_weight: float | None = Field(None, gt=0, le=1000, description="of its term on those; default: weight")
 
     @property
     def of_written(self) -> float:
-        """What its term counts on the text that it writes."""
+        """The weight of its term on self-generated text."""
         return self.weight if self.written_weight is None else self.written_weight
 
     @model_validator(mode="after")
     def _teaches(self) -> "Teacher":
         if not self.weight and not (self.written and self.written_weight):
             raise ValueError(
-                "teacher.weight = 0 leaves it nothing to teach but what it writes; set teacher.written and "
-                "teacher.written_weight above 0, or teacher.weight above 0, or teacher=null"
+                "teacher.weight = 0 has no effect without self-generated text; set teacher.weight, or teacher.written and "
+                "teacher.written_weight, above 0, or set teacher=null"
             )
         return self
 
@@ -282,43 +279,39 @@ def require_shares(data: Data, teacher: Teacher | None) -> None:
     """Require the shares of prompts and of the base's text to be at most 1 together.
 
     Raises:
-        RecipeError: they exceed all of the examples, at the beginning or at the end of training.
+        RecipeError: they exceed 1 at the start or at the end of training.
     """
-    asked = data.prompts | ({"teacher.written": teacher.written} if teacher and teacher.written else {})
-    if (together := sum(asked.values())) > 1:
-        raise RecipeError(
-            f"{' + '.join(asked)} = {together:g} must not exceed 1, all of the examples; lower one of them"
-        )
+    shares = data.prompts | ({"teacher.written": teacher.written} if teacher and teacher.written else {})
+    if (total := sum(shares.values())) > 1:
+        raise RecipeError(f"{' + '.join(shares)} = {total:g} must not exceed 1; lower one of them")
 
 
-class Evaluation(RenamedSection):
-    """What is measured after training, on held-out documents."""
+class Evaluation(Section):
+    """Measurements after training, on held-out documents."""
 
-    arms: Annotated[list[Arm], Field(min_length=1), AfterValidator(once)] = Field(
+    arms: Annotated[list[Arm], Field(min_length=1), _ONCE] = Field(
         ["original", "pi-only", "trained"], description="models measured"
     )
-    source: Annotated[list[Name], BeforeValidator(listed), Field(min_length=1)] | None = Field(
-        None, description="one text or several; default: the held-out documents of data"
-    )
+    source: Texts | None = Field(None, description="one text or several; default: the held-out documents of data")
     windows: Lengths | None = Field(None, description="default: the original length, doubled up to the target")
     stride: Length | None = Field(
         None,
         description="at most the window; default: half the original length, or target / 16 if larger, and at most half the window",
     )
-    documents: Whole = Field(8, gt=0, le=_MOST, description="largest number of documents")
+    documents: int = Field(8, gt=0, le=_MOST, description="largest number of documents")
     tokens_per_document: Length | None = Field(None, description="default: twice the largest window")
-    tasks: Annotated[list[str], BeforeValidator(listed), Field(min_length=1)] = Field(
+    tasks: Annotated[list[str], BeforeValidator(_listed), Field(min_length=1)] = Field(
         ["passkey"], description="of retrieval: passkey, keys, lines; ruler, or some of its tasks, as ruler:vt"
     )
     ruler_data: Name | None = Field(None, description="folder with RULER's essays and questions, which are not shipped")
     prompt_lengths: Lengths | None = Field(None, description="of the prompts of every task; default: the windows")
-    prompt_trials: Whole = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length; 0 asks none")
+    prompt_trials: int = Field(50, ge=0, le=MOST_TRIALS, description="prompts per task and length")
     segment_lengths: Lengths | None = Field(None, description="for loss by position, in results.jsonl alone")
-    segments: Whole = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
+    segments: int = Field(32, gt=0, le=_MOST, description="largest number of segments of each length")
     other: bool = Field(
         True, description="also measure text of other kinds, which ships with the package, inside the original window"
     )
-    steps: Annotated[list[Annotated[Whole, Field(gt=0)]], AfterValidator(once)] | None = Field(
+    steps: Annotated[list[Annotated[int, Field(gt=0)]], _ONCE] | None = Field(
         None, description="training steps after which perplexity at the largest window is also measured"
     )
     keep: Literal["last", "best"] = Field(
@@ -337,10 +330,12 @@ class Recipe(Section):
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
     original_length: Length | None = Field(None, description="L_o; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length, at most 4k")
-    interpolation: Interpolation = Field("auto", description="auto: fitted from 8 times the window on, else yarn")
+    interpolation: Annotated[str, AfterValidator(_interpolation)] = Field(
+        "auto", description="auto: fitted from 8 times the window on, else yarn"
+    )
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
-    seed: Whole = Field(0, ge=0, le=LAST_SEED)
+    seed: int = Field(0, ge=0, le=LAST_SEED)
     method: Method | None = Field(
         DEFAULT, description="a named set of positions, data, training and teacher; null: only what these sections say"
     )
@@ -353,23 +348,23 @@ class Recipe(Section):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether the interpolation is still to be fitted, or to be read from a fit."""
+        """Whether the interpolation is to be fitted, or read from a fit."""
         return is_fit(self.interpolation)
 
     @property
     def measured_sources(self) -> list[str]:
-        """The texts that are measured on, each once; the best step is chosen on the first."""
+        """The texts of the evaluation, each once; the best step is chosen on the first."""
         return list(dict.fromkeys(self.evaluation.source or [self.data.source]))
 
     @property
     def measured_steps(self) -> list[int]:
-        """The training steps after which the model is measured; where the best is kept, the last one too."""
+        """The training steps after which the model is measured, with the last one if the best is kept."""
         steps = self.evaluation.steps or []
         return steps if self.evaluation.keep == "last" else sorted({*steps, self.training.max_steps})
 
     @property
     def arm(self) -> str:
-        """The name of the trained model beside its controls: the scheme's, or our own method's, with a scheme not its own."""
+        """The label of the trained model: its scheme; under the method skipwise, ``skipwise`` with another scheme than pose."""
         scheme = self.positions.scheme
         if self.method != "skipwise":
             return scheme
@@ -384,7 +379,7 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _of_method(cls, values: Any) -> Any:
-        """Take what is not given from the method."""
+        """Take missing settings from the method."""
         if not isinstance(values, dict):
             return values
         values = {k: v.model_dump(exclude_unset=True) if isinstance(v, BaseModel) else v for k, v in values.items()}
@@ -397,39 +392,36 @@ class Recipe(Section):
             self.training.learning_rate = RATES[True]
         if self.train_length and self.positions.chunks > self.train_length:
             raise ValueError(
-                f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}: "
-                "a chunk has at least one token"
+                f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}; lower it"
             )
-        reported(lambda teacher: require_shares(self.data, teacher))(self.teacher)
+        require_shares(self.data, self.teacher)
         self._require_own_loss()
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(
-                f"evaluation.steps {beyond} lie beyond training.max_steps {last:,} and would never be measured; lower them, "
-                "or raise training.max_steps"
+                f"evaluation.steps {beyond} must not exceed training.max_steps {last:,}; lower them, or raise training.max_steps"
             )
         if self.evaluation.keep == "best" and not any(step < last for step in steps or []):
             raise ValueError(
-                f"evaluation.keep 'best' compares the last step, {last:,}, with earlier ones, and evaluation.steps "
-                f"{steps} has none; add steps below {last:,}, or set evaluation.keep=last"
+                f"evaluation.keep 'best' needs evaluation.steps below the last step {last:,}, and evaluation.steps {steps} "
+                "has none; add some, or set evaluation.keep=last"
             )
         return self
 
     def train_length_of(self, original: int) -> int:
-        """Return L_c, in tokens, for a model of the ``original`` length."""
+        """Return L_c in tokens for a model of the ``original`` length."""
         return self.train_length or min(original, SHORT_WINDOW)
 
     def _require_own_loss(self) -> None:
-        """Refuse what changes the model's own loss beside a setting that replaces it: it would have no effect."""
-        others = ("use_liger_kernel", "label_smoothing_factor")
-        other = next((name for name in others if (self.training.model_extra or {}).get(name)), None)
-        if other is None:
-            return
-        replaces = f"the model's own loss, which training.{other} replaces"
-        if self.teacher:
-            raise ValueError(f"teacher adds its term to {replaces}; set teacher=null, or leave training.{other} out")
-        if self.data.weighs_answers:
+        """Refuse a setting that replaces the model's own loss next to one that changes it."""
+        extra = self.training.model_extra or {}
+        other = next((name for name in ("use_liger_kernel", "label_smoothing_factor") if extra.get(name)), None)
+        weights = (
+            f"data.answer_weight {self.data.answer_weight:g} and data.first_digit_weight {self.data.of_first_digit:g}"
+        )
+        lost = "teacher" if self.teacher else weights if self.data.weighs_answers else ""
+        if other and lost:
+            fix = "teacher=null" if self.teacher else "both to 1"
             raise ValueError(
-                f"data.answer_weight {self.data.answer_weight:g} and data.first_digit_weight {self.data.of_first_digit:g} weigh labels "
-                f"in {replaces}; set data.answer_weight=1 and data.first_digit_weight=1, or leave training.{other} out"
+                f"training.{other} replaces the loss that {lost} would change; leave training.{other} out, or set {fix}"
             )

@@ -4,13 +4,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.folder import Folder
 from skipwise.report.price import Price, prices_of
 from skipwise.report.summary import benchmarks_of
 from skipwise.report.table import Table
-from skipwise.results.benchmarks import PAPER, PaperTask, Score, average, difference, is_of_paper, paper_records, score
 from skipwise.results.records import BenchmarkRecord
+from skipwise.results.scores import PAPER, PaperTask, Score, average, difference, is_of_paper, paper_records, score
 
 _AVERAGE = "average"
 

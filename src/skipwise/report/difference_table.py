@@ -6,7 +6,7 @@ from skipwise.method.lengths import format_length
 from skipwise.report.ruler_tables import ruler_name
 from skipwise.report.summary import Row
 from skipwise.report.table import Table, format_points
-from skipwise.results.ruler import paired_at, shared_tasks
+from skipwise.results.scores import paired_at, shared_tasks
 from skipwise.results.statistics import Interval, share_difference
 
 Differences = dict[tuple[str, int], Interval]  # by task and length

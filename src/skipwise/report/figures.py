@@ -15,7 +15,7 @@ import numpy as np
 
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.by_step import perplexity_by_step
 from skipwise.report.canvas import (
     Figure,

@@ -10,8 +10,7 @@ from skipwise.data.names import printable
 from skipwise.errors import RunError
 from skipwise.results import token_losses
 from skipwise.results.files import file_digest
-from skipwise.results.records import OTHER_TEXT, Measured, ReadingRecord, Record, RulerRecord, TrialRecord
-from skipwise.results.results_file import read_records
+from skipwise.results.records import OTHER_TEXT, Measured, ReadingRecord, Record, RulerRecord, TrialRecord, read_records
 from skipwise.results.run_folder import RunFolder
 
 

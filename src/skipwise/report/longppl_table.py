@@ -11,9 +11,17 @@ from skipwise.method.lengths import format_length
 from skipwise.report.folder import Folder
 from skipwise.report.summary import Row, rows_of
 from skipwise.report.table import Table, format_interval
-from skipwise.results.longppl import GAIN, MOST, KeyTokens, LongPerplexity, key_tokens, long_perplexity
 from skipwise.results.records import ReadingRecord
-from skipwise.results.token_losses import TokenLosses, read_losses
+from skipwise.results.token_losses import (
+    GAIN,
+    MOST,
+    KeyTokens,
+    LongPerplexity,
+    TokenLosses,
+    key_tokens,
+    long_perplexity,
+    read_losses,
+)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.extension import Extension
 from skipwise.model.origin import promised_length
-from skipwise.recipes.arms import arm_name
-from skipwise.recipes.names import expanded
+from skipwise.recipes.names import arm_name, expanded
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import Folder
 from skipwise.report.price import price_warning

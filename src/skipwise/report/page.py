@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from skipwise.errors import RunError, counted, out_of_room
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.ability_tables import benchmarks_sentence, paper_differences, paper_sentence
 from skipwise.report.canvas import Figure
 from skipwise.report.difference_table import differences_to_first
@@ -23,7 +23,7 @@ from skipwise.report.summary import Judgement, Row, benchmarks_of
 from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.ruler import shared_tasks
+from skipwise.results.scores import shared_tasks
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Z, wilson_interval
 
 # A page that holds one of these is ours, and may be written anew.

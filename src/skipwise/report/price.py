@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from skipwise.errors import counted
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.folder import Folder
 from skipwise.report.summary import COST_LIMIT
 from skipwise.results.records import OTHER_TEXT, ReadingRecord

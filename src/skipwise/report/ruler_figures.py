@@ -11,7 +11,7 @@ from skipwise.report.canvas import Plot, base_line, draw_scale, length_axis, mar
 from skipwise.report.ruler_tables import beside_told, ruler_name, shown_beside, task_name
 from skipwise.report.shown import Shown
 from skipwise.report.summary import Row
-from skipwise.results.ruler import THRESHOLD, shared_tasks
+from skipwise.results.scores import THRESHOLD, shared_tasks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

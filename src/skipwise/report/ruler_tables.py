@@ -7,7 +7,7 @@ from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.report.summary import Row, standing_out
 from skipwise.report.table import Table
-from skipwise.results.ruler import RulerScores, shared_tasks
+from skipwise.results.scores import RulerScores, shared_tasks
 from skipwise.results.statistics import Interval
 
 _SIDE_BY_SIDE = 4  # models; more would not fit beside each other

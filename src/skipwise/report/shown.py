@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from skipwise.recipes.arms import BASELINES
+from skipwise.recipes.names import BASELINES
 from skipwise.report.folder import Folder
 from skipwise.report.longppl_table import LongPerplexities, long_perplexities
 from skipwise.report.summary import Judgement, Row, judgements, rows_of

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from skipwise.recipes.arms import ARM_NAMES, BASELINES, arm_name
+from skipwise.recipes.names import ARM_NAMES, BASELINES, arm_name
 from skipwise.report.folder import Folder
 from skipwise.report.table import format_points
 from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.ruler import RulerLength, RulerScores, paired, ruler_length, scores_of
+from skipwise.results.scores import RulerLength, RulerScores, paired, ruler_length, scores_of
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
@@ -140,7 +140,7 @@ class Judgement:
     @property
     def ruler_sentence(self) -> str:
         """How far the model reads by RULER's rule, in words; empty where that is not known."""
-        return " ".join(filter(None, [self.ruler.told if self.ruler else "", self._against_base]))
+        return " ".join(filter(None, [self.ruler.text if self.ruler else "", self._against_base]))
 
     @property
     def _against_base(self) -> str:

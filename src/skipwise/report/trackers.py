@@ -17,7 +17,7 @@ from rich.console import Console
 
 from skipwise.errors import reason
 from skipwise.method.lengths import format_length
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.report.by_step import perplexity_by_step
 from skipwise.report.folder import Folder
 from skipwise.report.ruler_tables import ruler_name

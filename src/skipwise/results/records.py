@@ -1,208 +1,149 @@
-"""Records: everything that is measured, as types.
+"""Records of measurements and ``results.jsonl``, which has one record per line.
 
-There is one kind of record for a document that was read and one for a prompt that was answered. Sums, means and
-intervals are computed from them (``skipwise.results.statistics``) and never stored.
+A record is a document read, a prompt answered or a step trained. Sums, means and intervals are computed from records
+(``skipwise.results.statistics``) and never stored. An appended record is flushed: a killed run keeps its measurements.
 """
 
-from dataclasses import dataclass, field, fields
+import json
+import os
+import warnings
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
-from pydantic import Field, Strict
+from pydantic import ConfigDict, TypeAdapter
 
+from skipwise.errors import CutOffWarning, RunError, out_of_room, reason
 from skipwise.results.files import content_hash
 
-OTHER_TEXT = "skipwise:other"  # ``data`` of a reading of the text that ships with the package; the document is its kind
-
-Natural = Annotated[int, Field(ge=0, lt=2**63), Strict()]
-Count = Annotated[int, Field(ge=1, lt=2**63), Strict()]
-Real = Annotated[float, Strict()]
-Amount = Annotated[float, Field(ge=0), Strict()]
-Share = Annotated[float, Field(ge=0, le=1), Strict()]
-Flag = Annotated[bool, Strict()]
-Rights = Annotated[str, Field(pattern="^[01]*$"), Strict()]
+OTHER_TEXT = "skipwise:other"  # ``data`` of a reading of the shipped texts; the document is the kind of text
 
 
-class Measured:
-    """A record with an answer: what was measured, and what came out.
+class _Typed:
+    """A record with type-checked fields when read from a file."""
 
-    ``ANSWER`` names the fields that came out. All others say what was measured, and together they make the key: a
-    request is a record whose answer is still empty, and has the same key as the record that answers it.
+    kind: ClassVar[str]
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True)
+
+
+class Measured(_Typed):
+    """A measurement: request fields and result fields (``ANSWER``).
+
+    The key is a hash of the request fields. A request is a record with empty result fields; it has the key of its result.
     """
 
     ANSWER: ClassVar[tuple[str, ...]] = ()
-    kind: ClassVar[str]
 
     @cached_property
     def key(self) -> str:
-        """16 hex digits of what the record measures, whatever came out."""
+        """16 hex digits of the request fields."""
         about = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.ANSWER}  # type: ignore[arg-type]
         return content_hash([self.kind, about])
 
 
 @dataclass(frozen=True)
-class TrainingRecord:
-    """One logged training step: the mean of what is minimised since the last log, in nats, and the speed."""
+class TrainingRecord(_Typed):
+    """A logged training step."""
 
     kind: ClassVar[str] = "training"
     arm: str
-    step: Natural
-    loss: Real
-    learning_rate: Real
-    grad_norm: Real | None
-    tokens: Natural
-    tokens_per_second: Real
+    step: int
+    loss: float  # mean since the last log, nats
+    learning_rate: float
+    grad_norm: float | None
+    tokens: int
+    tokens_per_second: float
 
 
 @dataclass(frozen=True)
 class ReadingRecord(Measured):
-    """How well one model predicts one document, or the segment of it that begins at ``begin``.
-
-    Attributes:
-        arm: label of the model.
-        data: name of the text.
-        document: name of the document.
-        mode: ``sliding`` windows over the document, or one ``segment`` read from its beginning.
-        begin: index in the document of the first token that is read.
-        window: tokens fed at once.
-        stride: tokens by which windows advance.
-        edges: bucket i holds the targets at positions ``edges[i] .. edges[i + 1] - 1``, counted from ``begin``.
-        precision: of the forward pass.
-        digest: 16 hex digits of the model's weights and the document's tokens.
-        step: training steps after which the model was measured; None for a finished model.
-        nll: negative log-likelihood in nats, summed over each bucket.
-        hits: targets to which the model gives the highest probability, counted in each bucket.
-        seconds: of wall time.
-    """
+    """The loss of one model on one document, or on the segment of it that starts at ``begin``."""
 
     kind: ClassVar[str] = "reading"
     ANSWER: ClassVar[tuple[str, ...]] = ("nll", "hits", "seconds")
-    arm: str
-    data: str
+    arm: str  # label of the model
+    data: str  # name of the text
     document: str
-    mode: Literal["sliding", "segment"]
-    begin: Natural
-    window: Count
-    stride: Count
-    edges: list[Count]
+    mode: Literal["sliding", "segment"]  # windows over the document, or one segment
+    begin: int  # index in the document of the first token read
+    window: int  # tokens in one forward pass
+    stride: int  # tokens
+    edges: list[int]  # bucket i has the targets at positions edges[i] .. edges[i + 1] - 1, counted from ``begin``
     precision: str
-    digest: str
-    step: Natural | None = None
-    nll: list[Amount] = field(default_factory=list)
-    hits: list[Natural] = field(default_factory=list)
-    seconds: Amount = 0.0
+    digest: str  # 16 hex digits of the weights and the document's tokens
+    step: int | None = None  # training step; None for a finished model
+    nll: list[float] = field(default_factory=list)  # negative log-likelihood summed over each bucket, nats
+    hits: list[int] = field(default_factory=list)  # targets with the highest probability, per bucket
+    seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
-        """How many targets are scored."""
+        """Number of targets."""
         return self.edges[-1] - self.edges[0]
-
-    def problem(self) -> str:
-        """What contradicts itself in the record; empty if nothing does."""
-        rising = all(low < high for low, high in zip(self.edges, self.edges[1:], strict=False))
-        if len(self.edges) < 2 or not rising:
-            return f"edges {self.edges} must be two or more and rise"
-        if not len(self.nll) == len(self.hits) == len(self.edges) - 1:
-            return f"nll and hits must have {len(self.edges) - 1} buckets, not {len(self.nll)} and {len(self.hits)}"
-        return ""
 
 
 @dataclass(frozen=True)
 class TrialRecord(Measured):
-    """One answered prompt of a retrieval task.
-
-    Attributes:
-        arm: label of the model.
-        task: a name of ``skipwise.data.retrieval_prompts.TASKS``.
-        length: tokens of prompt and answer together, at the most.
-        seed: of the prompts.
-        trial: number of the prompt.
-        depths: how the hidden place is drawn: ``random``, or ``spread`` over the tenths of the prompt.
-        precision: of the forward pass.
-        digest: 16 hex digits of the model's weights.
-        depth: where the number was hidden, from 0 (it stands first) to 1.
-        prompt_tokens: length of the prompt in the model's own tokens.
-        hit: whether the whole number was right.
-        answer: what the model wrote.
-        seconds: of wall time.
-    """
+    """An answered prompt of a retrieval task (``skipwise.data.retrieval_prompts.TASKS``)."""
 
     kind: ClassVar[str] = "trial"
     ANSWER: ClassVar[tuple[str, ...]] = ("depth", "prompt_tokens", "hit", "answer", "seconds")
     arm: str
     task: str
-    length: Count
-    seed: Natural
-    trial: Natural
-    depths: Literal["random", "spread"]
+    length: int  # tokens of prompt and answer, at most
+    seed: int
+    trial: int  # number of the prompt
+    depths: Literal["random", "spread"]  # spread: over the tenths of the prompt
     precision: str
-    digest: str
-    depth: Share = 0.0
-    prompt_tokens: Natural = 0
-    hit: Flag = False
+    digest: str  # 16 hex digits of the weights
+    depth: float = 0.0  # of the hidden number, from 0 (start) to 1
+    prompt_tokens: int = 0
+    hit: bool = False  # the whole number is right
     answer: str = ""
-    seconds: Amount = 0.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class RulerRecord(Measured):
-    """One answered prompt of RULER (``skipwise.data.ruler``).
-
-    Attributes:
-        arm: label of the model.
-        task: a name of ``skipwise.data.ruler.TASKS``, perhaps with settings: ``vt:hops=2``.
-        length: tokens of the prompt and the tokens that the model may write, together, at the most.
-        seed: of the prompts.
-        trial: number of the prompt.
-        real_data: False if a text stood in for RULER's essays.
-        precision: of the forward pass.
-        digest: 16 hex digits of the model's weights and RULER's texts.
-        prompt_tokens: length of the prompt in the model's own tokens.
-        depth: share of the haystack before the needle that was asked for; None if there is no single one.
-        score: share of the answers that were written, or 1 where any of them was enough.
-        answer: what the model wrote, up to where its score was full.
-        seconds: of wall time.
-    """
+    """An answered prompt of RULER (``skipwise.data.ruler``)."""
 
     kind: ClassVar[str] = "ruler"
     ANSWER: ClassVar[tuple[str, ...]] = ("prompt_tokens", "depth", "score", "answer", "seconds")
     arm: str
-    task: str
-    length: Count
-    seed: Natural
-    trial: Natural
-    real_data: Flag
+    task: str  # with its settings, e.g. ``vt:hops=2``
+    length: int  # tokens of prompt and answer, at most
+    seed: int
+    trial: int
+    real_data: bool  # False if another text replaces RULER's essays
     precision: str
-    digest: str
-    prompt_tokens: Natural = 0
-    depth: Share | None = None
-    score: Share = 0.0
+    digest: str  # 16 hex digits of the weights and RULER's texts
+    prompt_tokens: int = 0
+    depth: float | None = None  # share of the haystack before the needle; None if there is no single needle
+    score: float = 0.0  # share of the right answers, or 1 where one is enough
     answer: str = ""
-    seconds: Amount = 0.0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
-class CoverageRecord:
-    """The probability that one example trains each relative distance ``distances[i]``.
-
-    ``standard_error`` is all zeros where the probability is in closed form.
-    """
+class CoverageRecord(_Typed):
+    """The probability that one example trains each relative distance ``distances[i]``."""
 
     kind: ClassVar[str] = "coverage"
     label: str
-    train_length: Count
-    target_length: Count
-    distances: list[Count]
-    probability: list[Share]
-    standard_error: list[Amount]
+    train_length: int
+    target_length: int
+    distances: list[int]
+    probability: list[float]
+    standard_error: list[float]  # zeros if the probability is in closed form
 
     @classmethod
     def of(cls, curve: Any, label: str, points: int = 1024) -> "CoverageRecord":
-        """Make the record of a ``skipwise.method.coverage.Coverage``.
+        """Return the record of a ``skipwise.method.coverage.Coverage``.
 
-        At most about ``points`` distances are kept: evenly spread ones, and the two beside each bend of the two-chunk
-        curve, at the train length and at the target less the train length.
+        About ``points`` distances are kept: evenly spread ones, and the two at each bend of the two-chunk curve (train
+        length, and target less train length).
         """
         last = len(curve.distances)
         bends = np.array([curve.train_length, last + 2 - curve.train_length])
@@ -212,35 +153,10 @@ class CoverageRecord:
         columns = (curve.distances, curve.probability, curve.standard_error)
         return cls(label, curve.train_length, curve.target_length, *(column[kept].tolist() for column in columns))
 
-    def problem(self) -> str:
-        """What contradicts itself in the record; empty if nothing does."""
-        lengths = {len(self.distances), len(self.probability), len(self.standard_error)}
-        return "" if len(lengths) == 1 and 0 not in lengths else f"its lists have {sorted(lengths)} items"
-
 
 @dataclass(frozen=True)
 class BenchmarkRecord(Measured):
-    """What lm-evaluation-harness gives for one metric of one task.
-
-    Attributes:
-        arm: label of the model.
-        task: name of the task.
-        metric: name of the metric.
-        fewshot: examples before each question.
-        target: tokens that a request could fill.
-        limit: questions asked for; None for all.
-        precision: of the forward pass.
-        harness: version of lm-evaluation-harness.
-        digest: 16 hex digits of the model's weights.
-        samples: questions that there were.
-        value: of the metric.
-        standard_error: None where the harness has none.
-        seconds: of the whole task.
-        scores: of each question in order, where ``value`` is their mean: a digit each if all are 0 or 1, and numbers
-            otherwise. Empty where the metric is no mean, and in records of version 0.2 and earlier.
-        questions: 16 hex digits of the task's version, and of the questions with their prompts and right answers.
-        metrics: how many the task has, each in a record of its own; 0 in records of version 0.2 and earlier.
-    """
+    """One metric of one task of lm-evaluation-harness."""
 
     kind: ClassVar[str] = "benchmark"
     ANSWER: ClassVar[tuple[str, ...]] = (
@@ -249,45 +165,128 @@ class BenchmarkRecord(Measured):
     arm: str
     task: str
     metric: str
-    fewshot: Natural
-    target: Count
-    limit: Count | None
+    fewshot: int  # examples before each question
+    target: int  # most tokens of a request
+    limit: int | None  # questions; None for all
     precision: str
-    harness: str
-    digest: str = ""
-    samples: Natural = 0
-    value: Real = 0.0
-    standard_error: Amount | None = None
-    seconds: Amount = 0.0
-    scores: Rights | list[Real] = ""
-    questions: str = ""
-    metrics: Natural = 0
-
-    def problem(self) -> str:
-        """What contradicts itself in the record; empty if nothing does."""
-        wrong = len(self.scores) not in (0, self.samples)
-        return f"it has {len(self.scores)} scores of {self.samples} questions" if wrong else ""
+    harness: str  # its version
+    digest: str = ""  # 16 hex digits of the weights
+    samples: int = 0  # questions answered
+    value: float = 0.0
+    standard_error: float | None = None
+    seconds: float = 0.0  # of the whole task
+    # Of each question in order, if ``value`` is their mean: one digit each if all are 0 or 1.
+    scores: str | list[float] = ""
+    questions: str = ""  # 16 hex digits of the task's version, questions, prompts and right answers
+    metrics: int = 0  # of the task, each in its own record
 
 
 @dataclass(frozen=True)
-class CostRecord:
-    """What training costs: the seconds of each timed step, and the peak memory of a process that takes such steps.
+class CostRecord(_Typed):
+    """The cost of training: seconds of each timed step, and peak memory.
 
-    A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is what the process
-    held before its first step, weights included; on a GPU both count its memory alone. ``key`` stands for the model's
-    shape and for what else of the recipe decides the cost.
+    A step is ``examples`` windows of ``window`` tokens, one in memory at a time. ``base_bytes`` is the memory before the first
+    step, with the weights; on a GPU both count GPU memory.
     """
 
     kind: ClassVar[str] = "cost"
     arm: str
-    target: Count
-    window: Count
-    examples: Count
-    step_seconds: list[Amount]
-    peak_bytes: Natural
-    base_bytes: Natural
+    target: int
+    window: int
+    examples: int
+    step_seconds: list[float]
+    peak_bytes: int
+    base_bytes: int
     device: str
-    key: str = ""
+    key: str = ""  # the model's shape and the settings that decide the cost
 
 
 Record = TrainingRecord | ReadingRecord | TrialRecord | RulerRecord | CoverageRecord | BenchmarkRecord | CostRecord
+_ADAPTERS: dict[str, TypeAdapter[Record]] = {kind.kind: TypeAdapter(kind) for kind in get_args(Record)}
+_BEGINNING = b'{"kind": "'  # of every line
+
+
+def append_record(path: Path, *records: Any) -> None:
+    """Append records to ``path`` together, and flush them to the disk."""
+    lines = []
+    for record in records:
+        key = {"key": record.key} if isinstance(record, Measured) else {}
+        lines.append(json.dumps({"kind": record.kind, **key, **asdict(record)}) + "\n")
+    try:
+        drop_cut_off_record(path)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("".join(lines))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def read_records(path: Path) -> list[Record]:
+    """Read every record of ``path`` in order; a missing file has none. A torn last line is dropped, with a warning.
+
+    Raises:
+        RunError: a line is not a record.
+    """
+    try:
+        *lines, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    except OSError as error:
+        raise _unusable(path, error) from None
+    if torn:
+        _require_torn(path, torn)
+        warnings.warn(f"{path}: the last line was cut off by a kill and is left out", CutOffWarning, stacklevel=2)
+    return [_parse(path, number, line) for number, line in enumerate(lines, 1) if line]
+
+
+def require_results(path: Path) -> None:
+    """Require, before any work, that records can be appended to ``path``; its folder is made.
+
+    Raises:
+        RunError: the file is not writable, or has a line that is not a record.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        open(path, "ab").close()
+        if not existed:
+            path.unlink()  # a measurement that fails leaves no empty file
+    except OSError as error:
+        raise _unusable(path, error) from None
+    with warnings.catch_warnings(action="ignore", category=CutOffWarning):
+        read_records(path)
+
+
+def drop_cut_off_record(path: Path) -> bool:
+    """Cut off a torn last line, and return whether there was one."""
+    if not path.exists():
+        return False
+    with open(path, "rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if file.read(1) in (b"", b"\n"):
+            return False
+        file.seek(0)
+        data = file.read()
+        _require_torn(path, data[data.rfind(b"\n") + 1 :])
+        file.truncate(data.rfind(b"\n") + 1)
+        return True
+
+
+def _require_torn(path: Path, line: bytes) -> None:
+    """Require the last line to begin as a record: a file of the user's own is never cut."""
+    if not _BEGINNING.startswith(line[: len(_BEGINNING)]):
+        raise RunError(f"{path} ends in {line[:40]!r}, which is not a result record; give another --out")
+
+
+def _unusable(path: Path, error: OSError) -> Exception:
+    """Return the error of a results file; a full disk is reported by the command line."""
+    return error if out_of_room(error) else RunError(f"results file {path} cannot be used: {error}; give another --out")
+
+
+def _parse(path: Path, number: int, line: bytes) -> Record:
+    try:
+        return _ADAPTERS[json.loads(line)["kind"]].validate_json(line)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{path}, line {number}: not a result record ({reason(error)}); restore the file, or delete the line to measure it again"
+        ) from error

@@ -11,7 +11,7 @@ from skipwise.model.config import load_config
 from skipwise.model.extension import extension_of, extension_told, large_factor, replaced_scaling
 from skipwise.model.memory import optimizer_bytes
 from skipwise.progress import doing
-from skipwise.recipes.arms import arm_name
+from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.training.arguments import accumulation
 from skipwise.training.cost import ROOM, CostEstimate, Hardware, estimate_cost

@@ -18,8 +18,7 @@ from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.saving import partial_of, round_weights, save_extended
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Recipe
-from skipwise.results.records import TrainingRecord
-from skipwise.results.results_file import append_record, read_records
+from skipwise.results.records import TrainingRecord, append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes, written_text
 from skipwise.training.checkpoints import latest_complete

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from skipwise.errors import RecipeError, RunError
-from skipwise.recipes.loading import dump_recipe, load_recipe
+from skipwise.recipes.loading import dump_recipe, load_recipe, read_file
 from skipwise.recipes.methods import SETTINGS
-from skipwise.recipes.reading import read_file
 from skipwise.recipes.schema import Recipe
 from skipwise.results.files import file_digest
 from skipwise.results.run_folder import RunFolder

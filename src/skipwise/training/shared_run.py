@@ -6,7 +6,7 @@ from rich.console import Console
 
 from skipwise.errors import PeerError, RunError, SkipwiseError
 from skipwise.recipes.schema import Recipe
-from skipwise.results.results_file import require_results
+from skipwise.results.records import require_results
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import processes
 from skipwise.training.disk import require_room

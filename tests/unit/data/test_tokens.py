@@ -361,8 +361,8 @@ class TestSeal:
     def test_a_flipped_bit_anywhere_is_repaired(self, store, corpus, cache, tokenizer, data):
         whole = {path.name: path.read_bytes() for path in store.path.iterdir()}
         name = data.draw(
-            st.sampled_from([*(name for name in FILES if name != "context.bin"), "store.json"])
-        )  # it is empty
+            st.sampled_from([name for name in FILES if name != "context.bin"])  # it is empty
+        )
         path = store.path / name
         flip(path, data.draw(st.integers(0, 8 * path.stat().st_size - 1)))
         said = []
@@ -371,14 +371,6 @@ class TestSeal:
         assert len(said) == 1
         assert name in said[0]
         assert said[0].endswith("it is built again")
-
-    def test_a_hash_under_a_damaged_name(self, store, corpus, cache, tokenizer):
-        about = (store.path / "store.json").read_text()
-        (store.path / "store.json").write_text(about.replace('"check"', '"chekk"'))
-        said = []
-        build_token_store(corpus, tokenizer, cache=cache, say=said.append)
-        assert "store.json has other fields than were written" in said[0]
-        assert (store.path / "store.json").read_text() == about
 
     def test_zeros_of_the_same_size_are_not_trained_on(self, store, corpus, cache, tokenizer):
         tokens = store.tokens.tolist()
@@ -396,17 +388,9 @@ class TestSeal:
         with pytest.warns(UserWarning, match=r"has lost names\.jsonl; it is built again"):
             build(Data(source=str(corpus), cache=str(cache)), tokenizer)
 
-    def test_is_read_once(self, store, corpus, cache, tokenizer, monkeypatch):
-        for path in store.path.iterdir():
-            os.utime(path, (0, 0))
-        monkeypatch.setattr(files.time, "time", lambda: path.stat().st_ctime + 60)  # the time stamps have settled
-        build_token_store(corpus, tokenizer, cache=cache)
-        monkeypatch.setattr(files, "_block_digest", lambda *block: pytest.fail("read again"))
-        build_token_store(corpus, tokenizer, cache=cache)
-
     def test_opening_in_a_worker_does_not_read_the_tokens(self, store, monkeypatch):
         data = pickle.dumps(store)
-        monkeypatch.setattr(files, "_block_digest", lambda *block: pytest.fail("read"))
+        monkeypatch.setattr(files, "file_digest", lambda path: pytest.fail("read"))
         assert len(pickle.loads(data)) == len(store)
 
     def test_one_of_another_schema_is_built_again_silently(self, store, corpus, cache, tokenizer):
@@ -578,7 +562,11 @@ class TestContinuing:
     def test_a_flipped_bit_in_a_draft_is_not_continued(self, store, corpus, cache, tokenizer, monkeypatch, data):
         cache = Path(tempfile.mkdtemp(dir=cache))
         draft = self.interrupted_draft(corpus, cache, tokenizer, monkeypatch)
-        path = data.draw(st.sampled_from(sorted(path for path in draft.iterdir() if path.stat().st_size)))
+        path = data.draw(
+            st.sampled_from(
+                sorted(path for path in draft.iterdir() if path.stat().st_size and path.name != "draft.json")
+            )
+        )
         flip(path, data.draw(st.integers(0, 8 * path.stat().st_size - 1)))
         said = []
         again = build_token_store(corpus, tokenizer, cache=cache, say=said.append)
@@ -587,14 +575,6 @@ class TestContinuing:
         }
         assert all(str(draft) in sentence and "tokenised again" in sentence for sentence in said)
         assert len(said) == 1
-
-    def test_a_hash_under_a_damaged_name(self, corpus, cache, tokenizer, monkeypatch):
-        draft = self.interrupted_draft(corpus, cache, tokenizer, monkeypatch)
-        kept = (draft / "draft.json").read_text()
-        (draft / "draft.json").write_text(kept.replace('"check"', '"chekk"'))
-        said = []
-        build_token_store(corpus, tokenizer, cache=cache, say=said.append)
-        assert "draft.json has other fields than were written" in said[0]
 
     def test_a_disk_that_loses_what_was_written(self, corpus, cache, tokenizer, monkeypatch):
         keep = Draft.keep

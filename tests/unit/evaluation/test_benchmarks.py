@@ -18,7 +18,7 @@ from skipwise.evaluation.benchmarks import (
     parse_tasks,
     ruler_lengths,
 )
-from skipwise.results.benchmarks import PAPER
+from skipwise.results.scores import PAPER
 from tests.tiny import byte_tokenizer
 
 MANAGER = harness.TaskManager

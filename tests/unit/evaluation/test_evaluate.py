@@ -10,7 +10,7 @@ from skipwise.errors import RunError
 from skipwise.evaluation.evaluate import _other_batches, evaluate, merge
 from skipwise.evaluation.models import EvaluatedModel, find_models
 from skipwise.evaluation.specification import Specification
-from skipwise.results.results_file import read_records
+from skipwise.results.records import read_records
 from skipwise.results.run_folder import RunFolder
 from tests.tiny import checkpoint
 

@@ -23,8 +23,7 @@ from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.extend import _measure_step
 from skipwise.recipes.schema import Data
-from skipwise.results.records import ReadingRecord
-from skipwise.results.results_file import append_record, read_records
+from skipwise.results.records import ReadingRecord, append_record, read_records
 from skipwise.training.guards import memory_errors
 from tests.tiny import byte_tokenizer, llama
 

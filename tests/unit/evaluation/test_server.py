@@ -21,7 +21,7 @@ from skipwise.evaluation.same_model import require_served
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.single import measure_retrieval
 from skipwise.evaluation.specification import Specification
-from skipwise.results.results_file import read_records
+from skipwise.results.records import read_records
 from tests.command_line import refused, run
 from tests.completions import Served, serving
 from tests.tiny import byte_tokenizer, checkpoint, llama

@@ -18,7 +18,7 @@ from skipwise.evaluation.specification import Specification
 from skipwise.recipes.schema import Data
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import difference, loss
-from skipwise.results.token_losses import beside, read_losses
+from skipwise.results.token_losses import losses_folder, read_losses
 from tests.tiny import checkpoint, corpus
 
 MODEL = EvaluatedModel("m", "nowhere", 256, 2048)
@@ -84,9 +84,9 @@ def test_a_foreign_out_file_is_refused_before_a_model_is_sought(tmp_path) -> Non
     notes = tmp_path / "notes.md"
     notes.write_text("mine")
     asked = Specification(tasks=("passkey",), prompt_lengths=(400,), trials=1)
-    with pytest.raises(RunError, match="holds no results of skipwise"):
+    with pytest.raises(RunError, match=r"notes\.md"):
         measure_retrieval(MODEL, asked, notes, QUIET)
-    with pytest.raises(RunError, match="holds no results of skipwise"):
+    with pytest.raises(RunError, match=r"notes\.md"):
         measure_perplexity(MODEL, how(), notes, QUIET)
     assert notes.read_text() == "mine"
 
@@ -136,14 +136,14 @@ def test_by_position_keeps_the_losses_of_single_tokens_beside_its_records(files,
     name, text = files
     model = EvaluatedModel("m", str(name), 64, 256)
     asked = how(model=model, text=text, mode="by-position")
-    with beside(tmp_path / "out.jsonl") as folder:
+    with losses_folder(tmp_path / "out.jsonl") as folder:
         readings, _ = measure_perplexity(model, asked, tmp_path / "out.jsonl", QUIET, folder)
     assert folder == tmp_path / "token_losses"
     for reading in readings:
         kept = read_losses(folder, reading.key)
         assert kept is not None
         assert kept.nll.sum() == pytest.approx(sum(reading.nll), rel=1e-5)
-    with beside(None) as passing:
+    with losses_folder(None) as passing:
         measure_perplexity(model, asked, None, QUIET, passing)
         assert len(list(passing.iterdir())) == len(readings)
     assert not passing.exists()

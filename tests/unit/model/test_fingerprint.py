@@ -11,16 +11,10 @@ from skipwise.errors import ModelError
 from skipwise.model import fingerprint, lora
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
+from skipwise.model.sealed import write_seal
 from skipwise.recipes.schema import Lora
-from skipwise.results import files
+from skipwise.results.files import file_digest
 from tests.tiny import byte_tokenizer, checkpoint, llama
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache folder of the test's own, and a process that remembers nothing."""
-    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(files, "_known", {})
 
 
 def large(folder: Path, last: float) -> Path:
@@ -92,3 +86,17 @@ def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path: Path, monkeypatch: 
         weights_fingerprint("somebody/model")
     config._commit_hash = "ab12"
     assert weights_fingerprint("somebody/model") == "ab12"
+
+
+def test_a_file_of_a_manifest_counts_by_its_hash_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint(tmp_path / "model")
+    write_seal(folder, {})
+    before = weights_fingerprint(str(folder))
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            fingerprint, "file_digest", lambda path: "0" if path.name != "skipwise.json" else file_digest(path)
+        )
+        assert weights_fingerprint(str(folder)) == before
+    (folder / "tokenizer_config.json").write_text("{}")
+    write_seal(folder, {})
+    assert weights_fingerprint(str(folder)) != before

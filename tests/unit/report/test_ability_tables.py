@@ -10,8 +10,8 @@ from skipwise.report.figures import ruler_plots
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.shown import Shown
 from skipwise.report.tables import rich_table, tables_of
-from skipwise.results.benchmarks import PAPER
 from skipwise.results.records import BenchmarkRecord
+from skipwise.results.scores import PAPER
 from tests.measured import evaluation_folder, readings, trials
 from tests.unit.report.test_ruler import answered
 from tests.unit.report.test_tables import shown

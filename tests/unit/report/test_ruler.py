@@ -57,7 +57,7 @@ def test_a_table_has_the_averages_and_one_for_each_model_its_tasks(folder) -> No
         (0.875, "it reads 512 tokens: the average of 2 tasks must be at least 85.6% (RULER's limit"),
         (0.5, "it reads 2,048 tokens: the average of 2 tasks must be at least 50.0% (what the base scores at 256"),
         (0.9375, "it reads 512 tokens"),
-        (0.0, "RULER tells nothing of its length: the base scores 0% at 256 tokens. On the same prompts of 256"),
+        (0.0, "RULER decides nothing: the base scores 0% at 256 tokens. On the same prompts of 256"),
     ],
 )
 def test_how_far_it_reads_is_said_by_rulers_rule(tmp_path, at_home: float, said: str) -> None:

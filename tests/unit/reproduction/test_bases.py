@@ -23,7 +23,7 @@ from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Data
-from skipwise.results.results_file import append_record
+from skipwise.results.records import append_record
 from skipwise.results.run_folder import RunFolder
 from tests.reproduced import sliding
 from tests.tiny import corpus

@@ -9,8 +9,7 @@ from rich.console import Console
 from reproduction import costs
 from reproduction.costs import constant_costs, costs_markdown, measure_costs
 from skipwise.recipes.loading import load_recipe
-from skipwise.results.records import CostRecord
-from skipwise.results.results_file import append_record, read_records
+from skipwise.results.records import CostRecord, append_record, read_records
 from tests.tiny import checkpoint
 
 TARGETS = [256 * factor for factor in costs.FACTORS]

@@ -9,7 +9,7 @@ from reproduction.measured import asked_records, is_complete
 from reproduction.runs import plan_runs
 from reproduction.scales import SCALES
 from skipwise.evaluation.specification import specification_of
-from skipwise.results.results_file import append_record
+from skipwise.results.records import append_record
 from tests.reproduced import pooled, segments, sliding, trials
 
 ASKED = {

@@ -7,7 +7,7 @@ from reproduction.measured import asked_records
 from reproduction.runs import plan_runs
 from reproduction.scales import SCALES
 from reproduction.scores import collect
-from skipwise.results.results_file import append_record
+from skipwise.results.records import append_record
 from tests.reproduced import pooled, segments, sliding, trials
 
 ASKED = {"evaluation.source": ["x"], "evaluation.documents": 4, "evaluation.segments": 2}

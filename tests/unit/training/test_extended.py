@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from skipwise.results.records import TrainingRecord
-from skipwise.results.results_file import append_record
+from skipwise.results.records import TrainingRecord, append_record
 from skipwise.results.run_folder import RunFolder
 from skipwise.training import extended, processes
 

@@ -1,9 +1,14 @@
+"""Scores of RULER and of benchmarks: averages, limits, and paired differences."""
+
+import math
+from dataclasses import replace
 from itertools import chain
 
+import numpy as np
 import pytest
 
-from skipwise.results.records import RulerRecord
-from skipwise.results.ruler import THRESHOLD, paired, ruler_length, scores_of, shared_tasks
+from skipwise.results.records import BenchmarkRecord, RulerRecord
+from skipwise.results.scores import PAPER, THRESHOLD, average, difference, paired, ruler_length, scores_of, shared_tasks
 from skipwise.results.statistics import wilson_interval
 
 
@@ -17,9 +22,9 @@ def answered(arm: str, task: str, length: int, *scores: float, real: bool = True
 def model(arm: str, *averages: float, tasks: tuple[str, ...] = ("vt", "cwe")) -> list[RulerRecord]:
     """Averages at 1k, 2k, 4k, ...: of two tasks, one of them 10 points above and one below."""
     records = []
-    for number, average in enumerate(averages):
+    for number, mean in enumerate(averages):
         for task, apart in zip(tasks, (0.1, -0.1), strict=True):
-            records += answered(arm, task, 1024 * 2**number, *[average + apart] * 4)
+            records += answered(arm, task, 1024 * 2**number, *[mean + apart] * 4)
     return records
 
 
@@ -62,15 +67,15 @@ def test_how_far_a_model_reads_by_rulers_rule(own, base, tokens, needed) -> None
     ours, theirs = scores_of([*model("m", *own), *model("base", *base)])
     found = ruler_length(ours, theirs, original=1024)
     assert found.tokens == tokens
-    assert f"at least {needed:.1%}" in found.told
-    assert "the base" in found.told
-    assert "By RULER's rule, on some of its tasks" in found.told
+    assert f"at least {needed:.1%}" in found.text
+    assert "the base" in found.text
+    assert "By RULER's rule, on some of its tasks" in found.text
 
 
 def test_without_a_base_the_model_itself_sets_the_limit() -> None:
     [ours] = scores_of(model("m", 0.5, 0.6, 0.4))
     assert ruler_length(ours, None, original=1024).tokens == 2048
-    assert "the model itself" in ruler_length(ours, None, original=1024).told
+    assert "the model itself" in ruler_length(ours, None, original=1024).text
     assert ruler_length(ours, None, original=512) is None  # nothing was asked inside its window
     assert ruler_length(ours, None, original=None) is None
 
@@ -89,11 +94,62 @@ def test_a_base_that_finds_nothing_sets_no_limit() -> None:
     )
     found = ruler_length(ours, theirs, original=1024)
     assert found.tokens == 0
-    assert found.told == "RULER tells nothing of its length: the base scores 0% at 1,024 tokens."
+    assert "0% at 1,024" in found.text
 
 
 def test_all_thirteen_tasks_on_its_own_texts_are_rulers() -> None:
     tasks = [answered(arm, f"task-{n}", 1024, 1.0) for arm in ("m", "base") for n in range(13)]
-    assert ruler_length(*scores_of(chain(*tasks)), original=1024).told.startswith("By RULER it reads 1,024 tokens")
+    assert ruler_length(*scores_of(chain(*tasks)), original=1024).text.startswith("By RULER it reads 1,024 tokens")
     tasks[0] = answered("m", "task-0", 1024, 1.0, real=False)
-    assert "another text" in ruler_length(*scores_of(chain(*tasks)), original=1024).told
+    assert "another text" in ruler_length(*scores_of(chain(*tasks)), original=1024).text
+
+
+def record(scores: str | list[float], questions: str = "q", error: float | None = 0.03) -> BenchmarkRecord:
+    value = sum(map(float, scores)) / len(scores)
+    asked = BenchmarkRecord("m", "boolq", "acc", 0, 2048, None, "float32", "0.4", "d", len(scores), value, error)
+    return replace(asked, scores=scores, questions=questions)
+
+
+def test_the_paired_error_of_right_and_wrong_answers_is_that_of_the_closed_form() -> None:
+    """Of n questions one model alone answers b, the other alone c: variance (b + c - (b - c)^2 / n) / (n - 1) (McNemar)."""
+    n, both, b, c = 400, 230, 50, 30
+    own, base = "1" * (both + b) + "0" * (n - both - b), "1" * both + "0" * b + "1" * c + "0" * (n - both - b - c)
+    apart = difference(record(own), record(base))
+    assert apart.value == pytest.approx(100 * (b - c) / n)
+    assert apart.error == pytest.approx(100 * math.sqrt((b + c - (b - c) ** 2 / n) / (n - 1) / n))
+    assert apart.paired
+    unpaired = difference(record(own), record(base, "of another version"))
+    assert unpaired.error == pytest.approx(100 * math.hypot(0.03, 0.03))
+    assert unpaired.paired is False
+
+
+def test_numbers_are_paired_in_their_order() -> None:
+    """Two models whose scores differ by one number everywhere differ by it without an error."""
+    scores = np.random.default_rng(0).random(50).tolist()
+    apart = difference(record([one + 0.25 for one in scores]), record(scores))
+    assert (apart.value, apart.error) == (pytest.approx(25), pytest.approx(0, abs=1e-12))
+    turned = difference(record([one + 0.25 for one in scores]), record(scores[::-1]))
+    assert turned.error > 1
+
+
+@pytest.mark.parametrize(
+    ("own", "base"),
+    [
+        (record("10", ""), record("10", "")),  # of version 0.2 or earlier
+        (record("1011"), record("1011", "first four")),
+        (record("1011"), record("101")),
+        (record("1"), record("0")),  # one question has no spread
+        (record("1011"), replace(record("1011"), scores="")),
+    ],
+)
+def test_what_is_not_known_to_be_the_same_questions_is_not_paired(own: BenchmarkRecord, base: BenchmarkRecord) -> None:
+    assert difference(own, base).paired is False
+    assert difference(replace(own, standard_error=None), base).error is None
+
+
+def test_an_average_is_paired_if_all_of_its_tasks_are() -> None:
+    apart = difference(record("1010"), record("1000"))
+    assert average(dict.fromkeys(PAPER, apart)).error == pytest.approx(apart.error / math.sqrt(6))
+    assert average(dict.fromkeys(PAPER, apart)).paired
+    assert average({**dict.fromkeys(PAPER, apart), "piqa": replace(apart, paired=False)}).paired is False
+    assert average(dict.fromkeys(PAPER, replace(apart, paired=None))).paired is None

@@ -1,0 +1,220 @@
+"""Scores of RULER and of the benchmarks in PoSE's paper.
+
+RULER's scores are shares from 0 to 1, averaged over tasks. The average of a length is over the tasks measured at every length,
+so averages of several lengths compare. Benchmark scores are in per cent (the paper's Table 3).
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from skipwise.errors import counted
+from skipwise.results.records import BenchmarkRecord, RulerRecord
+from skipwise.results.statistics import Interval, share_difference, wilson_interval
+
+_ALL_TASKS = 13
+THRESHOLD = 0.856  # Llama-2-7B's score at its own 4,096 tokens: RULER's limit (Hsieh et al., 2024, section 4)
+
+
+@dataclass(frozen=True)
+class RulerScores:
+    """RULER's scores of one model: by task, length and number of the prompt."""
+
+    arm: str
+    prompts: Mapping[str, Mapping[int, Mapping[int, float]]]
+    real: Mapping[str, bool] = field(default_factory=dict)  # by task: False if another text replaces RULER's own
+
+    @property
+    def lengths(self) -> list[int]:
+        """All lengths measured."""
+        return sorted({length for lengths in self.prompts.values() for length in lengths})
+
+    @property
+    def means(self) -> tuple[tuple[str, int, float], ...]:
+        """The mean score of every task and length."""
+        return tuple(
+            (task, length, math.fsum(scores.values()) / len(scores))
+            for task, lengths in self.prompts.items()
+            for length, scores in sorted(lengths.items())
+        )
+
+    def score(self, task: str, length: int) -> Interval | None:
+        """Return the mean score of a task; None if it was not measured at this length.
+
+        The interval is Wilson's, with a partial score as part of a hit. It is at least as wide as needed: scores between 0
+        and 1 vary less than hits and misses of the same mean.
+        """
+        return self.average(length, [task])
+
+    def tasks_at(self, lengths: Iterable[int]) -> list[str]:
+        """Return the tasks measured at each of some lengths."""
+        wanted = set(lengths)
+        return [task for task, known in self.prompts.items() if wanted <= set(known)]
+
+    def average(self, length: int, tasks: Sequence[str]) -> Interval | None:
+        """Return the mean over tasks of their mean scores; None without tasks. Tasks have equally many prompts."""
+        scores = [list(known.values()) for task in tasks if (known := self.prompts.get(task, {}).get(length))]
+        if not scores:
+            return None
+        mean = math.fsum(math.fsum(each) / len(each) for each in scores) / len(scores)
+        prompts = sum(map(len, scores))
+        return Interval(mean, *wilson_interval(mean * prompts, prompts))
+
+
+@dataclass(frozen=True)
+class RulerLength:
+    """A model's context length by RULER's rule."""
+
+    tokens: int  # the longest length at which this and every shorter one reaches the limit, or 0
+    text: str  # in words, with the rule and its numbers
+
+
+def scores_of(records: Iterable[RulerRecord]) -> list[RulerScores]:
+    """Arrange records by model, in their order; a later answer to a prompt replaces an earlier one."""
+    prompts: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
+    real: dict[str, dict[str, bool]] = {}
+    for record in records:
+        of_task = prompts.setdefault(record.arm, {}).setdefault(record.task, {})
+        of_task.setdefault(record.length, {})[record.trial] = record.score
+        of_arm = real.setdefault(record.arm, {})
+        of_arm[record.task] = of_arm.get(record.task, True) and record.real_data
+    return [RulerScores(arm, tasks, real[arm]) for arm, tasks in prompts.items()]
+
+
+def shared_tasks(scores: Sequence[RulerScores]) -> list[str]:
+    """Return the tasks that every model has at every length measured."""
+    shared = [set(model.tasks_at(model.lengths)) for model in scores]
+    return [task for task in scores[0].prompts if all(task in tasks for tasks in shared)] if scores else []
+
+
+def ruler_length(own: RulerScores, base: RulerScores | None, original: int | None) -> RulerLength | None:
+    """Return a model's context length by its averages over tasks shared with its base; None without shared tasks.
+
+    RULER's limit applies if the base (without a base, the model itself) reaches it inside its own window. If not, the limit
+    is the base's score there.
+    """
+    control = base or own
+    tasks = shared_tasks([own, control])
+    inside = [length for length in control.lengths if original and length <= original]
+    if not tasks or not inside:
+        return None
+    home, control_name = inside[-1], "the base" if base else "the model itself"
+    at_home = control.average(home, tasks)
+    assert at_home is not None
+    if not at_home.mean:
+        return RulerLength(0, f"RULER decides nothing: {control_name} scores 0% at {home:,} tokens.")
+    needed = min(THRESHOLD, at_home.mean)
+    if needed == THRESHOLD:
+        why = f"RULER's limit, what Llama-2-7B scores at 4,096 tokens; {control_name} reaches it at {home:,}"
+    else:
+        why = f"what {control_name} scores at {home:,} tokens, which is below RULER's limit of {THRESHOLD:.1%}"
+    reached = 0
+    for length in own.lengths:
+        average = own.average(length, tasks)
+        if average is None or average.mean < needed:
+            break
+        reached = length
+    complete = len(tasks) == _ALL_TASKS and all(model.real.get(task) for model in (own, control) for task in tasks)
+    by = "RULER" if complete else "RULER's rule, on some of its tasks or another text,"
+    reads = f"reads {reached:,} tokens" if reached else "fails at the shortest length that was tested"
+    return RulerLength(
+        reached,
+        f"By {by} it {reads}: the average of {counted(len(tasks), 'task')} must be at least {needed:.1%} ({why}), at a length "
+        "and at every shorter one.",
+    )
+
+
+def paired(own: RulerScores, base: RulerScores) -> tuple[int, Interval] | None:
+    """Return the longest length that both have, and the paired difference of their averages there."""
+    tasks = shared_tasks([own, base])
+    for length in sorted(set(own.lengths) & set(base.lengths), reverse=True):
+        if difference := paired_at(own, base, length, tasks):
+            return length, difference
+    return None
+
+
+def paired_at(own: RulerScores, other: RulerScores, length: int, tasks: Sequence[str]) -> Interval | None:
+    """Return own average less the other's on the same prompts of one length; None without shared prompts."""
+    ours, theirs = (
+        {(task, trial): score for task in tasks for trial, score in model.prompts[task].get(length, {}).items()}
+        for model in (own, other)
+    )
+    return share_difference(ours, theirs)
+
+
+class PaperTask(NamedTuple):
+    """The settings of a benchmark in the paper."""
+
+    title: str  # in the paper's table
+    fewshot: int  # examples before each question
+    metric: str
+
+
+# By the harness's names, in the order of the paper's table.
+PAPER = {
+    "boolq": PaperTask("BoolQ", 0, "acc"),
+    "piqa": PaperTask("PIQA", 0, "acc"),
+    "winogrande": PaperTask("WinoGrande", 0, "acc"),
+    "truthfulqa_mc2": PaperTask("TruthfulQA", 0, "acc"),
+    "arc_challenge": PaperTask("ARC-C", 25, "acc_norm"),
+    "hellaswag": PaperTask("HellaSwag", 10, "acc_norm"),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A value with its standard error, both in per cent."""
+
+    value: float
+    error: float | None  # None if a part of it is not known
+    paired: bool | None = None  # of a difference: whether it is over the same questions; None: not a difference
+
+
+def is_of_paper(record: BenchmarkRecord) -> bool:
+    """Return whether a record has the paper's task, metric and number of examples."""
+    task = PAPER.get(record.task)
+    return task is not None and (record.fewshot, record.metric) == (task.fewshot, task.metric)
+
+
+def paper_records(records: Iterable[BenchmarkRecord]) -> dict[str, dict[str, BenchmarkRecord]]:
+    """Return the records of the paper's tasks, by model and task; models in the order of their records."""
+    by_model: dict[str, dict[str, BenchmarkRecord]] = {}
+    for record in filter(is_of_paper, records):
+        by_model.setdefault(record.arm, {})[record.task] = record
+    return by_model
+
+
+def score(record: BenchmarkRecord) -> Score:
+    """Return the score of a record in per cent."""
+    return Score(100 * record.value, None if record.standard_error is None else 100 * record.standard_error)
+
+
+def difference(own: BenchmarkRecord, base: BenchmarkRecord) -> Score:
+    """Return own score less the base's, in per cent.
+
+    If both have scores of the same questions, the standard error is that of the mean of paired differences. It is smaller
+    than the error of two independent models, which applies otherwise, because models mostly miss the same questions.
+    """
+    value = 100 * (own.value - base.value)
+    if own.questions and own.questions == base.questions and len(own.scores) == len(base.scores) > 1:
+        differences = np.subtract([*map(float, own.scores)], [*map(float, base.scores)])
+        return Score(value, float(100 * differences.std(ddof=1) / math.sqrt(len(differences))), paired=True)
+    return Score(value, _root_of_squares([score(own).error, score(base).error]), paired=False)
+
+
+def average(scores: Mapping[str, Score]) -> Score | None:
+    """Return the mean over the paper's six tasks; None if one is missing."""
+    if any(task not in scores for task in PAPER):
+        return None
+    six = [scores[task] for task in PAPER]
+    error = _root_of_squares([each.error for each in six])
+    paired = None if six[0].paired is None else all(each.paired for each in six)
+    return Score(sum(each.value for each in six) / len(six), None if error is None else error / len(six), paired)
+
+
+def _root_of_squares(errors: list[float | None]) -> float | None:
+    known = [error for error in errors if error is not None]
+    return math.sqrt(math.fsum(error * error for error in known)) if len(known) == len(errors) else None
