@@ -42,7 +42,7 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
         folder = default_cache() / "fits" / key
         path, training, original = folder / FILE, recipe.training, extension.rope.original_length
         tokens = training.max_steps * training.batch_size * recipe.train_length_of(original)
-        with processes.first_ahead():
+        with processes.main_process_first():
             if not (path.is_file() and read_fit(path).finished):
                 device = default_device()
                 precision = choose_precision("auto", device)
