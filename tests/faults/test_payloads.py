@@ -36,7 +36,6 @@ from skipwise.recipes.schema import Lora
 from skipwise.report.model_card import write_card
 from skipwise.report.page import write_page
 from skipwise.results.files import seal, write_json
-from skipwise.results.run_folder import LAUNCHED_BY
 from skipwise.training import checkpoints
 from skipwise.training.processes import ENGINE, launch
 from tests.command_line import run

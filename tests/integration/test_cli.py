@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import skipwise
 from skipwise.cli.terminal import prepare_process

@@ -186,7 +186,10 @@ def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:
     [
         (["--gpu-memory", "lots"], "--gpu-memory 'lots' must be a number of gigabytes, as 80GB"),
         (["--gpus", "3"], "training.batch_size = 64 must be a multiple of 3"),
-        (["--set", "training.gradient_checkpiont=true"], "training.gradient_checkpiont is no field of transformers.TrainingArguments (did you mean"),
+        (
+            ["--set", "training.gradient_checkpiont=true"],
+            "training.gradient_checkpiont is no field of transformers.TrainingArguments (did you mean",
+        ),
         (["--target", "999999999999"], "target = '999999999999': Input should be less than or equal to 16777216"),
         (["--target", "4k", "--set", "train_length=8k"], "train_length 8,192 must not exceed the target 4,096"),
         (["--target", "1k"], "target 1,024 must exceed the model's 2,048 tokens"),

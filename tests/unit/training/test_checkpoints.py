@@ -118,7 +118,10 @@ def test_another_engine_or_number_of_processes_may_not_resume(tmp_path, engine, 
 )
 def test_a_full_disk_is_explained_with_the_checkpoint_that_is_intact(tmp_path, error):
     complete(tmp_path, 400)
-    with pytest.raises(TrainingError, match=r"checkpoint-500.*400"), checkpoints.disk_errors("checkpoint-500", tmp_path):
+    with (
+        pytest.raises(TrainingError, match=r"checkpoint-500.*400"),
+        checkpoints.disk_errors("checkpoint-500", tmp_path),
+    ):
         raise error
 
 

@@ -83,7 +83,7 @@ def test_a_sealed_base_that_was_changed_is_refused_before_anything_is_read(tmp_p
     model = checkpoint(tmp_path / "model", window=64)
     Origin("older", 32, Data()).write(model)
     (model / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(RunError, match="tokenizer_config.json"):
+    with pytest.raises(RunError, match=r"tokenizer_config\.json"):
         prepared(tmp_path, model)
 
 
@@ -108,7 +108,7 @@ def test_a_text_that_leaves_nothing_to_train_on_is_explained(tmp_path, documents
 
 
 def test_a_train_length_above_the_target_is_refused(tmp_path) -> None:
-    with pytest.raises(RecipeError, match="600 .* 512"):
+    with pytest.raises(RecipeError, match=r"600 .* 512"):
         prepared(tmp_path, train_length=600)
 
 
