@@ -26,32 +26,24 @@ from skipwise.training import processes
 _ELSEWHERE = {
     "output_dir": "--out",
     "resume_from_checkpoint": "--resume",
-    "seed": "seed at the top of the recipe",
-    "data_seed": "seed at the top of the recipe",
-    "bf16": "training.precision",
-    "fp16": "training.precision",
+    **dict.fromkeys(("seed", "data_seed"), "seed at the top of the recipe"),
+    **dict.fromkeys(("bf16", "fp16"), "training.precision"),
     "num_train_epochs": "training.max_steps",
     "gradient_accumulation_steps": "training.batch_size, the global batch",
     "auto_find_batch_size": "training.per_device_train_batch_size",
     "save_strategy": "training.save_steps",
     "save_only_model": "training.save_total_limit",
     "logging_strategy": "training.logging_steps",
-    "eval_strategy": "evaluation.steps",
-    "eval_steps": "evaluation.steps",
+    **dict.fromkeys(("eval_strategy", "eval_steps"), "evaluation.steps"),
     "load_best_model_at_end": "evaluation.keep=best",
-    "deepspeed": "--launch, or accelerate launch with its own config",
-    "fsdp": "--launch, or accelerate launch with its own config",
-    "fsdp_config": "--launch, or accelerate launch with its own config",
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "--launch, or accelerate launch with its own config"),
     "use_cpu": "CUDA_VISIBLE_DEVICES= in the environment",
     "push_to_hub": "skipwise publish, after training",
 }
 # Fields that would change the examples of a step, drop their positions, or break the exact resume, without an error.
 _FIXED = {"remove_unused_columns": False, "train_sampling_strategy": "sequential", "logging_nan_inf_filter": False}
-_REFUSED = {
-    *_FIXED,
-    *("accelerator_config", "dataloader_in_order", "enable_jit_checkpoint", "ignore_data_skip"),
-    *("include_num_input_tokens_seen", "save_on_each_node"),
-}
+_REFUSED = {*_FIXED, "accelerator_config", "dataloader_in_order", "enable_jit_checkpoint", "ignore_data_skip"}
+_REFUSED |= {"include_num_input_tokens_seen", "save_on_each_node"}
 
 
 def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingArguments:

@@ -5,9 +5,9 @@ One step runs without data (``model/step_cost.py``), and its bytes and operation
 
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.filesize import decimal
@@ -27,7 +27,7 @@ from skipwise.training.prepare import PreparedRun
 ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
 ADAMW, _EIGHT_BITS = ("adamw_torch", "adamw_torch_fused"), "adamw_8bit"
 _FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
-_MOST_GPUS = 64
+_MORE_GPUS = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -166,66 +166,44 @@ def fuller_pass(
 def smallest_change(
     config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
 ) -> tuple[str, CostEstimate] | None:
-    """Return the first options of ``skipwise plan`` with which a run fits, and its cost; None if none suffices."""
-    batch = recipe.training.batch_size
-    for options, changed, gpus in _lighter(recipe, hardware.gpus):
-        if batch % (gpus * changed.training.per_device_train_batch_size) == 0:
-            estimate = estimate_cost(config, changed, window, batch, replace(hardware, gpus=gpus))
-            if hardware.holds(estimate.memory):
-                return " ".join(options), estimate
-    return None
+    """Return the first options of ``skipwise plan`` with which a run fits, and its cost; None if none suffices.
 
-
-def _lighter(recipe: Recipe, gpus: int) -> Iterator[tuple[list[str], Recipe, int]]:
-    """Yield options, recipe and GPUs of lighter runs, those first that change training least.
-
-    Single windows in a pass; activation checkpointing; AdamW's moments in 8 bits (Dettmers et al., 2022); no teacher;
-    LoRA; its base in 4 bits; 2 to 64 GPUs.
+    Tried are single windows in a pass with activation checkpointing, and then also AdamW's moments in 8 bits (Dettmers et
+    al., 2022), no teacher, LoRA, a base in 4 bits, and up to 64 GPUs.
     """
-    options: list[str] = []
-
-    def training(recipe: Recipe, name: str, value: object) -> Recipe:
-        options.append(f"--set training.{name}={str(value).lower()}")
-        return recipe.model_copy(update={"training": recipe.training.model_copy(update={name: value})})
-
-    if recipe.training.per_device_train_batch_size > 1:
-        recipe = training(recipe, "per_device_train_batch_size", 1)
-        yield options, recipe, gpus
-    if not checkpointing.is_on(recipe.training):
-        recipe = training(recipe, "gradient_checkpointing", True)
-        yield options, recipe, gpus
+    settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
+    light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
+    small = ["--set training.per_device_train_batch_size=1"] if settings.per_device_train_batch_size > 1 else []
+    small += [] if checkpointing.is_on(settings) else ["--set training.gradient_checkpointing=true"]
+    runs: list[tuple[list[str], dict[str, Any], int]] = [([], {}, gpus)]
     if recipe.lora is None:
-        adapted, before = recipe.model_copy(update={"lora": Lora()}), [*options]
-        if gpus == 1 and recipe.training.optim in ADAMW:
-            recipe = training(recipe, "optim", _EIGHT_BITS)
-            yield options, recipe, gpus
-        if recipe.teacher:
-            yield [*options, "--set teacher=null"], recipe.model_copy(update={"teacher": None}), gpus
-        options, recipe = [*before, "--lora"], adapted
-        yield options, recipe, gpus
-    assert recipe.lora is not None
-    if recipe.lora.base == "4bit":
-        return
+        low = gpus == 1 and settings.optim in ADAMW
+        eight = {"training": light.model_copy(update={"optim": _EIGHT_BITS})} if low else {}
+        words = [f"--set training.optim={_EIGHT_BITS}"] if low else []
+        runs += [(words, eight, gpus), ([*words, "--set teacher=null"], eight | {"teacher": None}, gpus)]
+    adapted = [] if recipe.lora else ["--lora"]
+    runs.append((adapted, {"lora": rules}, gpus))
     if gpus == 1:
-        low = recipe.lora.model_copy(update={"base": "4bit"})
-        yield [*options, "--set lora.base=4bit"], recipe.model_copy(update={"lora": low}), gpus
-    while 2 * gpus <= _MOST_GPUS:
-        gpus *= 2
-        yield [*options, f"--gpus {gpus}"], recipe, gpus
+        low_rules = rules.model_copy(update={"base": "4bit"})
+        runs.append(([*adapted, "--set lora.base=4bit"], {"lora": low_rules}, 1))
+    runs += [([*adapted, f"--gpus {more}"], {"lora": rules}, more) for more in _MORE_GPUS if more > gpus]
+    for options, changes, more in runs:
+        if settings.batch_size % more == 0:
+            changed = recipe.model_copy(update={"training": light, **changes})
+            estimate = estimate_cost(config, changed, window, settings.batch_size, replace(hardware, gpus=more))
+            if hardware.holds(estimate.memory):
+                return " ".join([*small, *options]), estimate
+    return None
 
 
 def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) -> None:
     """Refuse a run that is certain to exceed this machine's memory or the disk of ``folder``.
 
-    Lower bounds, without activations: trained weights and gradients are float32, and LoRA's frozen weights have the
-    computing precision or 4 bits. A new checkpoint is complete before the oldest is removed.
-
-    Args:
-        folder: of a new run, which need not exist; None for a resumed one.
-        several: processes may share the model, so nothing is certain of memory.
+    Lower bounds, without activations. ``folder`` is that of a new run, None of a resumed run. ``several`` processes may share
+    the model, so their memory is not certain.
 
     Raises:
-        RunError: with the bytes needed and those there.
+        RunError: with the bytes needed and the bytes there.
     """
     training, rules, parameters = recipe.training, recipe.lora, parameters_of(load_config(recipe.model))
     if parameters is None:

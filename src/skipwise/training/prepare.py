@@ -173,8 +173,12 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     check_vocabulary(store, config.vocab_size)
     whole = recipe.positions.scheme == "full"
     split = split_documents(store, recipe.data, window, whole=whole)
-    if store.holds_conversations and not whole:
-        _check_layers(config, store.lengths[split.train], train_length)
+    short = int((store.lengths[split.train] < train_length).sum())
+    if store.holds_conversations and short and not whole and (kinds := other_layers(config.get_text_config())):
+        raise DataError(
+            f"{counted(short, 'document')} under {train_length:,} tokens cannot be packed: {', '.join(kinds)} layers would mix "
+            f"them. Set data.min_tokens={train_length} to leave them out"
+        )
     run = PreparedRun(recipe, config, extension, train_length, window, tokenizer, store, split, default_device())
     _ = run.planned  # refuses a position plan that does not fit the lengths
     return run
@@ -193,16 +197,6 @@ def window_of(recipe: Recipe, extension: Extension) -> int:
             "the default"
         )
     return extension.reach if recipe.positions.scheme == "full" else train_length
-
-
-def _check_layers(config: Any, lengths: np.ndarray, train_length: int) -> None:
-    """Refuse to pack short documents for layers that take no mask of packed texts."""
-    short = int((lengths < train_length).sum())
-    if short and (kinds := other_layers(config.get_text_config())):
-        raise DataError(
-            f"{counted(short, 'document')} under {train_length:,} tokens cannot be packed: layers of kind {', '.join(kinds)} "
-            f"would read across them. Set data.min_tokens={train_length} to leave them out"
-        )
 
 
 def _check_sharded(recipe: Recipe, engine: str) -> None:

@@ -53,16 +53,8 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     os.environ |= {ENGINE: engine, LAUNCHED_BY: command_line()}
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process prints its own error
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id="skipwise",
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.5,
-    )
+    meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "skipwise"}
+    config = LaunchConfig(1, 1, processes, **meeting, max_restarts=0, monitor_interval=0.5)
     try:
         # Without -P, -m imports skipwise from the user's working folder.
         elastic_launch(config, sys.executable)("-P", "-m", "skipwise", *words)
@@ -112,36 +104,40 @@ def is_first() -> bool:
 @contextmanager
 def main_process_first() -> Iterator[None]:
     """Let rank 0 run this context before the others, which then use its caches."""
-    if launched() == 1:
+    first = is_first()
+    if not first:
+        _state().wait_for_everyone()
+    try:
         yield
-        return
-    with _state().main_process_first():
-        yield
+    finally:  # also after an error, which accelerate's own context would leave the others to wait for
+        if first and launched() > 1:
+            _state().wait_for_everyone()
 
 
 def broadcast(value: Any) -> Any:
     """Return the value of rank 0 in every process."""
-    if launched() == 1:
-        return value
-    _state()
-    return broadcast_object_list([value])[0]
+    return broadcast_object_list([value])[0] if launched() > 1 else value
 
 
-def raise_together(error: SkipwiseError | None) -> None:
-    """End every process if one has an error, with its own or with that of the other.
+@contextmanager
+def together() -> Iterator[None]:
+    """End every process if one has an error in this context.
 
     Raises:
         SkipwiseError: this process's own.
         TrainingError: another's.
     """
-    if launched() > 1:
-        _state()
-        messages = gather_object([str(error or "")])
-        rank = next((rank for rank, message in enumerate(messages) if message), None)
-        if rank is not None and error is None:
-            raise TrainingError(f"process {rank}: {messages[rank]}")
+    error = None
+    try:
+        yield
+    except SkipwiseError as raised:
+        error = raised
+    messages = gather_object([str(error or "")]) if launched() > 1 else []
     if error is not None:
         raise error
+    for rank, message in enumerate(messages):
+        if message:
+            raise TrainingError(f"process {rank}: {message}")
 
 
 def require_engine(wrapped: torch.nn.Module) -> None:

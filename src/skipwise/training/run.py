@@ -136,36 +136,38 @@ def recipe_of(folder: Path) -> Recipe:
 
 def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> PreparedRun:
     """Prepare the run in every process, rank 0 first; an error of one ends all."""
-    prepared, error = None, None
-    if processes.is_first():  # before the text is read
-        try:
-            if out is not None:
-                require_ours(RunFolder(out), recipe, resume)
+    first = processes.is_first()
+    with processes.together():  # before the text is read
+        if first and out is not None:
+            require_ours(RunFolder(out), recipe, resume)
+        if first:
             require_fits(recipe, None if resume else out or RUNS, several=processes.launched() > 1)
-        except SkipwiseError as raised:
-            error = raised
-    processes.raise_together(error)
-    with processes.main_process_first():
-        try:
-            prepared = prepare(recipe, console)
-        except SkipwiseError as raised:
-            error = raised
-    processes.raise_together(error)
-    assert prepared is not None
+    with processes.together(), processes.main_process_first():
+        prepared = prepare(recipe, console)
     return prepared
 
 
 def announce(prepared: PreparedRun, run: RunFolder, *, training: bool) -> None:
     """Give the other processes the folder that rank 0 has begun, and whether the run is still to be trained."""
     processes.broadcast((run.path.absolute(), run.identity, prepared.decides, training))
-    processes.raise_together(None)
+    with processes.together():
+        pass  # another machine may refuse the folder
 
 
 def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collection[int]) -> RunFolder:
     """Train with rank 0, which does everything else."""
     path, identity, decides, training = processes.broadcast(None)
     run = RunFolder(path)
-    processes.raise_together(_other_machine(prepared, run, identity, decides))
+    with processes.together():
+        for name, value in prepared.decides.items():
+            if value != decides[name]:
+                raise RunError(
+                    f"the {name} is {value[:12]} here and {decides[name][:12]} in process 0; give all machines the same"
+                )
+        if not run.facts.exists() or run.identity != identity:
+            raise RunError(
+                f"{path} is not the folder that process 0 writes; give --out on a disk that all machines share"
+            )
     if training:
         try:
             model, _ = load_and_probe(prepared, console)
@@ -173,20 +175,6 @@ def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collect
         except SkipwiseError as error:
             raise PeerError(str(error)) from error  # rank 0 has not met it
     return run
-
-
-def _other_machine(prepared: PreparedRun, run: RunFolder, identity: str, decides: dict[str, str]) -> RunError | None:
-    """Return what differs from rank 0, which may run on another machine."""
-    for name, value in prepared.decides.items():
-        if value != decides[name]:
-            return RunError(
-                f"the {name} is {value[:12]} here and {decides[name][:12]} in process 0; give all machines the same"
-            )
-    if not run.facts.exists() or run.identity != identity:
-        return RunError(
-            f"{run.path} is not the folder that process 0 writes; give --out on a disk that all machines share"
-        )
-    return None
 
 
 def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
@@ -208,17 +196,12 @@ def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedM
 
 
 def train_run(
-    prepared: PreparedRun,
-    model: PreTrainedModel,
-    run: RunFolder,
-    *,
-    resume: bool,
-    console: Console,
-    on_step: Callable[[int], None] | None = None,
-    save_at: Collection[int] = (),
-    best: Callable[[], int | None] = lambda: None,
+    prepared: PreparedRun, model: PreTrainedModel, run: RunFolder, *, resume: bool, console: Console, **steps: Any
 ) -> PreTrainedModel:
-    """Train in place, and return the whole model; rank 0 keeps the records. The callbacks are those of ``train``."""
+    """Train in place, and return the whole model; rank 0 keeps the records.
+
+    ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``.
+    """
     first = processes.is_first()
     teacher = prepared.teacher(model)
     summary = train(
@@ -230,10 +213,8 @@ def train_run(
         seed=prepared.recipe.seed,
         resume=resume,
         on_log=_recorder(prepared, run) if first else None,
-        on_step=on_step,
-        save_at=save_at,
-        best=best,
         teacher=teacher,
+        **steps,
     )
     check_frequencies(model, prepared.extension)  # an engine may have cast them
     sharded = processes.sharding() is not None  # known until the processes are finished

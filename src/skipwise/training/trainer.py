@@ -191,31 +191,21 @@ class _Trainer(Trainer):
             self._apart = True
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        with self._loss(ids, weights, positions, label_weights):
+        net, taught = cast(PreTrainedModel, self.model), None
+        terms: AbstractContextManager[object] = nullcontext()
+        if self.teacher is not None and weights is not None:
+            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced, sharded=self._sharded)
+        if self._sliced:
+            terms = in_slices(net, taught, label_weights)
+        elif taught is not None or label_weights is not None:
+            terms = with_terms(net, taught, label_weights)
+        with terms:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
             self.guard.check(self.args, self.state.global_step + 1)
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
-
-    def _loss(
-        self,
-        ids: torch.Tensor,
-        weights: torch.Tensor | None,
-        positions: torch.Tensor | None,
-        label_weights: torch.Tensor | None,
-    ) -> AbstractContextManager[object]:
-        """Return the context in which the model computes its loss: in slices or whole, with further terms or not."""
-        model = cast(PreTrainedModel, self.model)
-        taught = None
-        if self.teacher is not None and weights is not None:
-            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced, sharded=self._sharded)
-        if self._sliced:
-            return in_slices(model, taught, label_weights)
-        if taught is None and label_weights is None:
-            return nullcontext()
-        return with_terms(model, taught, label_weights)
 
     def _require_apart(self, batch: dict[str, Any]) -> None:
         """Refuse a model whose attention reads across packed texts; a shard cannot be probed."""
@@ -369,13 +359,13 @@ def _memory_errors(trainer: _Trainer) -> Iterator[None]:
             raise
         examples, tokens = trainer.micro_batch
         held = f"with {examples} x {tokens:,} tokens in a forward pass" if examples else "before the first forward pass"
-        fixes = [] if hasattr(trainer.model, "peft_config") else ["--lora"]
-        fixes += ["a shorter train_length"] if examples else []
-        fixes += ["training.per_device_train_batch_size=1"] if examples > 1 else []
-        fix = f"{' or '.join(fixes)} in a new run (another --out)" if fixes else "a larger GPU"
-        if examples and not getattr(trainer.args, checkpointing.NAME):
-            fix = f"--resume --set training.gradient_checkpointing=true, or {fix}"
+        fixes = {
+            "--resume --set training.gradient_checkpointing=true": not getattr(trainer.args, checkpointing.NAME),
+            "a new run with training.per_device_train_batch_size=1": examples > 1,
+            "a new run with --lora": not hasattr(trainer.model, "peft_config"),
+            "a new run with a shorter train_length": True,
+        }
         raise TrainingError(
-            f"step {trainer.state.global_step + 1}: out of memory {held}; "
-            f"{intact(Path(str(trainer.args.output_dir)))}. Try {fix}"
+            f"step {trainer.state.global_step + 1}: out of memory {held}; {intact(Path(str(trainer.args.output_dir)))}. Try "
+            f"{', or '.join(fix for fix, helps in fixes.items() if helps)}"
         ) from error

@@ -1,7 +1,6 @@
 """What a recipe comes to before training: every setting arrives, and what cannot be is refused."""
 
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -229,10 +228,8 @@ def test_a_folder_of_another_run_is_refused_before_the_text_is_read(tmp_path, mo
     with pytest.raises(RunError, match=str(tmp_path / "run")):
         shared_run.prepare_together(load_recipe(None), tmp_path / "run", False, Console(file=io.StringIO()))
 
-    def refused_by_first(error: object) -> None:
-        raise TrainingError("process 0: holds another run")
-
-    monkeypatch.setattr(shared_run.processes, "is_first", lambda: False)  # the others hear of it before they read
-    monkeypatch.setattr(shared_run.processes, "raise_together", refused_by_first)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(shared_run.processes, "is_first", lambda: False)  # the others get its error before they read
+    monkeypatch.setattr(shared_run.processes, "gather_object", lambda own: ["holds another run", ""])
     with pytest.raises(TrainingError, match="process 0"):
         shared_run.prepare_together(load_recipe(None), tmp_path / "run", False, Console(file=io.StringIO()))

@@ -1,5 +1,7 @@
 """Several processes of one run: how they start, share values and errors, and end."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -13,7 +15,6 @@ def gathered(monkeypatch: pytest.MonkeyPatch):
 
     def gather(*messages: str) -> None:
         monkeypatch.setenv("WORLD_SIZE", str(len(messages)))
-        monkeypatch.setattr(processes, "_state", lambda: None)
         monkeypatch.setattr(processes, "gather_object", lambda own: list(messages))
 
     return gather
@@ -21,28 +22,46 @@ def gathered(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_error_of_another_process_ends_this_one(gathered) -> None:
     gathered("", "no such text")
-    with pytest.raises(TrainingError, match="process 1: no such text"):
-        processes.raise_together(None)
+    with pytest.raises(TrainingError, match="process 1: no such text"), processes.together():
+        pass
 
 
 def test_a_process_ends_with_its_own_error(gathered) -> None:
     gathered("another", "own")
-    with pytest.raises(DataError, match="own"):
-        processes.raise_together(DataError("own"))
+    with pytest.raises(DataError, match="own"), processes.together():
+        raise DataError("own")
 
 
 def test_all_continue_if_none_has_an_error(gathered) -> None:
     gathered("", "")
-    processes.raise_together(None)
+    with processes.together():
+        pass
 
 
 def test_a_single_process_waits_for_nobody(monkeypatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(processes, "_state", None)
-    with pytest.raises(DataError), processes.main_process_first():
-        processes.raise_together(DataError("own"))
+    with pytest.raises(DataError), processes.together(), processes.main_process_first():
+        raise DataError("own")
     assert processes.broadcast(3) == 3
     assert processes.is_first()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_goes_first_also_with_an_error(monkeypatch, rank: int) -> None:
+    """Otherwise the others wait for it without end."""
+    order: list[str] = []
+    state = SimpleNamespace(is_main_process=rank == 0, wait_for_everyone=lambda: order.append("wait"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(processes, "_state", lambda: state)
+
+    def work() -> None:
+        order.append("work")
+        raise DataError("own")
+
+    with pytest.raises(DataError), processes.main_process_first():
+        work()
+    assert order == (["work", "wait"] if rank == 0 else ["wait", "work"])
 
 
 def test_a_compiled_engine_is_that_engine(monkeypatch) -> None:
