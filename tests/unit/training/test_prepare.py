@@ -1,6 +1,7 @@
 """What a recipe comes to before training: every setting arrives, and what cannot be is refused."""
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
