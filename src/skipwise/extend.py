@@ -154,7 +154,7 @@ def _measure_step(evaluation: RunEvaluation, run: RunFolder, model: PreTrainedMo
 
 
 def _record_coverage(prepared: PreparedRun, run: RunFolder) -> None:
-    """Record the chance that one example of text trains each relative distance, beside windows of the original length.
+    """Record the chance that one example of text trains each distance, and the same for windows of the original length.
 
     Retrieval prompts and self-generated text are left out.
     """

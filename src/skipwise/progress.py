@@ -15,17 +15,17 @@ class Work:
     """A task of a ``rich`` progress bar, which need not be shown: done, total (None if unknown), status text."""
 
     def __init__(self, bar: Progress, description: str, total: float | None, done: float) -> None:
-        bar.add_task(description, total=total, completed=int(done), told="")
+        bar.add_task(description, total=total, completed=int(done), status="")
         self._bar, self._task, self.done = bar, bar.tasks[-1], done
 
     def advance(self, done: float) -> None:
         """Add what was done since the last call."""
         self.reach(self.done + done)
 
-    def reach(self, done: float, *, total: float | None = None, told: str | None = None) -> None:
+    def reach(self, done: float, *, total: float | None = None, status: str | None = None) -> None:
         """Set what is done in all, the total if it is known by now, and the status text."""
         self.done = done
-        changes = {} if told is None else {"told": told}
+        changes = {} if status is None else {"status": status}
         self._bar.update(self._task.id, completed=done, total=self._task.total if total is None else total, **changes)
 
     @property
@@ -35,7 +35,7 @@ class Work:
         share = f"{task.percentage:.0f}%" if task.total else ""
         left = f"{timedelta(seconds=task.time_remaining)} left" if task.time_remaining else ""
         elapsed = f"{timedelta(seconds=round(task.elapsed or 0))} elapsed"
-        return ", ".join(filter(None, [share, task.fields["told"], elapsed, left]))
+        return ", ".join(filter(None, [share, task.fields["status"], elapsed, left]))
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def progress(
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.percentage:.0f}% {task.fields[told]}", markup=False),
+        TextColumn("{task.percentage:.0f}% {task.fields[status]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

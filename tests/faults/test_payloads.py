@@ -219,6 +219,7 @@ def _interrupted(made: Path) -> Path:
 def test_an_engine_that_asks_for_any_pickle_gets_plain_values(canary: Path, monkeypatch, engine: str) -> None:
     """DeepSpeed does; a forged checkpoint of ZeRO-3 would run at its resume."""
     monkeypatch.setenv(ENGINE, engine)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     states = {"plain": {"step": 3, "moments": torch.ones(2)}}
     if engine == "zero3":
         loss_scaler = pytest.importorskip("deepspeed.runtime.fp16.loss_scaler")

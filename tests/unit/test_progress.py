@@ -30,7 +30,7 @@ def test_a_log_file_has_lines_also_while_nothing_ends(log: io.StringIO) -> None:
     with progress("measuring x", 8.0, Console(file=log)) as work:
         until(log, r"measuring x: 0%, 0:00:00 elapsed\n")
         work.advance(2.0)
-        work.reach(3.0, told="1 document")
+        work.reach(3.0, status="1 document")
         until(log, r"measuring x: 38%, 1 document, 0:00:0\d elapsed, 0:00:\d\d left\n")
         work.advance(5.0)
     assert re.search(r"measuring x: 100%, 1 document, 0:00:0\d elapsed\n$", log.getvalue())
@@ -39,9 +39,9 @@ def test_a_log_file_has_lines_also_while_nothing_ends(log: io.StringIO) -> None:
 def test_the_share_is_shown_once_the_total_is_known(log: io.StringIO) -> None:
     with progress("tokenising x", None, Console(file=log), transient=True) as work:
         until(log, r"tokenising x: 0:00:00 elapsed\n")
-        work.reach(0.0, told="1 document")
+        work.reach(0.0, status="1 document")
         until(log, r"tokenising x: 1 document, 0:00:0\d elapsed\n")
-        work.reach(0.5, total=1.0, told="5 documents")
+        work.reach(0.5, total=1.0, status="5 documents")
         until(log, r"tokenising x: 50%, 5 documents, 0:00:0\d elapsed")
     assert "100%" not in log.getvalue()
 
@@ -60,7 +60,7 @@ def test_work_that_fails_shows_how_far_it_came_and_stops_its_thread(log: io.Stri
 
 def test_a_terminal_has_a_bar(log: io.StringIO) -> None:
     with progress("[measuring]", None, Console(file=log, force_terminal=True, width=80)) as work:
-        work.reach(8, total=8, told="step [8]/8")
+        work.reach(8, total=8, status="step [8]/8")
     assert "[measuring]" in log.getvalue()
     assert "100% step [8]/8" in log.getvalue()
 

@@ -25,9 +25,8 @@ from skipwise.training.arguments import known_fields
 from skipwise.training.prepare import PreparedRun
 
 ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
-ADAMW, _EIGHT_BITS = ("adamw_torch", "adamw_torch_fused"), "adamw_8bit"
+ADAMW = ("adamw_torch", "adamw_torch_fused")
 _FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
-_MORE_GPUS = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def estimate_cost(
     known_fields(settings)  # refuses unknown fields
     if experts := experts_of(config):
         raise ModelError(
-            f"model_type {config.model_type} is a mixture of {experts} experts, whose step cannot run without data. Plan a "
+            f"model_type {config.model_type} is a mixture of {experts} experts, whose step cannot run without data; plan a "
             "dense model with as many active parameters, and add 16 bytes for each inactive one"
         )
     micro = min(micro or settings.per_device_train_batch_size, batch)
@@ -173,26 +172,23 @@ def smallest_change(
     """
     settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
     light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
-    small = ["--set training.per_device_train_batch_size=1"] if settings.per_device_train_batch_size > 1 else []
-    small += [] if checkpointing.is_on(settings) else ["--set training.gradient_checkpointing=true"]
-    runs: list[tuple[list[str], dict[str, Any], int]] = [([], {}, gpus)]
-    if recipe.lora is None:
-        low = gpus == 1 and settings.optim in ADAMW
-        eight = {"training": light.model_copy(update={"optim": _EIGHT_BITS})} if low else {}
-        words = [f"--set training.optim={_EIGHT_BITS}"] if low else []
-        runs += [(words, eight, gpus), ([*words, "--set teacher=null"], eight | {"teacher": None}, gpus)]
-    adapted = [] if recipe.lora else ["--lora"]
-    runs.append((adapted, {"lora": rules}, gpus))
+    small = "--set training.per_device_train_batch_size=1 " if settings.per_device_train_batch_size > 1 else ""
+    small += "" if checkpointing.is_on(settings) else "--set training.gradient_checkpointing=true "
+    lora = "" if recipe.lora else "--lora "
+    runs: list[tuple[str, dict[str, Any], int]] = [("", {}, gpus)]
+    if recipe.lora is None and gpus == 1:
+        eight, words = {"training": light.model_copy(update={"optim": "adamw_8bit"})}, "--set training.optim=adamw_8bit"
+        runs += [(words, eight, 1), (f"{words} --set teacher=null", eight | {"teacher": None}, 1)]
+    runs.append((lora, {"lora": rules}, gpus))
     if gpus == 1:
-        low_rules = rules.model_copy(update={"base": "4bit"})
-        runs.append(([*adapted, "--set lora.base=4bit"], {"lora": low_rules}, 1))
-    runs += [([*adapted, f"--gpus {more}"], {"lora": rules}, more) for more in _MORE_GPUS if more > gpus]
+        runs.append((f"{lora}--set lora.base=4bit", {"lora": rules.model_copy(update={"base": "4bit"})}, 1))
+    runs += [(f"{lora}--gpus {more}", {"lora": rules}, more) for more in (2, 4, 8, 16, 32, 64) if more > gpus]
     for options, changes, more in runs:
         if settings.batch_size % more == 0:
             changed = recipe.model_copy(update={"training": light, **changes})
             estimate = estimate_cost(config, changed, window, settings.batch_size, replace(hardware, gpus=more))
             if hardware.holds(estimate.memory):
-                return " ".join([*small, *options]), estimate
+                return f"{small}{options}".strip(), estimate
     return None
 
 
@@ -218,7 +214,8 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
     merged = 4 if rules and rules.saved == "merged" else 0
     model = 0 if rules and not merged else getattr(torch, training.save_dtype).itemsize
     checkpoint = 0 if rules else 4 + moments
-    saved, kept = math.ceil(training.max_steps / training.save_steps), training.save_total_limit
+    saved = math.ceil(training.max_steps / training.save_steps)
+    kept = training.save_total_limit + (recipe.evaluation.keep == "best")
     written = max(min(saved, kept + 1) * checkpoint, min(saved, kept) * checkpoint + model)
     needs: list[tuple[str, float, int | None, str]] = []
     if not several:

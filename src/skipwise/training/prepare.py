@@ -27,7 +27,7 @@ from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import other_layers
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.names import short_name
-from skipwise.recipes.schema import Lora, Recipe
+from skipwise.recipes.schema import Recipe
 from skipwise.results.run_folder import BASE_MODEL, TRAINING_TEXT
 from skipwise.training import processes
 from skipwise.training.arguments import training_arguments
@@ -164,10 +164,18 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
     extension = extension_of(config, recipe)
     window, train_length = window_of(recipe, extension), recipe.train_length_of(extension.rope.original_length)
     training_arguments(recipe.training, Path("."), recipe.seed)  # refuses wrong settings before the text is read
-    if engine := processes.sharding(launch):
-        _check_sharded(recipe, engine)
-    if recipe.lora:
-        _check_lora(recipe.model, recipe.lora)
+    engine, rules = processes.sharding(launch), recipe.lora
+    if engine and recipe.evaluation.steps:
+        raise RecipeError(
+            f"evaluation.steps = {recipe.evaluation.steps} needs the whole model, and {engine} shards it; leave it out, with "
+            "evaluation.keep, or choose --launch ddp"
+        )
+    if engine and rules and rules.base == "4bit":
+        raise RecipeError(f"lora.base = '4bit' cannot be sharded by {engine}; choose --launch ddp")
+    if rules:
+        lora.require_installed(rules)
+        if rules.saved == "adapter" and lora.base_of(resolve(recipe.model)):
+            raise RecipeError(f"{recipe.model} is an adapter, which cannot be another's base; set lora.saved=merged")
     tokenizer = load_tokenizer(recipe.model)
     store = tokenise(recipe.data, tokenizer, console)
     check_vocabulary(store, config.vocab_size)
@@ -197,20 +205,3 @@ def window_of(recipe: Recipe, extension: Extension) -> int:
             "the default"
         )
     return extension.reach if recipe.positions.scheme == "full" else train_length
-
-
-def _check_sharded(recipe: Recipe, engine: str) -> None:
-    """Refuse what needs the whole model in one process."""
-    if recipe.evaluation.steps:
-        raise RecipeError(
-            f"evaluation.steps = {recipe.evaluation.steps} needs the whole model, and {engine} shards it; leave it out, with "
-            "evaluation.keep, or choose --launch ddp"
-        )
-    if recipe.lora and recipe.lora.base == "4bit":
-        raise RecipeError(f"lora.base = '4bit' cannot be sharded by {engine}; choose --launch ddp")
-
-
-def _check_lora(model: str, rules: Lora) -> None:
-    lora.require_installed(rules)
-    if rules.saved == "adapter" and lora.base_of(resolve(model)):
-        raise RecipeError(f"model {model!r} is an adapter, which cannot be another's base; set lora.saved=merged")

@@ -70,7 +70,9 @@ def launched() -> int:
 
 
 def engine() -> str:
-    """Return the engine of several processes: ddp, fsdp or zero3."""
+    """Return the engine of this run: ddp, also of a single process, fsdp or zero3."""
+    if launched() == 1:
+        return "ddp"
     if ENGINE in os.environ:
         return os.environ[ENGINE].removesuffix("-offload")
     chosen = [name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")]
@@ -82,7 +84,7 @@ def sharding(planned: str | None = None) -> str | None:
 
     ``planned`` is the engine of a dry run.
     """
-    name = planned.removesuffix("-offload") if planned else engine() if launched() > 1 else "ddp"
+    name = planned.removesuffix("-offload") if planned else engine()
     return None if name == "ddp" else name
 
 

@@ -73,9 +73,9 @@ def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
         # A kill may fall between recipe.yaml and run.json.
         begun = run.read().get("settings") or deciding_settings(recipe_of(run.path))
         if changed := _differences(begun, deciding_settings(recipe)):
-            told = ", ".join(f"{key} = {old!r}, now {new!r}" for key, old, new in changed[:4])
+            changes = ", ".join(f"{key} = {old!r}, now {new!r}" for key, old, new in changed[:4])
             raise RunError(
-                f"{run.path} was begun with {told}; resume with the settings it began with, or give another --out"
+                f"{run.path} was begun with {changes}; resume with the settings it began with, or give another --out"
             )
     elif not run.is_free:
         raise RunError(f"{run.path} exists and holds no run of skipwise; give another --out")

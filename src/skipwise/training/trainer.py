@@ -72,7 +72,7 @@ def train(
         seed: of dropout and everything else that the model draws.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
         on_step: gets the number of each step after it; the model has the weights of that step.
-        save_at: steps with a checkpoint besides every ``save_steps``.
+        save_at: more steps with a checkpoint.
         best: returns the best step so far. Its checkpoint is kept, and the model gets its weights after training.
         teacher: predicts where a batch has ``teacher_weights`` [examples, tokens] above 0.
         progress: show a progress bar in a terminal, or lines elsewhere.
@@ -124,8 +124,7 @@ def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
     if not resume and (existing := checkpoints.complete_checkpoints(folder)):
         raise RunError(f"{folder} already holds {existing[-1].name}; pass --resume, or another folder with --out")
     if checkpoint := checkpoints.latest_complete(folder):
-        engine = processes.engine() if world_size > 1 else "ddp"
-        checkpoints.require_same_setup(checkpoint, engine, world_size)
+        checkpoints.require_same_setup(checkpoint, processes.engine(), world_size)
     return checkpoint
 
 
@@ -186,12 +185,12 @@ class _Trainer(Trainer):
         assert (weights is None) == (self.teacher is None), "a teacher and teacher_weights need each other"
         if self._sliced is None:
             self._sliced = self._needs_slices(ids.numel())
-        if not self._apart and inputs["attention_mask"].ndim == 4:  # the first batch with packed texts
-            self._require_apart(inputs)
+        net, taught, mask = cast(PreTrainedModel, self.model), None, inputs["attention_mask"]
+        if mask.ndim == 4 and not self._apart and not self._sharded:  # the first packed texts; a shard cannot be probed
+            require_apart(net, ids, inputs["position_ids"], mask, precision=precision_of(self.args))
             self._apart = True
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        net, taught = cast(PreTrainedModel, self.model), None
         terms: AbstractContextManager[object] = nullcontext()
         if self.teacher is not None and weights is not None:
             taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced, sharded=self._sharded)
@@ -206,13 +205,6 @@ class _Trainer(Trainer):
             self.guard.check(self.args, self.state.global_step + 1)
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
-
-    def _require_apart(self, batch: dict[str, Any]) -> None:
-        """Refuse a model whose attention reads across packed texts; a shard cannot be probed."""
-        if not self._sharded:
-            model, precision = cast(PreTrainedModel, self.model), precision_of(self.args)
-            ids, positions, mask = (batch[name] for name in ("input_ids", "position_ids", "attention_mask"))
-            require_apart(model, ids, positions, mask, precision=precision)
 
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: they are worth it, and nothing else needs all logits.
@@ -242,8 +234,7 @@ class _Trainer(Trainer):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            world_size = self.args.world_size
-            checkpoints.mark_complete(checkpoint, processes.engine() if world_size > 1 else "ddp", world_size)
+            checkpoints.mark_complete(checkpoint, processes.engine(), self.args.world_size)
             checkpoints.rotate(folder, self.keep, self.best())
         # Hashes of a large checkpoint take minutes, and collectives of DeepSpeed's own group wait ten at the most.
         self.accelerator.wait_for_everyone()
@@ -342,7 +333,7 @@ class _Meter(TrainerCallback):
             seconds = time.perf_counter() - self._began - self.paused
             speed = (state.num_input_tokens_seen - self.tokens_before) / seconds
             status = f"step {state.global_step:,}/{state.max_steps:,}, loss {self._loss}, {speed:,.0f} tokens/s"
-            self._work.reach(state.global_step, told=status)
+            self._work.reach(state.global_step, status=status)
 
     def stop(self) -> None:
         """End the display, also after an error."""
