@@ -4,9 +4,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 EVERY = 30.0  # seconds between two lines
 
@@ -25,7 +26,7 @@ class Work:
     def reach(self, done: float, *, total: float | None = None, status: str | None = None) -> None:
         """Set what is done in all, the total if it is known by now, and the status text."""
         self.done = done
-        changes = {} if status is None else {"status": status}
+        changes: dict[str, Any] = {} if status is None else {"status": status}
         self._bar.update(self._task.id, completed=done, total=self._task.total if total is None else total, **changes)
 
     @property
@@ -50,7 +51,8 @@ def progress(
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.percentage:.0f}% {task.fields[status]}", markup=False),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[status]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

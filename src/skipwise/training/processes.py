@@ -53,7 +53,7 @@ def launch(engine: str, processes: int, words: Sequence[str]) -> None:
     os.environ |= {ENGINE: engine, LAUNCHED_BY: command_line()}
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process prints its own error
-    meeting = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "skipwise"}
+    meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "skipwise"}
     config = LaunchConfig(1, 1, processes, **meeting, max_restarts=0, monitor_interval=0.5)
     try:
         # Without -P, -m imports skipwise from the user's working folder.
