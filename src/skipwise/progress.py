@@ -1,149 +1,97 @@
-"""Progress of work that takes more than some seconds: a bar in a terminal, lines with the time left in a log file."""
+"""Show the progress of long work: a bar in a terminal, lines with the time left in a log file."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 EVERY = 30.0  # seconds between two lines
-_LATE = 30.0  # seconds of overrun after which the display says "longer than forecast"
 
 
 class Work:
-    """How much of ``total`` is done, and what else is told of it; ``total`` is None as long as nobody knows it."""
+    """A task of a ``rich`` progress bar, which need not be shown: done, total (None if unknown), status text."""
 
-    def __init__(self, total: float | None, done: float) -> None:
-        self.total, self.done, self.told = total, done, ""
-        self.on_change: Callable[[], object] = lambda: None
-        self._began = self._since = self._reached = time.monotonic()
-        self._before = done  # at ``_since``, from when on the share is known
+    def __init__(self, bar: Progress, description: str, total: float | None, done: float) -> None:
+        bar.add_task(description, total=total, completed=int(done), status="")
+        self._bar, self._task, self.done = bar, bar.tasks[-1], done
 
     def advance(self, done: float) -> None:
         """Add what was done since the last call."""
-        self.reach(self.done + done, told=self.told)
+        self.reach(self.done + done)
 
-    def reach(self, done: float, *, total: float | None = None, told: str = "") -> None:
-        """Say what is done in all, the total if it is known by now, and words to show beside."""
-        if self.total is None and total is not None:
-            self.total, self._since, self._before = total, time.monotonic(), done
-        if done != self.done:
-            self._reached = time.monotonic()
-        self.done, self.told = done, told
-        self.on_change()
+    def reach(self, done: float, *, total: float | None = None, status: str | None = None) -> None:
+        """Set what is done in all, the total if it is known by now, and the status text."""
+        self.done = done
+        changes: dict[str, Any] = {} if status is None else {"status": status}
+        self._bar.update(self._task.id, completed=done, total=self._task.total if total is None else total, **changes)
 
     @property
-    def share(self) -> str:
-        """The share that is done; empty if the total is not known."""
-        if self.total is None:
-            return ""
-        return f"{self.done / self.total:.0%}" if self.total else "100%"
-
-    @property
-    def elapsed(self) -> timedelta:
-        return _seconds(time.monotonic() - self._began)
-
-    @property
-    def left(self) -> timedelta | None:
-        """The time left at the mean speed; None if the total is not known, or nothing was done yet.
-
-        Between two calls it falls with the clock: a part that takes minutes would let it rise until it is done.
-        """
-        left = self._left()
-        return None if left is None else _seconds(max(0.0, left))
-
-    @property
-    def left_told(self) -> str:
-        """The time left in words; empty if nothing is known of it."""
-        left = self._left()
-        if left is None:
-            return ""
-        return f"{self.left} left" if left > -_LATE else "longer than forecast"
-
-    def _left(self) -> float | None:
-        done = self.done - self._before
-        if self.total is None or not done:
-            return None
-        after = (self._reached - self._since) / done * (self.total - self.done)
-        return after - (time.monotonic() - self._reached)
+    def line(self) -> str:
+        """Return share, status, time elapsed and time left, as far as they are known."""
+        task = self._task
+        share = f"{task.percentage:.0f}%" if task.total else ""
+        left = f"{timedelta(seconds=task.time_remaining)} left" if task.time_remaining else ""
+        elapsed = f"{timedelta(seconds=round(task.elapsed or 0))} elapsed"
+        return ", ".join(filter(None, [share, task.fields["status"], elapsed, left]))
 
 
 @contextmanager
 def progress(
     doing: str, total: float | None, console: Console, *, done: float = 0.0, transient: bool = False
 ) -> Iterator[Work]:
-    """Show how much of ``total`` is done; the ``Work`` given here is told of it. ``done`` was done before.
+    """Show how much of ``total`` is done; ``done`` was done before.
 
-    In a log file, a thread prints a line every 30 s, so that one that stands still is told from one that works. At the
-    end the bar or a last line stays; if ``transient``, nothing does.
+    In a log file a thread prints a line every 30 s, also while a part takes minutes. At the end the bar or a last line
+    stays, unless ``transient``.
     """
-    work = Work(total, done)
-    with (_bar if console.is_terminal else _lines)(doing, work, console, transient):
-        yield work
-
-
-@contextmanager
-def doing(what: str, console: Console) -> Iterator[Callable[[str], object]]:
-    """Say what takes seconds: a spinner in a terminal, a line in a log file. The function given here says what comes next."""
-    if console.is_terminal:
-        with console.status(what) as status:
-            yield status.update
-        return
-
-    def say(words: str) -> None:
-        console.print(f"{words} ...", highlight=False, markup=False, soft_wrap=True)
-
-    say(what)
-    yield say
-
-
-@contextmanager
-def _bar(doing: str, work: Work, console: Console, transient: bool) -> Iterator[None]:
-    columns = (
+    bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[told]}", markup=False),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[status]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
+        console=console,
+        transient=transient,
+        speed_estimate_period=600,
+        disable=not console.is_terminal,
     )
-    with Progress(*columns, console=console, transient=transient, speed_estimate_period=600) as bar:
-        line = bar.add_task(doing, total=work.total, told="")
-        # The bar itself shows the share, so words take its place.
-        work.on_change = lambda: bar.update(line, total=work.total, completed=work.done, told=work.told or work.share)
-        work.on_change()
-        yield
+    over = threading.Event()
+    with bar:
+        work = Work(bar, doing, total, done)
+
+        def show() -> None:
+            console.print(f"{doing}: {work.line}", highlight=False, markup=False, soft_wrap=True)
+
+        def show_at_times() -> None:
+            while not over.wait(EVERY):
+                show()
+
+        if console.is_terminal:
+            yield work
+            return
+        thread = threading.Thread(target=show_at_times, daemon=True)
+        thread.start()
+        try:
+            yield work
+        finally:
+            over.set()
+            thread.join()
+            if not transient:
+                show()
 
 
 @contextmanager
-def _lines(doing: str, work: Work, console: Console, transient: bool) -> Iterator[None]:
-    """Print how far work has come, now and then; the thread ends with the work, or with the process."""
-    over = threading.Event()
-
-    def say(*parts: str) -> None:
-        console.print(f"{doing}: {_joined(*parts)}", highlight=False, markup=False, soft_wrap=True)
-
-    def say_at_times() -> None:
-        while not over.wait(EVERY):
-            say(work.share, work.told, f"{work.elapsed} elapsed", work.left_told)
-
-    thread = threading.Thread(target=say_at_times, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-        if not transient:
-            say(f"{work.share} done in {work.elapsed}", work.told)
-
-
-def _joined(*parts: str) -> str:
-    return ", ".join(filter(None, parts))
-
-
-def _seconds(seconds: float) -> timedelta:
-    return timedelta(seconds=round(seconds))
+def doing(what: str, console: Console) -> Iterator[None]:
+    """Show a spinner in a terminal, a line in a log file."""
+    if console.is_terminal:
+        with console.status(what):
+            yield
+        return
+    console.print(f"{what} ...", highlight=False, markup=False, soft_wrap=True)
+    yield

@@ -6,8 +6,10 @@ DDP runs anywhere. ZeRO-3 over gloo needs the deepspeed package and a C++ compil
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,17 +52,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return checkpoint(folder / "base", window=64), corpus(folder / "text", documents=24, words=200)
 
 
-def extend(
-    files: tuple[Path, Path], out: Path, *words: str, start: tuple[str, ...] = ("-m", "skipwise"), **changes: object
-) -> subprocess.CompletedProcess:
-    command = [sys.executable, *start, "extend", str(files[0]), "--data", str(files[1])]
+def start(
+    files: tuple[Path, Path], out: Path, *words: str, by: tuple[str, ...] = ("-m", "skipwise"), **changes: object
+) -> subprocess.Popen:
+    command = [sys.executable, *by, "extend", str(files[0]), "--data", str(files[1])]
     for key, value in {**SETTINGS, **changes}.items():
         command += ["--set", f"{key}={value}"]
     environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment["PYTHONFAULTHANDLER"] = "1"  # a process that C++ aborts says where
-    return subprocess.run(
-        [*command, "--out", str(out), *words], capture_output=True, text=True, check=False, env=environment
-    )
+    command += ["--out", str(out), *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def extend(files: tuple[Path, Path], out: Path, *words: str, **options: object) -> subprocess.CompletedProcess:
+    process = start(files, out, *words, **options)
+    printed = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, *printed)
 
 
 def losses(run: Path) -> list[float]:
@@ -119,11 +126,11 @@ def test_a_run_that_was_stopped_goes_on_in_as_many_processes(files, alone, tmp_p
     if find_spec("deepspeed") is not None:
         done = extend(files, out, *other, "--resume")
         assert done.returncode == 1
-        assert f"was written under {words[1]} and cannot be resumed exactly under {other[1]}" in done.stderr
+        assert f"{words[1]} in 2" in done.stderr
     (out / "checkpoints" / "checkpoint-20" / "complete.json").unlink()
     done = extend(files, out, "--resume")
     assert done.returncode == 1
-    assert "was written by 2 processes and cannot be resumed exactly by 1" in done.stderr
+    assert f"{words[1]} in 2" in done.stderr
 
 
 def test_the_best_step_is_kept_as_by_one_process(files, tmp_path) -> None:
@@ -144,17 +151,32 @@ def test_an_engine_that_shards_nothing_is_an_error(files, tmp_path, monkeypatch)
     """Another launcher asks for FSDP where there are no GPUs; accelerate then trains by DDP."""
     monkeypatch.setenv("SKIPWISE_ENGINE", "fsdp")
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "skipwise")
-    done = extend(files, tmp_path / "run", start=torchrun)
+    done = extend(files, tmp_path / "run", by=torchrun)
     assert done.returncode == 1
-    assert "fsdp was asked for, and what trains is a DistributedDataParallel" in " ".join(done.stderr.split())
+    assert "fsdp was requested, but DistributedDataParallel trains" in " ".join(done.stderr.split())
+
+
+def test_a_process_that_dies_ends_the_other_and_the_run_is_resumed(files, alone, tmp_path) -> None:
+    out, words = tmp_path / "run", ["--launch", "ddp", "--processes", "2"]
+    launcher = start(files, out, *words)
+    while not list(out.glob("checkpoints/*/complete.json")):
+        assert launcher.poll() is None, launcher.communicate()
+        time.sleep(0.05)
+    killed, other = map(int, Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()[:2])
+    os.kill(killed, signal.SIGKILL)
+    launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert not Path(f"/proc/{other}").exists()
+    done = extend(files, out, *words, "--resume")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert losses(out) == pytest.approx(losses(alone), rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--launch", "zero", "--processes", "2"], "--launch 'zero' is unknown (did you mean zero3?)"),
-        (["--launch", "ddp", "--processes", "1"], "--launch ddp starts several processes, not 1"),
-        (["--launch", "fsdp", "--processes", "2"], "--launch fsdp needs GPUs, and this machine has none"),
+        (["--launch", "ddp", "--processes", "1"], "2 or more processes, not 1"),
         (["--launch", "ddp", "--processes", "3"], "training.batch_size = 4 must be a multiple of 3"),
         (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
         (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the model's 64"),

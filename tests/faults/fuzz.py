@@ -154,7 +154,7 @@ def prepared_world(folder: Path) -> World:
     import skipwise.evaluation.single
     import skipwise.extend
     import skipwise.report.figures
-    import skipwise.training.compare_costs
+    import skipwise.training.plan
 
     world = World(folder)
     files = [(path.name, path) for path in sorted(world.text.iterdir())]

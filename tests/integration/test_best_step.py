@@ -1,15 +1,9 @@
-"""The best step by its far text is saved, also after kills: to the same bits as in a run that was never stopped.
-
-Run as a module, this file is the sweep: each child measures the steps of a model whose weights tell the step, and is killed
-at one more change of the disk than the child before it.
-"""
+"""The best step by its far text is saved, also after kills: to the same bits as in a run that was never stopped."""
 
 import gc
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,14 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from skipwise import extend
 from skipwise.evaluation.batches import Readings
-from skipwise.results.records import ReadingRecord, read_records
-from skipwise.results.run_folder import RunFolder
-from skipwise.training import best_checkpoint
+from skipwise.results.records import ReadingRecord
 from tests.command_line import refused, run
 from tests.integration.test_extend import command, of_kind
-from tests.integration.test_kill import Executioner
 from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("frozen_imports", "undrawn")
@@ -40,8 +30,8 @@ CHANGES = {
     "evaluation.prompt_trials": 0,
     "evaluation.steps": "[1, 2, 3]",
     "evaluation.keep": "best",
+    "training.save_total_limit": 1,
 }
-SWEPT = (5.0, 4.0, 6.0, 3.0, 3.0)  # far losses of the sweep's steps: 1, 2 and 4 are the best when they come
 
 
 class CutError(Exception):
@@ -121,30 +111,31 @@ def test_the_step_that_reads_far_text_best_is_saved_though_its_loss_is_not_the_l
     assert facts["kept"] == {"step": 2, "of": 4, "far_loss": 1.0}
     card = (whole / "model" / "README.md").read_text()
     assert "- step: 2 of 4, chosen by the loss beyond 400 tokens on held-out documents of " in card
-    kept_beside = sorted(path.name for path in (whole / "checkpoints").iterdir())
-    assert kept_beside == ["best-2", "checkpoint-2", "checkpoint-4"]
+    kept = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    assert kept == ["checkpoint-2", "checkpoint-4"]
 
 
 @pytest.mark.parametrize(
     ("place", "at"),
     [
-        ("skipwise.training.best_checkpoint.save_file", 2),  # the best is being written
-        ("skipwise.extend.append_record", 2),  # it is, and has no record yet
-        ("skipwise.training.best_checkpoint.drop_others", 2),  # it has, and the one before it still lies there
-        ("skipwise.extend.append_record", 3),
-        ("skipwise.extend.save_trained", 0),  # the best is in the model, and not saved
+        ("skipwise.extend.append_record", 2),  # the best has no record yet
+        ("skipwise.training.checkpoints.mark_complete", 2),  # it has, and its checkpoint is torn
+        ("skipwise.training.checkpoints.rotate", 2),  # it is complete, and the best before it is not yet removed
+        ("skipwise.training.checkpoints.mark_complete", 4),
+        ("skipwise.extend.save_trained", 0),  # the model has its weights, and is not saved
     ],
 )
 def test_a_run_cut_anywhere_ends_in_the_same_bits(files, whole, tmp_path, monkeypatch, place, at) -> None:
     out = tmp_path / "run"
     score_by_script(monkeypatch.setattr, FAR, NEAR)
+    calls: list[int] = []
     with monkeypatch.context() as patch:
         module, name = place.rsplit(".", 1)
         real = getattr(sys.modules[module], name)
 
         def cut(*args, **options) -> None:
-            told = any(at == (v.step if isinstance(v, ReadingRecord) else v) for v in args if not isinstance(v, dict))
-            if at == 0 or told or f"best-{at}" in str(args):
+            calls.append(1)
+            if name == "save_trained" or (len(calls) == at):
                 raise CutError
             real(*args, **options)
 
@@ -154,26 +145,16 @@ def test_a_run_cut_anywhere_ends_in_the_same_bits(files, whole, tmp_path, monkey
     gc.collect()  # the lock of the run that was cut
     run(monkeypatch, "extend", "--resume", "--out", out)
     assert same(weights(out / "model"), weights(whole / "model"))
-    assert [path.name for path in (out / "checkpoints").glob("best-*")] == ["best-2"]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["checkpoint-2", "checkpoint-4"]
     assert losses_of(out) == FAR
+    assert json.loads((out / "run.json").read_text())["kept"]["step"] == 2
 
 
-def test_weights_that_are_gone_are_missed_before_training_goes_on(whole, monkeypatch, capsys, tmp_path) -> None:
+def test_a_best_checkpoint_that_is_gone_is_refused(whole, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(whole, tmp_path / "run")
     shutil.rmtree(copy / "model")
-    shutil.rmtree(copy / "checkpoints" / "best-2")
-    monkeypatch.setattr(extend, "train_run", None)
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "best-2, the best checkpoint by the records, is missing or incomplete" in message
-
-
-def test_a_record_that_is_gone_is_missed_before_training_goes_on(whole, monkeypatch, capsys, tmp_path) -> None:
-    copy = shutil.copytree(whole, tmp_path / "run")
-    shutil.rmtree(copy / "model")
-    (copy / "results.jsonl").unlink()
-    monkeypatch.setattr(extend, "train_run", None)
-    message = refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
-    assert "results.jsonl has no record of step 1, and the best step is chosen by it" in message
+    shutil.rmtree(copy / "checkpoints" / "checkpoint-2")
+    assert "checkpoint-2" in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy)
 
 
 def test_what_chooses_may_not_change(whole, monkeypatch, capsys) -> None:
@@ -218,81 +199,3 @@ def test_without_a_script_the_step_of_the_least_far_loss_is_kept(files, monkeypa
         "of": 4,
         "far_loss": pytest.approx(min(losses.values())),
     }
-
-
-def model_of(step: int) -> torch.nn.Module:
-    model = torch.nn.Linear(3, 2)
-    torch.nn.init.constant_(model.weight, step)
-    return model
-
-
-def child(evaluation, folder: Path, kill_at: int) -> None:
-    """Measure every step, or up to the kill."""
-    os.fsync = lambda descriptor: None  # what is written outlives SIGKILL; only a power cut needs the disk
-    executioner = Executioner(folder, kill_at)
-    sys.addaudithook(executioner.audit)
-    best_checkpoint.save_file = executioner.around(best_checkpoint.save_file, place=1)
-    score_by_script(setattr, dict(enumerate(SWEPT, 1)), dict.fromkeys(range(1, 6), 1.0))
-    for step in range(1, len(SWEPT) + 1):
-        extend._measure_step(evaluation, RunFolder(folder), model_of(step), step)
-
-
-def in_a_child(*args) -> int:
-    """Return how the child ended: the signal that killed it, or 0."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            child(*args)
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def sweep(root: Path) -> None:
-    """Kill at the 1st, 2nd, ... change of the disk, until a child comes through; go on from each, and look."""
-    from tests.unit.evaluation.test_arms import BEST, planned
-
-    checkpoint(root / "model", window=64)
-    corpus(root / "text", documents=24, words=200)
-    evaluation = planned(root, **BEST | {"evaluation.steps": [1, 2, 3, 4], "training.max_steps": 5})
-    torch.set_num_threads(1)
-    gc.freeze()
-    for kill_at in range(1, 1000):
-        folder = root / f"killed-{kill_at}"
-        folder.mkdir()
-        code = in_a_child(evaluation, folder, kill_at)
-        assert code in (0, -signal.SIGKILL), f"kill {kill_at}: ended with {code}"
-        if losses := evaluation.far_losses(read_records(folder / "results.jsonl")):
-            best = best_checkpoint.best_step(losses)
-            found = model_of(0)
-            best_checkpoint.restore(found, folder / "checkpoints", best)
-            assert found.weight[0, 0] == best, f"kill {kill_at}: the weights of step {best} are another's"
-        assert in_a_child(evaluation, folder, 0) == 0, f"kill {kill_at}: could not go on"
-        losses = evaluation.far_losses(read_records(folder / "results.jsonl"))
-        assert losses == dict(enumerate(SWEPT, 1))
-        best_checkpoint.restore(found := model_of(0), folder / "checkpoints", 4)
-        assert found.weight[0, 0] == 4
-        shutil.rmtree(folder)
-        if code == 0:
-            print(kill_at - 1)
-            return
-
-
-def test_every_kill_leaves_the_weights_of_the_best_step(tmp_path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.integration.test_best_step", str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) > 20
-
-
-if __name__ == "__main__":
-    sweep(Path(sys.argv[1]))

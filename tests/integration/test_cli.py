@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import skipwise
 from skipwise.cli.terminal import prepare_process
@@ -145,10 +144,10 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
     settings = ["--set", "method=null", "--set", "data.held_out=0.4", "--set", "evaluation.prompt_trials=0"]
     words = ["extend", model, "--target", "128", "--data", text, *settings, "--out", tmp_path / "run"]
     has = {"training": 10**12, "measuring": 10**12}
-    monkeypatch.setattr("skipwise.training.prepare.machine_memory", lambda device: has["training"])
+    monkeypatch.setattr("skipwise.training.cost.machine_memory", lambda device: has["training"])
     monkeypatch.setattr("skipwise.evaluation.runner.machine_memory", lambda device: has["measuring"])
     for lacking, said in (
-        ("training", r"0 GB at the least, and this machine has 0 GB; choose --lora, which"),
+        ("training", "1.0 kB are there; choose --lora"),
         ("measuring", "windows of 128 tokens do not fit"),
     ):
         has |= {"training": 10**12, "measuring": 10**12, lacking: 1000}
@@ -168,16 +167,6 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
     has |= {"training": 1000, "measuring": 10**12}
     run(monkeypatch, *words, "--dry-run", "--launch", "ddp", "--processes", "2")
     assert "not on this machine" not in capsys.readouterr().out  # of several processes nothing is certain
-    lora = refused(monkeypatch, capsys, *words, "--lora")
-    assert "holding frozen weights of" in lora
-    assert "lora.base=4bit" in lora
-    parameters = parameters_of(load_config(str(model)))
-    has |= {"training": 17 * parameters, "measuring": 10**12}  # with gradients and Adam's moments 16 bytes each
-    taught = refused(monkeypatch, capsys, *words, "--set", "teacher.weight=1")
-    assert "beside a copy of the base that teaches of" in taught
-    assert "choose teacher=null, or --lora" in taught
-    run(monkeypatch, *words, "--dry-run")
-    assert "not on this machine" not in capsys.readouterr().out
 
 
 def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(monkeypatch, capsys, tmp_path: Path) -> None:
@@ -243,27 +232,6 @@ def test_a_resumed_run_takes_its_own_recipe_and_the_changes(monkeypatch, tmp_pat
     run(monkeypatch, "extend", "--resume", "--out", tmp_path, "--set", "evaluation.windows=[256, 512]")
     changed = run_recipe.evaluation.model_copy(update={"windows": [256, 512]})
     assert seen == [run_recipe.model_copy(update={"evaluation": changed})]
-
-
-@pytest.mark.parametrize(
-    ("lacks", "said"),
-    [
-        (("method",), "by skipwise 0.1, before there were methods; go on with that version"),
-        (("data", "first_digit_weight"), "by a version without data.first_digit_weight; go on with that version"),
-    ],
-)
-def test_a_run_whose_method_had_fewer_settings_is_not_gone_on_with(
-    monkeypatch, capsys, tmp_path: Path, lacks, said
-) -> None:
-    """It would get those of today's method."""
-    dump_recipe(load_recipe("nano"), tmp_path / "recipe.yaml")
-    old = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
-    *parts, key = lacks
-    del (old[parts[0]] if parts else old)[key]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(old))
-    assert f"was begun {said}" in " ".join(
-        refused(monkeypatch, capsys, "extend", "--resume", "--out", tmp_path).split()
-    )
 
 
 def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:

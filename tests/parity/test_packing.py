@@ -176,7 +176,7 @@ def test_a_kernel_that_mixes_conversations_is_refused(store: TokenStore, tmp_pat
     mixed.set_attn_implementation("eager")  # adds a bool mask to its scores
     with pytest.raises(ModelError, match="packed documents attend to each other under eager attention"):
         require_apart(mixed, *one)
-    settings = Training(max_steps=2, batch_size=2, per_device_train_batch_size=2, precision="float32", use_cpu=True)
+    settings = Training(max_steps=2, batch_size=2, per_device_train_batch_size=2, precision="float32")
     for model, message in ((llama(TARGET, vocab_size=300), ""), (mixed, "attend to each other")):
         data = torch.utils.data.Subset(data_of(store), range(4))
         options = {"folder": tmp_path / str(len(message)), "seed": 0, "resume": False, "progress": False}

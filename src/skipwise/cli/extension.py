@@ -62,8 +62,8 @@ def extend(
             "zero3-offload, or leave it out"
         )
     if launch is not None:
-        from skipwise.training.launch import launch as start
-        from skipwise.training.launch import processes_of
+        from skipwise.training.processes import launch as start
+        from skipwise.training.processes import processes_of
 
         processes = processes_of(launch, processes)
         if not dry_run:
@@ -75,10 +75,9 @@ def extend(
     from skipwise.recipes.schema import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
-    from skipwise.training.cost import timed_tokens
-    from skipwise.training.disk import require_room
+    from skipwise.training.cost import require_fits, timed_tokens
     from skipwise.training.plan import print_examples, print_plan
-    from skipwise.training.prepare import prepare, require_trainable
+    from skipwise.training.prepare import prepare
     from skipwise.training.run import RUNS, require_ours
 
     options: dict[str, Any] = {
@@ -107,10 +106,7 @@ def extend(
         evaluation = plan_run_evaluation(prepared, console)  # refuses what could not be measured
         print_plan(prepared, console)
         with _said(console):
-            require_trainable(settings, several=launch is not None)
-        if not resume:
-            with _said(console):
-                require_room(settings, out or RUNS)
+            require_fits(settings, None if resume else out or RUNS, several=launch is not None)
         with _said(console):
             require_measurable(evaluation, prepared.device)
         print_forecast(evaluation, timed_tokens(prepared), prepared.window, prepared.device, console)
@@ -123,12 +119,12 @@ def plan(
     model: StartingModel = None,
     target: Target = None,
     interpolation: Interpolation = None,
-    gpus: Annotated[int, typer.Option(help="how many GPUs share the work")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="how many GPUs share the work")] = 1,
     gpu_memory: Annotated[str, typer.Option(help="memory of each, as 80GB or 80GiB")] = "80GB",
     tflops: Annotated[
-        float, typer.Option(help="bf16 TFLOP/s of each: 312 is an A100's, 989 an H100's or H200's")
+        float, typer.Option(min=1, help="bf16 TFLOP/s of each: 312 is an A100's, 989 an H100's or H200's")
     ] = 312.0,
-    utilisation: Annotated[float, typer.Option(help="the share of them that training reaches")] = 0.4,
+    utilisation: Annotated[float, typer.Option(min=0.01, max=1, help="the share of them that training reaches")] = 0.4,
     recipe: RecipeName = None,
     method: MethodName = None,
     existing_rope: ExistingRope = None,
@@ -139,8 +135,8 @@ def plan(
     with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
         from skipwise.evaluation.forecast import print_planned_measuring
-        from skipwise.training.compare_costs import compare_costs
         from skipwise.training.cost import Hardware
+        from skipwise.training.plan import compare_costs
 
     options = {
         "model": model,

@@ -123,7 +123,7 @@ def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> Tok
 
         def show(documents: int, tokens: int, share: float | None) -> None:
             told = f"{counted(documents, 'document')}, {tokens:,} tokens"
-            work.reach(share or work.done, total=1.0 if share else None, told=told)
+            work.reach(share or work.done, total=1.0 if share else None, status=told)
 
         return build_token_store(source, tokenizer, on_progress=show, say=say)
 

@@ -119,7 +119,7 @@ def fit(
                 found.seconds += time.monotonic() - started
                 found.write(folder)
             gain = found.total(found.candidates[0]) - min(map(found.total, found.candidates))
-            work.reach(min(work.done + 1, expected), told=f"best so far: {gain:.2f} nats below YaRN")
+            work.reach(min(work.done + 1, expected), status=f"best so far: {gain:.2f} nats below YaRN")
             return found.total(known)
 
         if not found.finished:

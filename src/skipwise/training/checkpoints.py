@@ -1,16 +1,14 @@
-"""Checkpoints of a run: which are complete, and how they are sealed, verified and rotated.
+"""Seal, choose, verify and remove the checkpoints of a run.
 
-A checkpoint is complete if it holds ``complete.json``, the list of its files with sizes and digests, which is written
-last and names the run that it belongs to. A folder without it is an incomplete checkpoint, left by an interrupted save
-or removal, and is ignored. A complete checkpoint that has lost or changed a file is refused, because a resume would
-continue with other weights.
+A complete checkpoint holds ``complete.json``: its files with sizes and digests, and the engine and number of processes
+that wrote it. The file is written last, so a folder without it is a torn checkpoint and is ignored. A complete
+checkpoint with a lost or changed file is refused, because a resume would continue with other weights.
 """
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,62 +16,72 @@ from typing import Any
 
 import torch
 
-from skipwise.errors import RunError, TrainingError
+from skipwise.errors import RunError, TrainingError, out_of_room
 from skipwise.results import files
-from skipwise.results.files import sync_folder
 from skipwise.training import processes
 
 MARKER = "complete.json"
 _FORCE = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # torch's, for every call
 
-# What a resume reads, and the file names that Trainer alone, FSDP and DeepSpeed give it.
-_PARTS = {
-    "model.safetensors": ("model*.safetensors", "adapter_model.safetensors"),
-    "optimizer.pt": ("optimizer.pt", "optimizer.bin", "optimizer_*/*", "global_step*_optim_states.pt"),
-    "scheduler.pt": ("scheduler.pt", "global_step*_model_states.pt"),
-    "rng_state.pth": ("rng_state*.pth",),
-    "trainer_state.json": ("trainer_state.json",),
-}
 
+def mark_complete(checkpoint: Path, engine: str = "ddp", processes: int = 1) -> None:
+    """Write the marker of ``checkpoint``, after all its files are on the disk.
 
-def mark_complete(checkpoint: Path, run: str = "") -> None:
-    """Seal ``checkpoint`` of ``run`` (``RunFolder.identity``), which must have all files that a resume needs."""
-    if missing := _missing_parts(_names(checkpoint)):
+    Raises:
+        TrainingError: the weights are missing or in shards, from which no model can be loaded.
+    """
+    if not [*checkpoint.glob("model*.safetensors"), *checkpoint.glob("adapter_model.safetensors")]:
         raise TrainingError(
-            f"{checkpoint} was written without {missing[0]}, so training cannot be resumed from it or finished; let "
-            "Trainer save it (no training.save_only_model; for a sharded model: fsdp_state_dict_type FULL_STATE_DICT, "
-            f"or ZeRO-3's stage3_gather_16bit_weights_on_model_save); {intact(checkpoint.parent)}"
+            f"{checkpoint} has no model.safetensors. Set FSDP's state_dict_type to FULL_STATE_DICT, or ZeRO-3's "
+            f"stage3_gather_16bit_weights_on_model_save to true; {intact(checkpoint.parent)}"
         )
-    seal(checkpoint, run)
+    paths = (path for path in checkpoint.rglob("*") if path.is_file() and path.name != MARKER)
+    names = sorted(path.relative_to(checkpoint).as_posix() for path in paths)
+    written_by = {"engine": engine, "processes": processes}
+    files.write_json(checkpoint / MARKER, written_by | {"files": files.seal(checkpoint, names)})
+    files.sync_folder(checkpoint.parent)
 
 
-def seal(folder: Path, run: str = "") -> None:
-    """Write the marker of ``folder``, after all its files are on the disk."""
-    files.write_json(folder / MARKER, {"run": run, "files": files.seal(folder, _names(folder))})
-    sync_folder(folder.parent)
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints with a marker, oldest first; their files are not read."""
+    return [path for path in _checkpoints(folder) if (path / MARKER).is_file()]
+
+
+def latest_complete(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, verified, or None."""
+    newest = next(reversed(complete_checkpoints(folder)), None)
+    if newest:
+        verify(newest)
+    return newest
 
 
 def verify(checkpoint: Path) -> None:
-    """Require every file that the marker of ``checkpoint`` lists, with the bytes that training wrote.
+    """Require every file of the marker, unchanged.
 
-    They are read as safetensors, as JSON or in ``weights_only``.
+    Raises:
+        RunError: a file is lost or changed.
     """
-    way_out = f"restore it, or delete {checkpoint} to resume from {_before(checkpoint)}"
-    if missing := _missing_parts(_read_marker(checkpoint)["files"]):
-        raise RunError(f"{checkpoint / MARKER} does not list {missing[0]}, which an exact resume needs; {way_out}")
-    require_sealed(checkpoint, way_out)
+    files.require_sealed(checkpoint, _read_marker(checkpoint)["files"], _ways_on(checkpoint))
 
 
-def require_sealed(folder: Path, way_out: str) -> None:
-    """Require every file that the marker of ``folder`` lists, unchanged; an error message ends in ``way_out``."""
-    files.require_sealed(folder, _read_marker(folder)["files"], way_out)
+def require_same_setup(checkpoint: Path, engine: str, processes: int) -> None:
+    """Require the engine and number of processes that wrote ``checkpoint``.
+
+    Another engine starts a new optimizer, and a process without its random state draws other dropout.
+    """
+    marker = _read_marker(checkpoint)
+    if (written := (marker["engine"], marker["processes"])) != (engine, processes):
+        raise RunError(
+            f"{checkpoint} was written by {written[0]} in {written[1]} process(es), and this is {engine} in {processes}: the "
+            f"resume would not be exact. Launch it as before"
+        )
 
 
 @contextmanager
 def weights_only(checkpoint: Path | None) -> Iterator[None]:
-    """Inside this context torch builds only tensors, plain values and DeepSpeed's settings from a checkpoint's pickles.
+    """Restrict pickles in this context to tensors, plain values and DeepSpeed's settings.
 
-    Transformers asks torch for that itself. DeepSpeed allows any object, and so would run code that a forger put there.
+    Transformers restricts its own; DeepSpeed allows any object, so a forged checkpoint would run code.
 
     Raises:
         RunError: ``checkpoint`` holds something else.
@@ -91,75 +99,44 @@ def weights_only(checkpoint: Path | None) -> Iterator[None]:
     except UnpicklingError as error:
         if checkpoint is None:
             raise
-        raise RunError(
-            f"{checkpoint} holds a pickle that is damaged or of more than training writes, and is not executed; restore it, "
-            f"or delete {checkpoint} to resume from {_before(checkpoint)}"
-        ) from error
+        raise RunError(f"{checkpoint} holds a foreign pickle, which is not executed; {_ways_on(checkpoint)}") from error
     finally:
         os.environ.pop(_FORCE)
         os.environ.update({_FORCE: before} if before is not None else {})
 
 
-def latest_complete(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint, verified, or None; a damaged one is refused, not replaced by an older."""
-    newest = next(reversed(complete_checkpoints(folder)), None)
-    if newest:
-        verify(newest)
-    return newest
-
-
-def require_run(checkpoint: Path, run: str) -> None:
-    """Require the checkpoint to be of ``run``; one of another recipe, text or base would be continued as if it were."""
-    if _read_marker(checkpoint).get("run") != run:
-        raise RunError(
-            f"{checkpoint} belongs to a run of another recipe, text or base model than {checkpoint.parent.parent}; "
-            f"restore the run's own, or delete {checkpoint} to resume from {_before(checkpoint)}"
-        )
-
-
-def require_engine(checkpoint: Path, engine: str) -> None:
-    """Require the checkpoint to be written by ``engine``; for another one Trainer would start a new optimizer."""
-    names = [path.name for path in checkpoint.iterdir()]
-    fsdp = _any_matches(names, ("optimizer.bin", "optimizer_*", "pytorch_model_fsdp*"))
-    written = "zero3" if _any_matches(names, ("global_step*",)) else "fsdp" if fsdp else "ddp"
-    if written != engine:
-        raise RunError(
-            f"{checkpoint} was written under {written} and cannot be resumed exactly under {engine}: launch it as before"
-        )
-
-
-def require_processes(checkpoint: Path, processes: int) -> None:
-    """Require the random state of each of ``processes``; Trainer would continue without it."""
-    written = len(list(checkpoint.glob("rng_state*.pth")))
-    if written != processes:
-        by = "1 process" if written == 1 else f"{written} processes"
-        raise RunError(f"{checkpoint} was written by {by} and cannot be resumed exactly by {processes}; launch {by}")
-
-
-def complete_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints that have a marker, oldest first; their files are not read."""
-    return [path for path in _checkpoints(folder) if (path / MARKER).is_file()]
+@contextmanager
+def disk_errors(what: str, folder: Path) -> Iterator[None]:
+    """Explain a full disk while ``what`` is written, with the newest checkpoint in ``folder``."""
+    try:
+        yield
+    except Exception as error:  # torch.save and safetensors have types of their own
+        if out_of_room(error) is None:
+            raise
+        raise TrainingError(
+            f"the disk is full: {what} was not written. Make room, and continue with --resume; {intact(folder)}"
+        ) from error
 
 
 def intact(folder: Path) -> str:
-    """Return a phrase on the checkpoint that a user can go back to: ``checkpoint 400 is intact``."""
+    """Return a phrase on the newest complete checkpoint: ``checkpoint 400 is intact``."""
     checkpoints = complete_checkpoints(folder)
     return f"checkpoint {step_of(checkpoints[-1])} is intact" if checkpoints else "there is no checkpoint yet"
 
 
 def discard(checkpoint: Path) -> None:
-    """Remove ``checkpoint``, its marker first, so that an interrupted removal leaves an incomplete checkpoint."""
+    """Remove ``checkpoint``, its marker first, so that an interrupted removal leaves a torn checkpoint."""
     (checkpoint / MARKER).unlink(missing_ok=True)
     if checkpoint.exists():
-        sync_folder(checkpoint)
+        files.sync_folder(checkpoint)
         shutil.rmtree(checkpoint)
 
 
-def rotate(folder: Path, keep: int) -> None:
-    """Remove incomplete checkpoints, and all complete ones but the newest ``keep``."""
+def rotate(folder: Path, keep: int, best: int | None = None) -> None:
+    """Remove all checkpoints but the newest ``keep`` complete ones and that of step ``best``."""
     newest = complete_checkpoints(folder)[-keep:]
     for checkpoint in _checkpoints(folder):
-        if checkpoint not in newest:
+        if checkpoint not in newest and step_of(checkpoint) != best:
             discard(checkpoint)
 
 
@@ -169,38 +146,17 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Return every ``checkpoint-N``, complete or not, by N."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.split("-", 1)[1].isdecimal() and path.is_dir()]
-    return sorted(found, key=step_of)
+    """Return every ``checkpoint-N``, complete or torn, by N."""
+    return sorted((path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()), key=step_of)
 
 
-def _before(checkpoint: Path) -> str:
-    older = [path for path in complete_checkpoints(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
-    return f"checkpoint {step_of(older[-1])}" if older else "the start"
-
-
-def _names(folder: Path) -> list[str]:
-    """Return the relative path of every file of ``folder`` but the marker."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != MARKER)
-    return sorted(path.relative_to(folder).as_posix() for path in files)
-
-
-def _missing_parts(names: Iterable[str]) -> list[str]:
-    names = list(names)
-    return [part for part, patterns in _PARTS.items() if not _any_matches(names, patterns)]
-
-
-def _any_matches(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    return any(fnmatch(name, pattern) for name in names for pattern in patterns)
+def _ways_on(checkpoint: Path) -> str:
+    return f"restore it, or delete {checkpoint} to resume from the checkpoint before it"
 
 
 def _read_marker(checkpoint: Path) -> dict[str, Any]:
-    """The marker's ``files`` and ``run``."""
-    path = checkpoint / MARKER
     try:
-        marker = files.read_json(path)
-        if not all(isinstance(entry, dict) for entry in dict(marker["files"]).values()):
-            raise ValueError("an entry is no object")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RunError(f"{path} is not a list of files ({error}); delete {checkpoint}") from error
-    return marker
+        marker = files.read_json(checkpoint / MARKER)
+        return {name: marker[name] for name in ("engine", "processes", "files")}
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{checkpoint / MARKER} is damaged ({error}); {_ways_on(checkpoint)}") from error

@@ -1,47 +1,46 @@
-"""Memory and time of a run, before it takes any GPU hour.
+"""Estimate memory, disk and time of a run from the model's config alone.
 
-Computed from the model's config alone: one step of each runs without data (``model/step_cost.py``), and its bytes and
-operations are divided over the GPUs.
+One step runs without data (``model/step_cost.py``), and its bytes and operations are divided over the GPUs.
 """
 
 import math
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from rich.filesize import decimal
 from transformers import PretrainedConfig
 
-from skipwise.errors import ModelError, RecipeError, SkipwiseError, reason
+from skipwise.errors import ModelError, RunError
 from skipwise.model import checkpointing
-from skipwise.model.memory import experts_of, optimizer_bytes
+from skipwise.model.config import load_config
+from skipwise.model.memory import experts_of, machine_memory, optimizer_bytes, parameters_of
+from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.model.step_cost import StepCost, StepSettings, step_cost
-from skipwise.recipes.schema import Recipe
+from skipwise.recipes.schema import Lora, Recipe
 from skipwise.training import written_text
 from skipwise.training.arguments import known_fields
 from skipwise.training.prepare import PreparedRun
 
-_MOST_TOKENS = 2**26  # in one forward pass: four times the longest target
 ROOM = 1.5e9  # bytes of a GPU that the CUDA context and fragmentation take
+ADAMW = ("adamw_torch", "adamw_torch_fused")
+_FULL_PASS = 2**14  # tokens; with 2,048 a model of 7B reached 12 to 20% of an H200's peak, as if it waited for kernels
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The GPUs that a run is planned for; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP)."""
+    """The GPUs of a plan; several hold shards of weights, gradients and optimizer (ZeRO-3, FSDP)."""
 
     gpus: int = 1
     memory: float = 80e9  # bytes of each GPU
-    peak: float = 312e12  # bf16 operations a second of each GPU, as its maker states
-    utilisation: float = 0.4  # the fraction of the peak that training reaches
+    peak: float = 312e12  # bf16 operations a second of each GPU, by its maker
+    utilisation: float = 0.4  # MFU, the fraction of the peak that training reaches
 
-    def __post_init__(self) -> None:
-        for name, value in {"gpus": self.gpus, "gpu-memory": self.memory / 1e9, "tflops": self.peak / 1e12}.items():
-            if not 0 < value < math.inf:
-                raise RecipeError(f"--{name} {value:g} must be a number above 0")
-        if not 0 < self.utilisation <= 1:
-            raise RecipeError(f"--utilisation {self.utilisation:g} must be above 0 and at most 1")
-
-    def holds(self, peak: float) -> bool:
-        """Whether a GPU holds so many bytes and leaves ``ROOM`` free."""
-        return peak + ROOM <= self.memory
+    def holds(self, needed: float) -> bool:
+        """Return whether a GPU holds so many bytes and leaves ``ROOM`` free."""
+        return needed + ROOM <= self.memory
 
 
 @dataclass(frozen=True)
@@ -54,21 +53,16 @@ class CostEstimate:
     operations: float  # of one step, over all GPUs
     weights: float  # in a sharded run also the two layers that are gathered at a time
     gradients: float  # as they accumulate
-    optimizer: float  # what the optimizer keeps, as Adam's two moments; in a sharded run also the float32 weights
+    optimizer: float  # Adam's two moments, for example; in a sharded run also the float32 weights
     activations: float  # peak of what backward needs and the current operation holds
-    teacher: float  # the frozen base, which each GPU holds whole; with LoRA it is the one that is trained on
+    teacher: float  # the frozen base, whole on each GPU; 0 with LoRA, whose frozen weights teach
     loading: float  # before training, when each process holds the whole model
     hours: float  # of the whole run
 
     @property
     def memory(self) -> float:
-        """The peak in bytes."""
-        return max(self.fixed, self.weights + self.gradients + self.optimizer + self.activations + self.teacher)
-
-    @property
-    def fixed(self) -> float:
-        """The part of the peak in bytes that smaller activations leave."""
-        return max(self.loading, self.weights + self.gradients + self.optimizer + self.teacher)
+        """Return the peak in bytes."""
+        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations + self.teacher)
 
 
 def estimate_cost(
@@ -80,20 +74,22 @@ def estimate_cost(
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
     holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020). A
     teacher's weights have the computing precision.
+
+    Raises:
+        ModelError: the model is a mixture of experts.
     """
     settings, rules = recipe.training, recipe.lora
-    known_fields(settings)  # refuses unknown ones
-    _refuse_experts(config)
-    micro = min(micro or settings.per_device_train_batch_size, batch)
-    if micro * window > _MOST_TOKENS:
-        raise RecipeError(
-            f"training.per_device_train_batch_size makes {micro:,} x {window:,} tokens in one forward pass, and no GPU holds "
-            f"more than {_MOST_TOKENS:,}; lower it, or the target"
+    known_fields(settings)  # refuses unknown fields
+    if experts := experts_of(config):
+        raise ModelError(
+            f"model_type {config.model_type} is a mixture of {experts} experts, whose step cannot run without data; plan a "
+            "dense model with as many active parameters, and add 16 bytes for each inactive one"
         )
+    micro = min(micro or settings.per_device_train_batch_size, batch)
     gpus, sharded = hardware.gpus, hardware.gpus > 1
     frozen_low = rules is not None and rules.base != "float32"
     low = settings.precision != "float32" and (sharded or frozen_low)
-    cost = _one_step(
+    cost = step_cost(
         config,
         StepSettings(
             window,
@@ -110,6 +106,7 @@ def estimate_cost(
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
     operations = cost.operations * batch / micro * (1 + _taught(recipe) / _passes(recipe))
     copied = recipe.teacher is not None and rules is None
+    each, of_embedding = optimizer_bytes(settings.optim) or (8, 8)  # an unknown one counts as AdamW
     return CostEstimate(
         window,
         batch,
@@ -117,7 +114,9 @@ def estimate_cost(
         operations,
         weights=(cost.weights - saved) / gpus + (2 * cost.block + cost.output if sharded else 0),
         gradients=(2 if sharded else 4) * cost.trained / gpus,
-        optimizer=12 * cost.trained / gpus if sharded else _kept(cost, settings.optim),
+        optimizer=12 * cost.trained / gpus
+        if sharded
+        else each * (cost.trained - cost.embedded) + of_embedding * cost.embedded,
         activations=cost.activations,
         teacher=(4 if settings.precision == "float32" else 2) * cost.parameters if copied else 0,
         loading=loading - saved,
@@ -125,51 +124,107 @@ def estimate_cost(
     )
 
 
-def _kept(cost: StepCost, optim: str) -> float:
-    """Return how many bytes an optimizer keeps on one GPU; one that is not known counts as AdamW."""
-    each, of_embedding = optimizer_bytes(optim) or (8, 8)
-    return each * (cost.trained - cost.embedded) + of_embedding * cost.embedded
-
-
-def _one_step(config: PretrainedConfig, settings: StepSettings) -> StepCost:
-    try:
-        return step_cost(config, settings)
-    except SkipwiseError:
-        raise
-    except Exception as error:  # of the architecture's own code, which runs here first
-        raise ModelError(
-            f"model_type {config.model_type} cannot run one training step of {settings.window:,} tokens "
-            f"({reason(error)}); correct config.json, or choose another model"
-        ) from error
-
-
 def _passes(recipe: Recipe) -> int:
-    """Return how many forward passes a step's operations are: backward takes twice as many as forward, of frozen weights, as with
-    LoRA, as many; and layers may be computed again."""
+    """Return a step's operations in forward passes.
+
+    Backward takes two, or one through frozen weights, as with LoRA; activation checkpointing adds one.
+    """
     return (2 if recipe.lora else 3) + checkpointing.is_on(recipe.training)
 
 
 def _taught(recipe: Recipe) -> float:
-    """Return what share of the windows a teacher reads, in a forward pass of its own."""
+    """Return the share of windows that a teacher reads, in a forward pass each."""
     if recipe.teacher is None:
         return 0.0
     return 1.0 if recipe.teacher.weight else recipe.teacher.written
 
 
 def timed_tokens(prepared: PreparedRun) -> int:
-    """Return how many tokens of plain training, with the gradients of all weights, take as long as the run's training.
+    """Return the tokens of plain training, of all weights, that take as long as the run's training.
 
-    A token that a teacher writes takes about as long as one that is trained on.
+    A token of self-generated text takes about as long as a trained one.
     """
     recipe = prepared.recipe
     tokens = recipe.training.max_steps * recipe.training.batch_size * prepared.window
     return int(tokens * (_passes(recipe) + _taught(recipe)) / 3) + written_text.tokens_of(recipe, prepared.window)
 
 
-def _refuse_experts(config: PretrainedConfig) -> None:
-    if experts := experts_of(config):
-        raise ModelError(
-            f"model_type {config.model_type} is a mixture of {experts} experts, and each token chooses its own: a step "
-            "cannot run without data. Plan a dense model with as many active parameters, and add 16 bytes for each "
-            "inactive one"
-        )
+def fuller_pass(
+    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
+) -> tuple[int, CostEstimate] | None:
+    """Return the most windows in a pass, of at most 16,384 tokens, that fit, and their cost; None if no more fit."""
+    batch, gpus, micro = recipe.training.batch_size, hardware.gpus, recipe.training.per_device_train_batch_size
+    for examples in range(min(_FULL_PASS // window, batch // gpus), micro, -1):
+        if batch % (gpus * examples) == 0:
+            estimate = estimate_cost(config, recipe, window, batch, hardware, examples)
+            if hardware.holds(estimate.memory):
+                return examples, estimate
+    return None
+
+
+def smallest_change(
+    config: PretrainedConfig, recipe: Recipe, window: int, hardware: Hardware
+) -> tuple[str, CostEstimate] | None:
+    """Return the first options of ``skipwise plan`` with which a run fits, and its cost; None if none suffices.
+
+    Tried are single windows in a pass with activation checkpointing, and then also AdamW's moments in 8 bits (Dettmers et
+    al., 2022), no teacher, LoRA, a base in 4 bits, and up to 64 GPUs.
+    """
+    settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
+    light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
+    small = "--set training.per_device_train_batch_size=1 " if settings.per_device_train_batch_size > 1 else ""
+    small += "" if checkpointing.is_on(settings) else "--set training.gradient_checkpointing=true "
+    lora = "" if recipe.lora else "--lora "
+    runs: list[tuple[str, dict[str, Any], int]] = [("", {}, gpus)]
+    if recipe.lora is None and gpus == 1:
+        eight, words = {"training": light.model_copy(update={"optim": "adamw_8bit"})}, "--set training.optim=adamw_8bit"
+        runs += [(words, eight, 1), (f"{words} --set teacher=null", eight | {"teacher": None}, 1)]
+    runs.append((lora, {"lora": rules}, gpus))
+    if gpus == 1:
+        runs.append((f"{lora}--set lora.base=4bit", {"lora": rules.model_copy(update={"base": "4bit"})}, 1))
+    runs += [(f"{lora}--gpus {more}", {"lora": rules}, more) for more in (2, 4, 8, 16, 32, 64) if more > gpus]
+    for options, changes, more in runs:
+        if settings.batch_size % more == 0:
+            changed = recipe.model_copy(update={"training": light, **changes})
+            estimate = estimate_cost(config, changed, window, settings.batch_size, replace(hardware, gpus=more))
+            if hardware.holds(estimate.memory):
+                return f"{small}{options}".strip(), estimate
+    return None
+
+
+def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) -> None:
+    """Refuse a run that is certain to exceed this machine's memory or the disk of ``folder``.
+
+    Lower bounds, without activations. ``folder`` is that of a new run, None of a resumed run. ``several`` processes may share
+    the model, so their memory is not certain.
+
+    Raises:
+        RunError: with the bytes needed and the bytes there.
+    """
+    training, rules, parameters = recipe.training, recipe.lora, parameters_of(load_config(recipe.model))
+    if parameters is None:
+        return
+    device = default_device()
+    low = dtype_of(choose_precision(training.precision, device)).itemsize
+    moments = (optimizer_bytes(training.optim) or (0,))[0]
+    held = 8 + moments + (low if recipe.teacher else 0)
+    fix = "--lora, teacher=null, a smaller model, or several GPUs (--launch zero3)"
+    if rules:
+        held, fix = {"4bit": 0.5, "float32": 4}.get(rules.base, low), "lora.base=4bit, or a smaller model"
+    merged = 4 if rules and rules.saved == "merged" else 0
+    model = 0 if rules and not merged else getattr(torch, training.save_dtype).itemsize
+    checkpoint = 0 if rules else 4 + moments
+    saved = math.ceil(training.max_steps / training.save_steps)
+    kept = training.save_total_limit + (recipe.evaluation.keep == "best")
+    written = max(min(saved, kept + 1) * checkpoint, min(saved, kept) * checkpoint + model)
+    needs: list[tuple[str, float, int | None, str]] = []
+    if not several:
+        needs.append((f"training {recipe.model} in memory", held, machine_memory(device), fix))
+        needs.append(("merging LoRA", merged, machine_memory(torch.device("cpu")), "lora.saved=adapter"))
+    if folder is not None:
+        there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        free = shutil.disk_usage(there).free
+        needs.append((f"checkpoints and model in {folder}", written, free, "training.save_total_limit=1, or make room"))
+    for what, each, available, fix in needs:
+        if available is not None and (needed := int(each * parameters)) > available:
+            raise RunError(f"{what} takes {decimal(needed)} or more, and {decimal(available)} are there; choose {fix}")

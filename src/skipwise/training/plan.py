@@ -1,104 +1,81 @@
-"""Print the plan of a run: what it reads, trains and leaves out, and the positions of its first examples."""
+"""Print what a run will do and cost: the dry run of ``extend``, and ``skipwise plan``."""
 
+import math
 from itertools import pairwise
 
 import numpy as np
 from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Column, Table
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.packing import can_skip
 from skipwise.errors import counted
+from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import load_config
-from skipwise.model.extension import extension_told, large_factor, replaced_scaling
+from skipwise.model.extension import extension_of, extension_told, large_factor, replaced_scaling
+from skipwise.model.memory import optimizer_bytes
 from skipwise.model.rope import sliding_layers
-from skipwise.recipes.schema import Training
-from skipwise.training.prepare import PreparedRun
+from skipwise.progress import doing
+from skipwise.recipes.names import arm_name
+from skipwise.recipes.schema import Recipe
+from skipwise.training.arguments import accumulation
+from skipwise.training.cost import ADAMW, ROOM, CostEstimate, Hardware, estimate_cost, fuller_pass, smallest_change
+from skipwise.training.prepare import PreparedRun, window_of
 
-_LOOKED_AT = 4096  # packed conversations, of which one with a place to skip is looked for
+_MOST_PACKED = 4096  # packed conversations that are searched for a place to skip
 
 
 def print_plan(run: PreparedRun, console: Console) -> None:
-    """Print the plan of a run: documents, tokenizer, steps, tokens and trained parameters."""
-    recipe, ext, store = run.recipe, run.extension, run.store
-    config = load_config(recipe.model)
-    steps, batch = recipe.training.max_steps, recipe.training.batch_size
-    data = run.planned
-    window = run.window
-    console.print(f"{recipe.model}: {extension_told(config, ext, recipe.arm)}", style="bold")
+    """Print the documents, tokenizer, steps, tokens and trained parameters of a run."""
+    recipe, ext, store, data = run.recipe, run.extension, run.store, run.planned
+    training, lengths = recipe.training, store.lengths[run.split.train]
+    tokens = training.max_steps * training.batch_size * run.window
+    console.print(f"{recipe.model}: {extension_told(run.config, ext, recipe.arm)}", style="bold")
     lines = [
-        replaced_scaling(config, ext),
+        replaced_scaling(run.config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.split.held_out):,} held out by name",
         run.split.told,
-        _untrained(len(run.split.train) - len(data.documents), data.rules.context),
-        _packed(run),
-        _special_tokens(run.tokenizer),
-        f"training: {counted(steps, 'step')} of {batch:,} x {window:,} tokens = {steps * batch * window:,} tokens, "
-        f"{run.precision} on {run.device.type}",
-        _passes(run, steps * batch * window),
-        _rate(recipe.training),
-        f"margin: {'trained' if ext.interpolation == 'none' else 'interpolated'} for {ext.reach:,} positions, {ext.margin:.3g} of the "
-        "target beyond it"
-        if ext.margin
-        else None,
-        large_factor(ext),
-        sliding_layers(config),
     ]
-    if recipe.lora:
-        trained, parameters = lora.trained_share(config, recipe.lora)
+    if short := len(run.split.train) - len(data.documents):
+        lines.append(f"left out {counted(short, 'document')} without a loss token after {data.rules.context:,} others")
+    packed = run.split.train[lengths < run.train_length]
+    if len(packed):
         lines.append(
-            f"LoRA of rank {recipe.lora.rank}: {trained:,} of {parameters:,} parameters are trained "
-            f"({trained / parameters:.2%})"
+            f"packed: {counted(len(packed), 'document')} under {run.train_length:,} tokens; none reads another"
         )
+        if recipe.positions.scheme == "pose" and not can_skip(store, packed[:_MOST_PACKED]).any():
+            lines.append(
+                "None of them has a turn of the assistant before its last, where positions could skip: they train no position "
+                f"beyond {run.train_length:,}. Add longer documents or conversations"
+            )
+    lines += [
+        _special_tokens(run.tokenizer),
+        f"training: {counted(training.max_steps, 'step')} of {training.batch_size:,} x {run.window:,} tokens = {tokens:,} "
+        f"tokens ({tokens / int(lengths.sum()):,.1f} epochs), {run.precision} on {run.device.type}",
+        f"learning rate {training.learning_rate:g} after a warm-up of {_warmup(training.warmup_steps)}, {training.optim}; "
+        f"{counted(training.per_device_train_batch_size, 'window')} in a pass",
+    ]
+    if ext.margin:
+        how = "trained" if ext.interpolation == "none" else "interpolated"
+        lines.append(f"margin: {how} for {ext.reach:,} positions, {ext.margin:.3g} of the target beyond it")
+    lines += [large_factor(ext), sliding_layers(run.config)]
+    if recipe.lora:
+        trained, parameters = lora.trained_share(run.config, recipe.lora)
+        share = f"{trained:,} of {parameters:,} parameters are trained ({trained / parameters:.2%})"
+        lines.append(f"LoRA of rank {recipe.lora.rank}: {share}")
     for line in filter(None, lines):
         console.print(line)
 
 
-def _passes(run: PreparedRun, tokens: int) -> str | None:
-    """Return a sentence on how often the text is read, if it is more than once."""
-    times = tokens / int(run.store.lengths[run.split.train].sum())
-    return f"so many tokens read the text {times:,.1f} times over" if times > 1 else None
-
-
-def _rate(settings: Training) -> str:
-    """Return a sentence on what decides how far a step goes, which a recipe for another model may have set."""
-    warmup = settings.warmup_steps
-    first = f"{warmup:.0%} of the steps" if 0 < warmup < 1 else counted(int(warmup), "step")
-    if warmup > settings.max_steps:  # a trial run, shorter than the default
-        first += f", more than the {settings.max_steps:,} of training"
-    together = counted(settings.per_device_train_batch_size, "window")
-    return (
-        f"learning rate {settings.learning_rate:g} after a warm-up of {first}, {settings.optim}; {together} in a pass"
-    )
-
-
-def _untrained(documents: int, context: int) -> str | None:
-    """Return a sentence on how many documents have no token that is trained, if some do not."""
-    if not documents:
-        return None
-    return f"left out {counted(documents, 'document')}: no token that is trained there has {context:,} of the document's before it"
-
-
-def _packed(run: PreparedRun) -> str | None:
-    """Return a sentence on how many short documents are packed, if some are."""
-    packed = run.split.train[run.store.lengths[run.split.train] < run.train_length]
-    if not (short := len(packed)):
-        return None
-    told = (
-        f"{counted(short, 'document')} of fewer than {run.train_length:,} tokens {'is' if short == 1 else 'are'} packed, several "
-        "in a window; none attends to another"
-    )
-    if run.recipe.positions.scheme == "pose" and not can_skip(run.store, packed[:_LOOKED_AT]).any():
-        told += (
-            ". None of them has a turn of the assistant before its last, where positions could skip: they train no position "
-            f"beyond {run.train_length:,}. Add longer documents or conversations"
-        )
-    return told
+def _warmup(steps: float) -> str:
+    return f"{steps:.0%} of the steps" if 0 < steps < 1 else counted(int(steps), "step")
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a sentence on how documents begin and answers end, given the tokenizer's special tokens."""
+    """Return how documents begin and answers end."""
     first = tokenizer("a").input_ids[:1]
     bos = tokenizer.bos_token is not None and first == [tokenizer.bos_token_id]
     begin = f"each document begins with {tokenizer.bos_token}" if bos else "documents begin without a BOS"
@@ -119,6 +96,84 @@ def print_examples(run: PreparedRun, console: Console) -> None:
             f"example {number}: positions " + "; ".join(parts) + (f"; {counted(more, 'more chunk')}" if more else "")
         )
     if teacher and teacher.written:
-        console.print(
-            f"in training {teacher.written:.0%} of the examples are text that the base writes first, without skips"
-        )
+        console.print(f"in training {teacher.written:.0%} of the examples are self-generated text without skips")
+
+
+def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
+    """Print the costs of a run and of full-length training, and what reduces memory if the run does not fit."""
+    config = load_config(recipe.model)
+    extension = extension_of(config, recipe)
+    own, ours = window_of(recipe, extension), arm_name(recipe.arm)
+    batch, micro, gpus = recipe.training.batch_size, recipe.training.per_device_train_batch_size, hardware.gpus
+    accumulation(recipe.training, gpus)
+    planned = {ours: (recipe, own)}
+    if recipe.positions.scheme != "full":
+        planned[arm_name("full")] = recipe.model_copy(update={"teacher": None}), extension.target_length
+    rows = {}
+    with doing("running one step of each without data", console):
+        for name, (run, window) in planned.items():
+            # The same tokens in a step and in a micro-batch, but at least one window on each GPU.
+            windows = math.ceil(batch * own / window / gpus) * gpus
+            rows[name] = estimate_cost(config, run, window, windows, hardware, max(1, micro * own // window))
+    cost = rows[ours].cost
+    console.print(
+        f"{recipe.model}: {extension_told(config, extension, recipe.arm)}, {cost.parameters:,} parameters, "
+        f"{cost.trained:,} of them trained",
+        style="bold",
+    )
+    if replaced := replaced_scaling(config, extension):
+        console.print(replaced)
+    console.print(_table(rows, recipe.training.max_steps, hardware))
+    on = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
+    console.print(
+        f"Planned for {on}, {_bytes(hardware.memory)} each; time at {hardware.utilisation:.0%} of "
+        f"{hardware.peak / 1e12:.0f} TFLOP/s each (--utilisation). Short windows may reach less: 12% with LoRA and 20% with all "
+        f"weights on an H200. Bytes are those of tensors; {_bytes(ROOM)} must stay free."
+    )
+    if far := large_factor(extension):
+        console.print(far, style="yellow")
+    optim = recipe.training.optim
+    if optimizer_bytes(optim) is None or (gpus > 1 and optim not in ADAMW):
+        console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
+    if hardware.holds(rows[ours].memory):
+        if more := fuller_pass(config, recipe, own, hardware):
+            examples, estimate = more
+            console.print(
+                f"{examples} windows in a pass fit too ({_bytes(estimate.memory)} at the peak) and keep the GPU busier: --set "
+                f"training.per_device_train_batch_size={examples}",
+                soft_wrap=True,
+            )
+        return
+    with doing("searching for the smallest change that fits", console):
+        change = smallest_change(config, recipe, own, hardware)
+    fix = "; give more GPUs (--gpus) or larger ones (--gpu-memory)"
+    if change is not None:
+        options, estimate = change
+        fix = f"; the smallest change that does: {options} ({_bytes(estimate.memory)} at the peak)"
+    console.print(f"{ours} does not fit{fix}", style="yellow", soft_wrap=True)
+
+
+def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Table:
+    costs = list(rows.values())
+    table = Table("", *(Column(name, justify="right") for name in rows), box=None, pad_edge=False)
+    lines = {
+        "windows a step": [f"{c.batch:,} of {format_length(c.window)}" for c in costs],
+        "tokens in all": [f"{c.batch * c.window * steps / 1e6:,.1f} M" for c in costs],
+        **{
+            f"{part}, each GPU": [_bytes(getattr(c, part)) for c in costs]
+            for part in ("weights", "gradients", "optimizer", "activations", "teacher")
+            if any(getattr(c, part) for c in costs)
+        },
+        "while loading, each GPU": [_bytes(c.loading) for c in costs],
+        "at the peak, each GPU": [_bytes(c.memory) for c in costs],
+        f"fits in {_bytes(hardware.memory)}": ["yes" if hardware.holds(c.memory) else "no" for c in costs],
+        "operations a step": [f"{c.operations / 1e12:,.1f} TFLOP" for c in costs],
+        "time": [f"{c.hours:,.1f} h" if c.hours >= 1 else f"{c.hours * 60:.1f} min" for c in costs],
+    }
+    for name, cells in lines.items():
+        table.add_row(name, *cells)
+    return table
+
+
+def _bytes(number: float) -> str:
+    return decimal(int(number))

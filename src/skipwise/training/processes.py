@@ -1,132 +1,162 @@
-"""Several processes of one run, as torchrun or ``accelerate launch`` starts them.
+"""Train in several processes: torchrun or ``accelerate launch`` starts them, accelerate connects them.
 
-All processes load the model and train. Only the first one fills caches, writes the run folder, prints and measures.
+All processes load the model and train. Rank 0 alone fills caches, writes the run folder, prints and measures.
 """
 
 import json
+import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import resources
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from skipwise.errors import PeerError, SkipwiseError, TrainingError, reason
+from skipwise.errors import RecipeError, SkipwiseError, TrainingError, one_of, pip_install
 from skipwise.model.precision import default_device
+from skipwise.results.run_folder import LAUNCHED_BY, command_line
 
-MEETING = timedelta(minutes=10)  # in which all processes of a run must begin; on a cluster one imports for minutes
-ENGINE = "SKIPWISE_ENGINE"  # set by ``skipwise extend --launch``
-_AGAIN = "start all of them again, with --resume where a run folder was begun"
+ENGINE = "SKIPWISE_ENGINE"  # environment variable, set by ``skipwise extend --launch``
+_ENGINES = ("ddp", "fsdp", "zero3", "zero3-offload")
 _ACCELERATE = {"ACCELERATE_USE_DEEPSPEED": "zero3", "ACCELERATE_USE_FSDP": "fsdp"}
 _WRAPPERS = {
     "ddp": {"DistributedDataParallel"},
     "fsdp": {"FSDPModule", "FullyShardedDataParallel"},
     "zero3": {"DeepSpeedEngine"},
 }
+_LONGEST_WAIT = timedelta(days=7)  # rank 0 may tokenise for hours while the others wait
+
+
+def processes_of(engine: str, processes: int | None) -> int:
+    """Return the number of processes to start: ``processes``, or one for each GPU."""
+    one_of("--launch", engine, _ENGINES)
+    processes = max(torch.cuda.device_count(), 1) if processes is None else processes
+    if processes < 2:
+        raise RecipeError(f"--launch {engine} needs 2 or more processes, not {processes}; give --processes")
+    if engine.startswith("zero3") and find_spec("deepspeed") is None:
+        raise RecipeError(f"{engine} needs the deepspeed package: {pip_install('deepspeed')}")
+    return processes
+
+
+def launch(engine: str, processes: int, words: Sequence[str]) -> None:
+    """Run ``skipwise`` with ``words`` in each process by torchrun, which ends all if one dies."""
+    os.environ |= {ENGINE: engine, LAUNCHED_BY: command_line()}
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # engines call functions that torch renamed
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the process prints its own error
+    meeting: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "skipwise"}
+    config = LaunchConfig(1, 1, processes, **meeting, max_restarts=0, monitor_interval=0.5)
+    try:
+        # Without -P, -m imports skipwise from the user's working folder.
+        elastic_launch(config, sys.executable)("-P", "-m", "skipwise", *words)
+    except SignalException as stop:
+        raise SystemExit(128 + stop.sigval) from None
+    except ChildFailedError:
+        raise SystemExit(1) from None
 
 
 def launched() -> int:
-    """Return how many processes the launcher started."""
+    """Return the number of processes of this run."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def engine() -> str:
-    """Return the engine of a run in several processes: ddp, or fsdp or zero3, which shard the model."""
+    """Return the engine of this run: ddp, also of a single process, fsdp or zero3."""
+    if launched() == 1:
+        return "ddp"
     if ENGINE in os.environ:
         return os.environ[ENGINE].removesuffix("-offload")
-    asked = [name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")]
-    return asked[0] if asked else "ddp"
+    chosen = [name for key, name in _ACCELERATE.items() if os.environ.get(key, "").lower() in ("true", "1", "yes")]
+    return chosen[0] if chosen else "ddp"
 
 
-def sharding(launch: str | None = None) -> str | None:
-    """Return the engine that shards the model in this run, or in one that ``--launch`` begins; None if each process holds it."""
-    name = launch.removesuffix("-offload") if launch else engine() if launched() > 1 else "ddp"
+def sharding(planned: str | None = None) -> str | None:
+    """Return the engine that shards the model, None if each process holds it.
+
+    ``planned`` is the engine of a dry run.
+    """
+    name = planned.removesuffix("-offload") if planned else engine()
     return None if name == "ddp" else name
 
 
 def engine_settings() -> dict[str, Any]:
-    """Return the ``TrainingArguments`` fields of the engine's shipped configuration; none without --launch."""
+    """Return the ``TrainingArguments`` fields of ``--launch``; none without it."""
     file = resources.files("skipwise").joinpath("training", "launchers", f"{os.environ.get(ENGINE)}.json")
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
+def _state() -> PartialState:
+    return PartialState(cpu=default_device().type == "cpu", timeout=_LONGEST_WAIT)
+
+
 def is_first() -> bool:
-    """Return whether this process prints, writes and measures."""
+    """Return whether this process is rank 0."""
     return launched() == 1 or _state().is_main_process
 
 
 @contextmanager
-def first_ahead() -> Iterator[None]:
-    """Let the first process run this context before the others, which then use its caches or meet the same error."""
-    if launched() == 1:
-        yield
-        return
+def main_process_first() -> Iterator[None]:
+    """Let rank 0 run this context before the others, which then use its caches."""
     first = is_first()
     if not first:
         _state().wait_for_everyone()
     try:
         yield
-    finally:
-        if first:
+    finally:  # also after an error, which accelerate's own context would leave the others to wait for
+        if first and launched() > 1:
             _state().wait_for_everyone()
 
 
-def told_by_first(value: Any) -> Any:
-    """Return in every process the value that the first one passes.
-
-    Raises:
-        PeerError: the first has ended.
-    """
-    if launched() == 1:
-        return value
-    _state()
-    values = [value]
-    try:
-        broadcast_object_list(values)
-    except RuntimeError as error:
-        if is_first():
-            raise
-        raise PeerError(f"process 0 has stopped: its own message says why, unless it was killed; {_AGAIN}") from error
-    return values[0]
+def broadcast(value: Any) -> Any:
+    """Return the value of rank 0 in every process."""
+    return broadcast_object_list([value])[0] if launched() > 1 else value
 
 
-def end_together(error: SkipwiseError | None) -> None:
-    """End every process if one has met an error, each with its own or with that of the other.
+@contextmanager
+def together() -> Iterator[None]:
+    """End every process if one has an error in this context.
 
     Raises:
         SkipwiseError: this process's own.
         TrainingError: another's.
     """
-    if launched() > 1:
-        _state()
-        told = gather_object([str(error or "")])
-        number = next((number for number, text in enumerate(told) if text), None)
-        if number is not None and error is None:
-            raise TrainingError(f"process {number}: {told[number]}")
+    error = None
+    try:
+        yield
+    except SkipwiseError as raised:
+        error = raised
+    messages = gather_object([str(error or "")]) if launched() > 1 else []
     if error is not None:
         raise error
+    for rank, message in enumerate(messages):
+        if message:
+            raise TrainingError(f"process {rank}: {message}")
 
 
 def require_engine(wrapped: torch.nn.Module) -> None:
-    """Require the wrapped model to be of the requested engine; on a CPU, accelerate silently replaces FSDP by DDP."""
+    """Require the wrapped model to be the engine's; on a CPU accelerate silently replaces FSDP by DDP."""
     if launched() == 1:
         return
-    wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled one
+    wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled model
     kinds = {kind.__name__ for kind in type(wrapped).__mro__}
     if not kinds & _WRAPPERS[engine()]:
         raise TrainingError(
-            f"{engine()} was asked for, and what trains is a {type(wrapped).__name__}, which does not shard the model: "
-            "FSDP needs GPUs; choose ddp, or zero3 with the deepspeed package"
+            f"{engine()} was requested, but {type(wrapped).__name__} trains: the model is not sharded. FSDP needs GPUs; "
+            "choose ddp or zero3"
         )
 
 
 def finish() -> None:
-    """End distributed training; the first process continues alone and loads whole models."""
+    """End distributed training; rank 0 continues alone and loads whole models."""
     if launched() == 1:
         return
     torch.distributed.barrier()
@@ -135,39 +165,3 @@ def finish() -> None:
     unset_hf_deepspeed_config()
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", ENGINE, *_ACCELERATE):
         os.environ.pop(name, None)
-
-
-def _state() -> PartialState:
-    met = None if PartialState._shared_state else _meet()
-    try:  # the first process may tokenise for hours while the others wait
-        state = PartialState(cpu=default_device().type == "cpu", timeout=timedelta(days=7))
-    except RuntimeError as error:  # as when another process is killed right after it has begun
-        raise PeerError(
-            f"the {launched()} processes have begun, but cannot join ({reason(error)}); look at what the others printed. "
-            f"{_AGAIN.capitalize()}"
-        ) from error
-    del met  # until here, so that the first process serves one store for both
-    return state
-
-
-def _meet() -> torch.distributed.Store:
-    """Wait until every process has begun.
-
-    If a process dies after this meeting, the others notice at once. If it dies before, they notice only after ``MEETING``, and
-    there may be no launcher that ends them earlier.
-    """
-    try:
-        store, rank, processes = next(torch.distributed.rendezvous("env://", timeout=MEETING))
-        store.set(f"skipwise/{rank}", "begun")
-        store.wait([f"skipwise/{number}" for number in range(processes)], MEETING)
-    except ValueError as error:  # of a variable that is not there
-        raise TrainingError(
-            f"WORLD_SIZE says that this is one of {launched()} processes, but not how to find the others ({error}); start "
-            "them with --launch, torchrun or accelerate launch"
-        ) from error
-    except RuntimeError as error:  # torch's errors of a store
-        raise PeerError(
-            f"of {launched()} processes not all have begun within {MEETING.total_seconds():.0f} s; look at what the others "
-            f"printed. {_AGAIN.capitalize()}"
-        ) from error
-    return store

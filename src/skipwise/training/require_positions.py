@@ -1,7 +1,7 @@
 """A guard for trainers that are not ours: the model must read positions that skip, across chunks that attend to each other.
 
-A Trainer drops the columns that it does not know, and some collators keep only those that they know. A model without
-``position_ids`` counts 0, 1, 2, ... and the loss looks as it should, but nothing about distance is learned.
+A Trainer drops the columns that it does not know, and so do some collators. A model without ``position_ids`` counts 0, 1,
+2, ...: the loss looks right, but no far distance is learned.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from skipwise.model.sliding import takes_packed
 
 _EXAMPLES = 256  # of which one must skip; a share of examples may have no skip
 
-# What PoseDataset adds to a batch for the trainer of ``skipwise extend``; a stock model takes any field and ignores these.
+# Fields of a PoseDataset for the trainer of ``skipwise extend``; a stock model ignores them.
 _WEIGHTS = ("label_weights", "teacher_weights", "teacher_positions")
 
 _KEEP = "give data_collator=PoseCollator(...) or collate, and remove_unused_columns=False"
@@ -34,22 +34,17 @@ class RequirePositions(TrainerCallback):
 
         trainer = Trainer(model, arguments, collate, data, callbacks=[RequirePositions("32k")])
 
-    A ``PoseDataset`` is told each epoch, so that its examples are new in it.
-
-    At the beginning of training ``probe_connectivity`` tests that chunks attend to each other. Then the batches that reach
-    the model are checked until one has a skip, and after that no more. In a loop of your own call ``watch(model)`` before
-    the first step. ``PoseCollator`` is such a callback itself.
-
-    The weights that a ``PoseDataset`` gives labels and a teacher are refused where nothing would apply them: where they reach
-    the model, whose loss ignores them, or where a Trainer drops them by ``remove_unused_columns``.
+    Before training ``probe_connectivity`` tests that chunks attend to each other. Then batches are checked until one has a
+    skip. A ``PoseDataset`` gets the number of each epoch, for new examples. In a loop of your own call ``watch(model)``
+    before the first step. ``PoseCollator`` is such a callback itself.
 
     Args:
-        target_length: L_t in tokens, as 32768 or "32k".
+        target_length: L_t in tokens, e.g. 32768 or "32k".
 
     Raises:
         RecipeError: (in the forward pass) a batch has no ``position_ids`` or no ``attention_mask``, its positions begin
-            again inside an example, it has weights that the model ignores, or 256 examples have no skip. (Before training)
-            the model does not read the target, or the Trainer drops such weights.
+            again inside an example, it has weights of labels or a teacher, which a stock loss ignores, or 256 examples
+            have no skip. (Before training) the model does not read the target, or the Trainer drops such weights.
         ModelError: (before training) the chunks do not attend to each other.
     """
 
@@ -68,8 +63,7 @@ class RequirePositions(TrainerCallback):
         self.watch(model, precision=precision_of(args))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Tell a ``PoseDataset`` its epoch. Accelerate's loader does so only in one process, and not after a resume inside an
-        epoch."""
+        """Give a ``PoseDataset`` its epoch; Accelerate does so only in one process, and not after a resume."""
         data = getattr(given.get("train_dataloader"), "dataset", None)
         if isinstance(data, PoseDataset):
             data.set_epoch(int(state.epoch or 0))
@@ -79,17 +73,16 @@ class RequirePositions(TrainerCallback):
         self._release()
 
     def watch(self, model: Any, *, precision: str = "float32") -> None:
-        """Probe ``model``, and check what its forward gets in training until a position has skipped.
+        """Probe ``model``, and check its inputs in training until a position skips.
 
-        ``precision`` is bf16 or fp16 for training under autocast; float32 computes in the dtype of the weights.
+        ``precision`` is bf16 or fp16 under autocast; float32 computes in the dtype of the weights.
         """
         self._release()
         stock = stock_model(model)
         _require_extended(stock.config.get_text_config(), self._target)
         probe_connectivity(stock, self._target, precision=precision)
         self._examples = 0
-        # Older peft calls the forward of the outer model past its hooks; the inner one is always called as a module. Before
-        # other hooks (prepend), because that of sliding layers replaces the batch's mask by one for each kind of layer.
+        # Older peft calls the outer model's forward without its hooks. The hook of sliding layers replaces the mask, so prepend.
         self._hook = stock.base_model.register_forward_pre_hook(self._check, prepend=True, with_kwargs=True)
 
     def _release(self) -> None:
@@ -102,49 +95,39 @@ class RequirePositions(TrainerCallback):
             return
         positions = given.get("position_ids")
         if positions is None:
-            raise RecipeError(
-                "the model got no position_ids, so it counts 0, 1, 2, ... and no position skips: the Trainer or its "
-                f"collator dropped them; {_KEEP}"
-            )
+            raise RecipeError(f"the model got no position_ids, so no position skips; {_KEEP}")
         _refuse_weights(given)
         steps, mask = positions.diff(dim=-1), given.get("attention_mask")
         within = torch.ones_like(steps, dtype=torch.bool)  # whether a step stays in one text
         if isinstance(mask, torch.Tensor) and mask.ndim == 4:
             if not takes_packed(model):
+                attention = cast(Any, model.config)._attn_implementation
                 raise RecipeError(
-                    f"the batch has several texts in a window, which this model's {cast(Any, model.config)._attn_implementation} "
-                    "attention does not keep apart; load the model with skipwise.load_model, or give the data set texts of at "
-                    "least the train length alone"
+                    f"the batch has packed texts, which {attention} attention mixes; load the model with skipwise.load_model, or "
+                    "give the data set texts of at least the train length"
                 )
             within = mask[:, 0].diagonal(offset=-1, dim1=1, dim2=2)
         if ((steps <= 0) & within).any():
             raise RecipeError(
-                "position_ids begin again inside an example: the Trainer packs several documents into one, which cuts "
-                f"attention between them; turn packing and padding_free off, and {_KEEP}"
+                f"position_ids begin again inside an example, which cuts attention; turn packing and padding_free off, and {_KEEP}"
             )
         if mask is None:
-            raise RecipeError(
-                "the model got no attention_mask, so transformers reads a skip as the border of a packed document and cuts "
-                f"attention there; {_KEEP}"
-            )
+            raise RecipeError(f"the model got no attention_mask, so transformers cuts attention at each skip; {_KEEP}")
         _require_extended(model.config, int(positions.max()) + 1)
         self._examples += len(positions)
         if ((steps != 1) & within).any():
             self._release()
         elif self._examples >= _EXAMPLES:
-            raise RecipeError(
-                f"no position skips in {self._examples} examples: they are not those of PoseCollator or PoseDataset, or their "
-                f"scheme has no skips; {_KEEP}"
-            )
+            raise RecipeError(f"no position skips in {self._examples} examples; {_KEEP}")
 
 
 def _require_extended(config: Any, target: int) -> None:
-    """Require a model whose config reads the target: the positions of one that does not are not interpolated."""
+    """Require a model whose config reads the target; other positions are not interpolated."""
     longest = reach_of(config)
     if longest is not None and longest < target:
         raise RecipeError(
-            f"the model reads {longest:,} positions by its config, and the examples reach {target:,}: extend it before training, "
-            f"as by skipwise.load_model(name, target_length={target}, interpolation='yarn'), or lower the target length"
+            f"the model reads {longest:,} positions, and the examples reach {target:,}; extend it first, e.g. by "
+            f"skipwise.load_model(name, target_length={target}, interpolation='yarn'), or lower the target"
         )
 
 
@@ -152,6 +135,6 @@ def _refuse_weights(fields: Mapping[str, Any]) -> None:
     """Refuse fields that only the trainer of ``skipwise extend`` reads."""
     if ignored := [name for name in _WEIGHTS if name in fields]:
         raise RecipeError(
-            f"the batch has {', '.join(ignored)}, which the model's own loss ignores: only skipwise extend applies them; make the "
-            "PoseDataset without a teacher, and leave answer_weight and first_digit_weight out of its Data, or extend by skipwise extend"
+            f"the batch has {', '.join(ignored)}, which the model's own loss ignores; make the PoseDataset without a teacher, "
+            "answer_weight and first_digit_weight, or use skipwise extend"
         )

@@ -1,87 +1,85 @@
-"""Choose the folder of a run: a new run never takes an existing one, and a resumed run has the same recipe."""
+"""A run from its folder to its trained model: choose and begin the folder, prepare, load, train, save.
 
-import glob
+A new run never takes an existing folder, and a resumed run has the settings that it began with. Of several processes all
+prepare the run, rank 0 begins its folder, and the others join the training.
+"""
+
 import re
-from collections.abc import Iterator
-from contextlib import suppress
-from itertools import count
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from skipwise.errors import RecipeError, RunError
-from skipwise.recipes.loading import dump_recipe, load_recipe, read_file
-from skipwise.recipes.methods import SETTINGS
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from skipwise.data.window import collate
+from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
+from skipwise.model import lora
+from skipwise.model.blocked_attention import blocked_attention
+from skipwise.model.extension import check_frequencies
+from skipwise.model.loading import UNSAVED, load_model
+from skipwise.model.probe import Probe, probe_connectivity
+from skipwise.model.saving import round_weights, save_extended
+from skipwise.model.teacher import Teacher
+from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Recipe
-from skipwise.results.files import file_digest
+from skipwise.results.records import TrainingRecord, append_record, read_records
 from skipwise.results.run_folder import RunFolder
-from skipwise.training.arguments import OF_EVALUATION
+from skipwise.training import processes, written_text
+from skipwise.training.checkpoints import disk_errors, latest_complete
+from skipwise.training.cost import require_fits
+from skipwise.training.prepare import PreparedRun, prepare
+from skipwise.training.trainer import train
 
-# Settings by which neither the model nor its logs change, to the bit.
+RUNS = Path("runs")  # where runs go without ``out``
+# Settings that change neither the model nor its logs, to the bit.
 _FREE = re.compile(
     r"training\.(dataloader_.*|(activation|gradient)_checkpointing|log_level.*|project|report_to|run_name|save_total_limit)"
 )
 
 
-RUNS = Path("runs")  # where runs go without ``out``
-
-
-class _OtherVersionError(RunError):
-    """A run was begun by a version whose methods had other settings."""
-
-
 def open_run(recipe: Recipe, out: Path | None, default_name: str, *, resume: bool) -> RunFolder:
-    """Return the folder of a new run, or of the one to resume; nothing is written before ``begin_run``.
+    """Return the folder of a new run, or of the run to resume; nothing is written before ``begin_run``.
 
-    Without ``out`` it is ``runs/<default_name>``, with a number if that exists.
+    Without ``out`` it is ``runs/<default_name>``, with a number if that exists, or the newest run of the recipe.
     """
     run = RunFolder(out or _default_folder(recipe, default_name, resume))
     require_ours(run, recipe, resume)
     return run
 
 
+def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
+    if not resume:
+        folder, number = RUNS / name, 1
+        while folder.exists():
+            number += 1
+            folder = RUNS / f"{name}-{number}"
+        return folder
+    begun = (path.parent for path in RUNS.glob("*/recipe.yaml") if path.parent.name.startswith(name))
+    for folder in sorted(begun, key=lambda folder: (folder / "recipe.yaml").stat().st_mtime, reverse=True):
+        if not _differences(deciding_settings(recipe_of(folder)), deciding_settings(recipe)):
+            return folder
+    raise RunError(f"no run of this recipe in runs/{name}*; give its folder by --out, or leave --resume out")
+
+
 def require_ours(run: RunFolder, recipe: Recipe, resume: bool) -> None:
-    """Require a folder to be free for a new run, or to hold the run of this recipe where one is resumed."""
+    """Require a folder to be free for a new run, or to hold the run of this recipe."""
     if run.recipe.exists():
         if not resume:
-            raise RunError(f"{run.path} holds another run: pass --resume to continue it, or give another --out")
-        as_begun = _read(run)
-        written = deciding_settings(as_begun)
-        begun = written | run.read().get("settings", {})
-        for key, old, new in _differences(begun, written):
+            raise RunError(f"{run.path} holds another run; pass --resume to continue it, or give another --out")
+        # A kill may fall between recipe.yaml and run.json.
+        begun = run.read().get("settings") or deciding_settings(recipe_of(run.path))
+        if changed := _differences(begun, deciding_settings(recipe)):
+            changes = ", ".join(f"{key} = {old!r}, now {new!r}" for key, old, new in changed[:4])
             raise RunError(
-                f"{run.recipe} was edited: the run was begun with {key} = {old!r}, and the file has {new!r}; undo that, "
-                "or give another --out"
+                f"{run.path} was begun with {changes}; resume with the settings it began with, or give another --out"
             )
-        if run.read().get("recipe", file_digest(run.recipe)) != file_digest(run.recipe):
-            raise RunError(
-                f"{run.recipe} was edited since the run was begun; undo that, and say what else is to be measured by --set"
-            )
-        for key, old, new in _differences(begun, deciding_settings(recipe)):
-            told = [*_leading_changes(as_begun, recipe), f"with {key} = {old!r}, now it is {new!r}"]
-            raise RunError(
-                f"{run.path} was begun {', and '.join(told)}: resume with the recipe it began with, or give another --out"
-            )
-    elif run.facts.exists():
-        raise RunError(f"{run.path} is a run that lost its recipe.yaml; restore it, or give another --out")
     elif not run.is_free:
-        raise RunError(f"{run.path} exists and is not a run of skipwise; give another --out")
+        raise RunError(f"{run.path} exists and holds no run of skipwise; give another --out")
     elif resume:
         raise RunError(f"{run.path} holds no run to resume; leave --resume out to begin one")
-
-
-def _default_folder(recipe: Recipe, name: str, resume: bool) -> Path:
-    """Return the first free folder of runs/name, runs/name-2, ..., or to resume, the newest run of this recipe."""
-    if not resume:
-        numbered = (RUNS / (name if number == 1 else f"{name}-{number}") for number in count(1))
-        return next(folder for folder in numbered if not folder.exists())
-    number = {folder: folder.name.removeprefix(name) for folder in RUNS.glob(f"{glob.escape(name)}*")}
-    named = [folder for folder, end in number.items() if re.fullmatch(r"(-\d+)?", end)]
-    for folder in sorted(named, key=lambda folder: int(number[folder][1:] or 1), reverse=True):
-        run = RunFolder(folder)
-        with suppress(_OtherVersionError):
-            if run.recipe.exists() and not _differences(deciding_settings(_read(run)), deciding_settings(recipe)):
-                return folder
-    raise RunError(f"no run of this recipe under runs/{name}*; give its folder by --out, or leave --resume out")
 
 
 def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -90,26 +88,13 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
     return [(key, old.get(key), new.get(key)) for key in fixed if old.get(key) != new.get(key)]
 
 
-def _leading_changes(begun: Recipe, now: Recipe) -> Iterator[str]:
-    """Say which settings differ that others follow from: LoRA sets the learning rate, and a method many settings."""
-    if bool(begun.lora) != bool(now.lora):
-        yield "with --lora, now it is left out" if begun.lora else "without --lora, now it is given"
-    if begun.method != now.method:
-        yield f"with method = {begun.method!r}, now it is {now.method!r}"
-
-
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
 
     The evaluation decides it only if the best step is kept; the cache never does, nor the method, whose settings are here.
     """
-    settings = _flatten(
-        recipe.model_dump(
-            mode="json", exclude={"method": True, "evaluation": True, "data": {"cache", "workers", "stream"}}
-        )
-    )
-    for name in OF_EVALUATION:  # earlier versions took them, and nothing read them
-        settings.pop(f"training.{name}", None)
+    free: Any = {"method": True, "evaluation": True, "data": {"cache", "workers", "stream"}}
+    settings = _flatten(recipe.model_dump(mode="json", exclude=free))
     rule = recipe.evaluation
     settings["evaluation.keep"] = rule.keep
     if rule.keep == "best":
@@ -121,52 +106,196 @@ def deciding_settings(recipe: Recipe) -> dict[str, Any]:
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
 
 
 def begin_run(run: RunFolder, recipe: Recipe, *, resume: bool) -> None:
-    """Lock the run's folder, and write the recipe of a new one before anything else.
+    """Lock the run's folder, and write the recipe of a new run before anything else.
 
-    What ``open_run`` saw is looked at again under the lock: meanwhile another process may have begun a run there. A
-    resumed run may measure other things than its recipe.yaml says; run.json has what was asked last.
+    The folder is checked again under the lock: another process may have begun a run there meanwhile.
     """
     run.lock()
     require_ours(run, recipe, resume)
     if not run.recipe.exists():
         dump_recipe(recipe, run.recipe)
-    run.begin(seed=recipe.seed, settings=deciding_settings(recipe), recipe=file_digest(run.recipe))
+    run.begin(seed=recipe.seed, settings=deciding_settings(recipe))
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Return the recipe of a run."""
-    return _read(RunFolder(folder))
-
-
-def _read(run: RunFolder) -> Recipe:
-    if not run.recipe.exists():
-        raise RunError(
-            f"{run.path} holds no run: there is no {run.recipe.name}; give the folder of a run, as runs/NAME"
-        )
+    """Return the recipe that a run began with."""
+    path = RunFolder(folder).recipe
+    if not path.exists():
+        raise RunError(f"{folder} holds no run: {path.name} is missing; give the folder of a run, e.g. runs/NAME")
     try:
-        recipe = load_recipe(run.recipe)
+        return load_recipe(path)
     except RecipeError as error:
-        raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name}: {error}") from None
-    # What the file lacks it got from today's method.
-    written: dict[str, Any] | None = read_file(run.recipe)
-    if not written:
-        raise RunError(f"{run.path} holds no run that can be read: {run.recipe.name} is empty; restore it")
-    if "method" not in written:
-        raise _OtherVersionError(
-            f"{run.path} was begun by skipwise 0.1, before there were methods; go on with that version, or give another --out"
-        )
-    for section, settings in SETTINGS.get(str(recipe.method), {}).items():
-        part = written.get(section, {})
-        if part is not None and (lacks := settings.keys() - part.keys()):
-            raise _OtherVersionError(
-                f"{run.path} was begun by a version without {section}.{min(lacks)}; go on with that version, or give another --out"
+        raise RunError(f"{path} cannot be read: {error}") from None
+
+
+def prepare_together(recipe: Recipe, out: Path | None, resume: bool, console: Console) -> PreparedRun:
+    """Prepare the run in every process, rank 0 first; an error of one ends all."""
+    first = processes.is_first()
+    with processes.together():  # before the text is read
+        if first and out is not None:
+            require_ours(RunFolder(out), recipe, resume)
+        if first:
+            require_fits(recipe, None if resume else out or RUNS, several=processes.launched() > 1)
+    with processes.together(), processes.main_process_first():
+        prepared = prepare(recipe, console)
+    return prepared
+
+
+def announce(prepared: PreparedRun, run: RunFolder, *, training: bool) -> None:
+    """Give the other processes the folder that rank 0 has begun, and whether the run is still to be trained."""
+    processes.broadcast((run.path.absolute(), run.identity, prepared.decides, training))
+    with processes.together():
+        pass  # another machine may refuse the folder
+
+
+def join(prepared: PreparedRun, resume: bool, console: Console, save_at: Collection[int]) -> RunFolder:
+    """Train with rank 0, which does everything else."""
+    path, identity, decides, training = processes.broadcast(None)
+    run = RunFolder(path)
+    with processes.together():
+        for name, value in prepared.decides.items():
+            if value != decides[name]:
+                raise RunError(
+                    f"the {name} is {value[:12]} here and {decides[name][:12]} in process 0; give all machines the same"
+                )
+        if not run.facts.exists() or run.identity != identity:
+            raise RunError(
+                f"{path} is not the folder that process 0 writes; give --out on a disk that all machines share"
             )
-    return recipe
+    if training:
+        try:
+            model, _ = load_and_probe(prepared, console)
+            train_run(prepared, model, run, resume=resume, console=console, save_at=save_at)
+        except SkipwiseError as error:
+            raise PeerError(str(error)) from error  # rank 0 has not met it
+    return run
+
+
+def load_and_probe(prepared: PreparedRun, console: Console) -> tuple[PreTrainedModel, Probe]:
+    """Load the interpolated model for training, and prove that its chunks attend to each other."""
+    rules = prepared.recipe.lora
+    model = load_model(
+        prepared.recipe.model,
+        prepared.extension,
+        dtype=prepared.base_dtype,
+        device=prepared.device,
+        four_bits=rules is not None and rules.base == "4bit",
+    )
+    if rules is not None:
+        model = cast(PreTrainedModel, lora.adapt(model, rules, prepared.recipe.seed))
+    with blocked_attention(model):  # as in training
+        probe = probe_connectivity(model, prepared.extension.target_length, precision=prepared.precision)
+    console.print(f"probe: chunks attend to each other ({probe.attention}, {probe.precision})")
+    return model, probe
+
+
+def train_run(
+    prepared: PreparedRun, model: PreTrainedModel, run: RunFolder, *, resume: bool, console: Console, **steps: Any
+) -> PreTrainedModel:
+    """Train in place, and return the whole model; rank 0 keeps the records.
+
+    ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``.
+    """
+    first = processes.is_first()
+    teacher = prepared.teacher(model)
+    summary = train(
+        model,
+        prepared.dataset(_written(prepared, teacher, run, console)),
+        collate,
+        prepared.recipe.training,
+        folder=run.checkpoints,
+        seed=prepared.recipe.seed,
+        resume=resume,
+        on_log=_recorder(prepared, run) if first else None,
+        teacher=teacher,
+        **steps,
+    )
+    check_frequencies(model, prepared.extension)  # an engine may have cast them
+    sharded = processes.sharding() is not None  # known until the processes are finished
+    processes.finish()
+    trained = summary.tokens_per_second > 0  # a resume may find no step left
+    if first and (trained or not run.read().get("training")):
+        run.record(training=vars(summary) | _timed(run, summary.tokens) | {"precision": prepared.precision})
+    return _whole(prepared, run, model) if sharded and first else model
+
+
+def _recorder(prepared: PreparedRun, run: RunFolder) -> Callable[[dict[str, float]], None]:
+    """Return the function that appends the record of a logged step."""
+    logged = max((r.step for r in read_records(run.results) if isinstance(r, TrainingRecord)), default=0)
+
+    def keep(log: dict[str, float]) -> None:
+        if log["step"] > logged:  # a step trained again after a kill, to the same bits, has its record
+            append_record(run.results, TrainingRecord(arm=prepared.recipe.arm, **log))  # type: ignore[arg-type]
+
+    return keep
+
+
+def _timed(run: RunFolder, tokens: int) -> dict[str, float]:
+    """Return the seconds and speed of the whole run, with the part before a resume, by its records."""
+    logs = sorted({r.step: r for r in read_records(run.results) if isinstance(r, TrainingRecord)}.items())
+    read = [r.tokens for _, r in logs]
+    if not logs or read[-1] != tokens:
+        return {}
+    seconds = sum((r.tokens - before) / r.tokens_per_second for (_, r), before in zip(logs, [0, *read], strict=False))
+    return {"seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
+    """Return the self-generated text of the recipe, if any; rank 0 lets the teacher write it."""
+    tokens = written_text.tokens_of(prepared.recipe, prepared.window)
+    if teacher is None or not tokens:
+        return None
+    with processes.main_process_first():
+        if processes.is_first() and not run.written.exists():
+            written_text.write(
+                run.written,
+                teacher,
+                prepared.tokenizer,
+                tokens=tokens,
+                # Beyond its window the base writes nonsense.
+                longest=min(prepared.train_length, prepared.extension.rope.original_length),
+                seed=prepared.recipe.seed,
+                console=console,
+            )
+    texts, fingerprint = written_text.read(run.written)
+    run.require_same({written_text.NAME: fingerprint})
+    if processes.is_first():
+        run.record(fingerprints=(run.read().get("fingerprints") or {}) | {written_text.NAME: fingerprint})
+    return texts
+
+
+def _whole(prepared: PreparedRun, run: RunFolder, trained: PreTrainedModel) -> PreTrainedModel:
+    """Load the whole model from the last checkpoint into CPU memory.
+
+    The processes hold only shards of ``trained``, and one GPU may be too small.
+    """
+    checkpoint = latest_complete(run.checkpoints)
+    assert checkpoint is not None
+    rules = prepared.recipe.lora
+    if rules is None:
+        model = load_model(str(checkpoint))
+        setattr(model, UNSAVED, getattr(trained, UNSAVED, {}))  # which the checkpoint lacks
+        return model
+    model = load_model(prepared.recipe.model, prepared.extension, dtype=prepared.base_dtype)
+    return cast(PreTrainedModel, lora.adapt(model, rules, state=checkpoint / "adapter_model.safetensors"))
+
+
+def save_trained(prepared: PreparedRun, model: PreTrainedModel, run: RunFolder) -> None:
+    """Save the trained model in ``training.save_dtype``, with LoRA merged or as an adapter in float32."""
+    check_frequencies(model, prepared.extension)
+    rules, adapter_of = prepared.recipe.lora, None
+    if rules and rules.saved == "adapter":
+        adapter_of = prepared.recipe.model
+    elif rules:
+        model = lora.merged(model, load_model(prepared.recipe.model, prepared.extension))
+    if not adapter_of:
+        round_weights(model, getattr(torch, prepared.recipe.training.save_dtype))
+    with disk_errors("the model", run.checkpoints):
+        save_extended(
+            model, prepared.tokenizer, prepared.extension, run.model, origin=prepared.origin, adapter_of=adapter_of
+        )

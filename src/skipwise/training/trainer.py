@@ -1,45 +1,47 @@
 """Train a model by ``transformers.Trainer``, with exact resume and guards.
 
 Trainer trains; Accelerate and DeepSpeed place the model on the hardware. The loss is the stock model's, the mean
-negative log-likelihood in nats over all labels of the global batch with any gradient accumulation; weights of labels and
-a teacher's term come to it where examples have them.
+negative log-likelihood in nats over all labels of the global batch with any gradient accumulation. Weights of labels and
+the teacher's term are added where examples have them.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Sized
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from rich.console import Console
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
 from transformers.utils import logging as transformers_logging
 
-from skipwise.errors import RecipeError, RunError, TrainingError, counted
+from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError, counted, out_of_memory
+from skipwise.model import checkpointing
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
 from skipwise.model.teacher import Teacher
+from skipwise.progress import progress as show_progress
 from skipwise.recipes.schema import Training
 from skipwise.training import checkpoints, processes
 from skipwise.training.arguments import settings_errors, training_arguments
-from skipwise.training.disk import checkpoint_bytes, disk_space
-from skipwise.training.guards import NonFiniteGuard, memory_errors
-from skipwise.training.progress import TrainingProgress
+from skipwise.training.checkpoints import intact
 
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """The result of a run. Steps and tokens count the whole run, with the part before a resume; time, this session."""
+    """The result of a run. Steps and tokens include the part before a resume; time does not."""
 
     steps: int
     tokens: int  # input tokens seen
-    seconds: float  # of training; what ``on_step`` took is left out
-    loss: float  # nats a label, with the teacher's term and the weights of labels; the mean of the steps between the last two logs
+    seconds: float  # of training, without ``on_step``
+    loss: float  # nats a label, with the teacher's term and the weights of labels; mean of the last logged steps
     tokens_per_second: float
 
 
@@ -52,103 +54,106 @@ def train(
     folder: Path,
     seed: int,
     resume: bool,
-    run: str = "",
     on_log: Callable[[dict[str, Any]], None] | None = None,
     on_step: Callable[[int], None] | None = None,
+    save_at: Collection[int] = (),
+    best: Callable[[], int | None] = lambda: None,
     teacher: Teacher | None = None,
     progress: bool = True,
 ) -> TrainingSummary:
     """Train ``model`` in place on the first ``max_steps * batch_size`` examples of ``dataset``, in order.
 
-    Its trained weights are float32. Checkpoints go to ``folder``; the last step has one too, so that a later kill costs
-    no training. With ``resume`` training goes on from the newest complete one, or starts if there is none.
+    Trained weights are float32. Checkpoints go to ``folder``, also after the last step. With ``resume`` training
+    continues from the newest complete checkpoint, or starts if there is none.
 
     Args:
-        collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length]; the mask of packed texts is
-            [examples, 1, train_length, train_length].
+        collate: makes ``input_ids, position_ids, labels, attention_mask`` [examples, train_length]; the mask of packed
+            texts is [examples, 1, train_length, train_length].
         seed: of dropout and everything else that the model draws.
-        run: what the checkpoints belong to (``RunFolder.identity``); those of another run are refused.
         on_log: gets ``step, loss, learning_rate, grad_norm, tokens, tokens_per_second`` at each logged step.
         on_step: gets the number of each step after it; the model has the weights of that step.
-        teacher: is asked for its predictions where a batch has ``teacher_weights`` [examples, tokens] above 0.
+        save_at: more steps with a checkpoint.
+        best: returns the best step so far. Its checkpoint is kept, and the model gets its weights after training.
+        teacher: predicts where a batch has ``teacher_weights`` [examples, tokens] above 0.
         progress: show a progress bar in a terminal, or lines elsewhere.
 
     Raises:
-        RecipeError: a setting is wrong or contradicts another, the dataset is too short, or collate drops positions.
+        RecipeError: a setting is wrong or contradicts another, or the dataset is too short.
         RunError: ``folder`` holds checkpoints, or its newest checkpoint has lost or changed a file.
-        TrainingError: too little memory or disk space, training that ends before its last step, or (NonFiniteLossError) a
-            loss that is not finite.
+        TrainingError: memory or disk is full, or (NonFiniteLossError) the loss is not finite.
     """
     args = training_arguments(settings, folder, seed)
-    checkpoint = _resume_point(folder, resume, args.world_size, run)
-    meter, guard = _Meter(on_log, on_step), NonFiniteGuard(folder)
-    display = TrainingProgress(progress, lambda: meter.paused)
+    checkpoint = _resume_point(folder, resume, args.world_size)
+    guard, meter = NonFiniteGuard(folder), _Meter(on_log, on_step, save_at, progress)
     use_cache = model.config.use_cache  # Trainer switches it off
     mask_by_position(model)  # for a model that load_model did not load
+    transformers_logging.disable_progress_bar()  # a bar for each checkpoint would break ours
     examples = _first_examples(dataset, settings)
     with settings_errors():
-        trainer = _Trainer(
-            model,
-            args,
-            collate,
-            examples,
-            callbacks=[guard, meter, display],
-            guard=guard,
-            keep=settings.save_total_limit,
-            run=run,
-            teacher=teacher,
-        )
+        trainer = _Trainer(model, args, collate, examples, callbacks=[guard, meter])
+    trainer.guard, trainer.teacher, trainer.keep, trainer.best = guard, teacher, settings.save_total_limit, best
     trainer.remove_callback(PrinterCallback)
+    # torch.compile replaces the stock attention itself.
+    attention = nullcontext() if args.torch_compile else blocked_attention(model)
     began = time.perf_counter()
     try:
-        # What torch.compile makes of the stock attention is not ours to replace.
-        attention = nullcontext() if args.torch_compile else blocked_attention(model)
-        with checkpoints.weights_only(checkpoint), memory_errors(trainer), _without_save_bars(), attention:
+        with checkpoints.weights_only(checkpoint), _memory_errors(trainer), attention:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
-        display.stop()
+        meter.stop()
         model.config.use_cache = use_cache
-    if (done := trainer.state.global_step) < args.max_steps:  # a callback stopped it, of a tracker for example
-        raise TrainingError(
-            f"training ended without an error after step {done:,} of {args.max_steps:,}; pass --resume to go on from the last "
-            "checkpoint, if there is one"
-        )
     seconds = time.perf_counter() - began - meter.paused
-    if args.should_save:  # what an interrupted removal left, where no later save removes it
-        checkpoints.rotate(folder, settings.save_total_limit)
+    state = trainer.state
+    assert state.global_step == args.max_steps, f"a callback ended training after step {state.global_step}"
+    if args.should_save:  # torn checkpoints that no later save removes
+        checkpoints.rotate(folder, settings.save_total_limit, best())
+    if (step := best()) not in (None, args.max_steps):
+        checkpoints.verify(folder / f"checkpoint-{step}")
+        trainer._load_from_checkpoint(str(folder / f"checkpoint-{step}"))
     return TrainingSummary(
-        steps=trainer.state.global_step,
-        tokens=trainer.state.num_input_tokens_seen,
+        steps=state.global_step,
+        tokens=state.num_input_tokens_seen,
         seconds=seconds,
-        loss=next((entry["loss"] for entry in reversed(trainer.state.log_history) if "loss" in entry), float("nan")),
-        tokens_per_second=(trainer.state.num_input_tokens_seen - meter.tokens_before) / seconds,
+        loss=next((entry["loss"] for entry in reversed(state.log_history) if "loss" in entry), float("nan")),
+        tokens_per_second=(state.num_input_tokens_seen - meter.tokens_before) / seconds,
     )
+
+
+def _resume_point(folder: Path, resume: bool, world_size: int) -> Path | None:
+    """Return the checkpoint to resume from, or None for a start; refuse to overwrite checkpoints."""
+    if not resume and (existing := checkpoints.complete_checkpoints(folder)):
+        raise RunError(f"{folder} already holds {existing[-1].name}; pass --resume, or another folder with --out")
+    if checkpoint := checkpoints.latest_complete(folder):
+        checkpoints.require_same_setup(checkpoint, processes.engine(), world_size)
+    return checkpoint
+
+
+def _first_examples(dataset: Dataset, settings: Training) -> Dataset:
+    """Return the examples of the run as one epoch; a resume after the last step then trains no further."""
+    available, needed = len(cast(Sized, dataset)), settings.max_steps * settings.batch_size
+    if available < needed:
+        raise RecipeError(
+            f"the data set has {counted(available, 'example')}, and training.max_steps x batch_size needs {needed:,}; set "
+            f"training.max_steps={available // settings.batch_size} or give more"
+        )
+    return dataset if available == needed else Subset(dataset, range(needed))
 
 
 class _Trainer(Trainer):
     """The stock Trainer, with guards before each update and around each save."""
 
-    def __init__(
-        self, *args: Any, guard: NonFiniteGuard, keep: int, run: str, teacher: Teacher | None, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.guard, self.keep, self.run, self.teacher = guard, keep, run, teacher
-        self.micro_batch: tuple[int, ...] = (0, 0)  # examples, tokens
-        self._sliced: bool | None = None
-        self._apart = False
+    guard: "NonFiniteGuard"
+    teacher: Teacher | None
+    keep: int  # complete checkpoints
+    best: Callable[[], int | None]
+    micro_batch = (0, 0)  # examples, tokens
+    _sliced: bool | None = None  # whether the loss is computed in slices; None before the first batch
+    _apart = False  # whether packed texts were probed
 
     @property
     def _sharded(self) -> bool:
         """Whether each process holds only a shard of the weights."""
         return self.is_deepspeed_enabled or self.is_fsdp_enabled
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
-        with settings_errors():
-            return super().create_optimizer(*args, **kwargs)
-
-    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        with settings_errors():
-            return super().create_scheduler(*args, **kwargs)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """Restore the stock forward: Accelerate's copies all logits to float32. The loss gets the same autocast."""
@@ -164,7 +169,7 @@ class _Trainer(Trainer):
             )
         if forward := vars(self.model).pop("_original_forward", None):
             del self.model.forward
-            # Only one that is not the class's: with that, the model would hold itself, and stay in memory when it is done with.
+            # Setting the class's own would let the model hold itself, and stay in memory.
             if self.model.forward != forward:
                 self.model.forward = forward
         return prepared
@@ -176,23 +181,24 @@ class _Trainer(Trainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         ids, weights = inputs["input_ids"], inputs.pop("teacher_weights", None)
-        positions = inputs.pop("teacher_positions", None)
-        label_weights = inputs.pop("label_weights", None)
-        if self._sliced is None:  # the first batch
-            self._require_positions(inputs)
-            if (weights is None) != (self.teacher is None):
-                lacks = "teacher_weights" if weights is None else "teacher"
-                raise RecipeError(
-                    f"there is no {lacks}: a teacher that trains along and a PoseDataset made with teacher= need each other; give both, "
-                    "or neither"
-                )
+        positions, label_weights = inputs.pop("teacher_positions", None), inputs.pop("label_weights", None)
+        assert (weights is None) == (self.teacher is None), "a teacher and teacher_weights need each other"
+        if self._sliced is None:
             self._sliced = self._needs_slices(ids.numel())
-        if not self._apart and inputs["attention_mask"].ndim == 4:  # the first batch with packed texts
-            self._require_apart(inputs)
+        net, taught, mask = cast(PreTrainedModel, self.model), None, inputs["attention_mask"]
+        if mask.ndim == 4 and not self._apart and not self._sharded:  # the first packed texts; a shard cannot be probed
+            require_apart(net, ids, inputs["position_ids"], mask, precision=precision_of(self.args))
             self._apart = True
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        with self._loss(ids, weights, positions, label_weights):
+        terms: AbstractContextManager[object] = nullcontext()
+        if self.teacher is not None and weights is not None:
+            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced, sharded=self._sharded)
+        if self._sliced:
+            terms = in_slices(net, taught, label_weights)
+        elif taught is not None or label_weights is not None:
+            terms = with_terms(net, taught, label_weights)
+        with terms:
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
@@ -200,51 +206,14 @@ class _Trainer(Trainer):
             self.guard.see_loss(loss.detach())
         return (loss, outputs) if return_outputs else loss
 
-    def _loss(
-        self,
-        ids: torch.Tensor,
-        weights: torch.Tensor | None,
-        positions: torch.Tensor | None,
-        label_weights: torch.Tensor | None,
-    ) -> AbstractContextManager[object]:
-        """Return the context in which the model computes its loss: in slices or whole, with further terms or not."""
-        model = cast(PreTrainedModel, self.model)
-        taught = None
-        if self.teacher is not None and weights is not None:
-            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced, sharded=self._sharded)
-        if self._sliced:
-            return in_slices(model, taught, label_weights)
-        if taught is None and label_weights is None:
-            return nullcontext()
-        return with_terms(model, taught, label_weights)
-
-    def _require_positions(self, batch: dict[str, Any]) -> None:
-        """Refuse a batch without the positions of its examples; the model would count 0, 1, 2, ... in silence."""
-        if batch.get("position_ids") is not None:
-            return
-        example = cast(Dataset, self.train_dataset)[0]
-        if isinstance(example, Mapping) and example.get("position_ids") is not None:
-            raise RecipeError(
-                f"a batch has the fields {', '.join(batch)}: collate dropped the position_ids of the examples, without "
-                "which no position skips; give skipwise.collate, or a function that keeps every field"
-            )
-
-    def _require_apart(self, batch: dict[str, Any]) -> None:
-        """Refuse a model whose attention reads across packed texts; of a sharded one no process can be asked alone."""
-        if not self._sharded:
-            model, precision = cast(PreTrainedModel, self.model), precision_of(self.args)
-            ids, positions, mask = (batch[name] for name in ("input_ids", "position_ids", "attention_mask"))
-            require_apart(model, ids, positions, mask, precision=precision)
-
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: they are worth it, and nothing else needs all logits.
 
-        With a teacher there are twice as many. Slices need the output layer's weights, which no process holds whole in a
-        sharded model. Liger has its own loss.
+        A teacher doubles the logits. Slices need the output layer's weights, which no process of a sharded run holds
+        whole. Liger has its own loss.
         """
         model = cast(PreTrainedModel, self.model)
-        logits_needed = self.label_smoother is not None or self.args.use_liger_kernel
-        if logits_needed or self._sharded:
+        if self.label_smoother is not None or self.args.use_liger_kernel or self._sharded:
             return False
         vocabulary = model.config.get_text_config().vocab_size
         worth = self.teacher is not None or worth_chunking(tokens, vocabulary, model.device.type)
@@ -259,40 +228,93 @@ class _Trainer(Trainer):
         folder = Path(str(self.args.output_dir))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
-            checkpoints.discard(checkpoint)  # an incomplete checkpoint left by an interrupted save
+            checkpoints.discard(checkpoint)  # left torn by an interrupted save
         self.accelerator.wait_for_everyone()
-        assert isinstance(self.model, torch.nn.Module)
-        assert isinstance(self.optimizer, torch.optim.Optimizer)
-        with disk_space(checkpoint, checkpoint_bytes(self.model, self.optimizer)):
+        with checkpoints.disk_errors(checkpoint.name, folder):
             super()._save_checkpoint(model, trial)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            checkpoints.mark_complete(checkpoint, self.run)
-            checkpoints.rotate(folder, self.keep)
+            checkpoints.mark_complete(checkpoint, processes.engine(), self.args.world_size)
+            checkpoints.rotate(folder, self.keep, self.best())
         # Hashes of a large checkpoint take minutes, and collectives of DeepSpeed's own group wait ten at the most.
         self.accelerator.wait_for_everyone()
 
 
-class _Meter(TrainerCallback):
-    """Calls ``on_step`` after each step, and ``on_log`` at each logged step; those with a checkpoint and the last are logged."""
+class NonFiniteGuard(TrainerCallback):
+    """Stop the run before an optimizer step that would write NaN or infinity into the weights.
 
-    def __init__(self, on_log: Callable[[dict[str, Any]], None] | None, on_step: Callable[[int], None] | None) -> None:
-        self._on_log, self._on_step = on_log, on_step
-        self.tokens_before, self.paused = 0, 0.0  # paused: seconds in ``on_step``, which are no training
+    Losses and gradient norm stay on the device and are read once a step, so that gradient accumulation needs no extra
+    synchronisation. Under fp16 the loss scaler skips steps with infinite gradients, so only the loss is checked.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._loss: torch.Tensor | None = None
+        self._grad_norm: torch.Tensor | float = 0.0
+
+    def see_loss(self, loss: torch.Tensor) -> None:
+        """Add the detached loss of one micro-batch; the sum is non-finite if one of its terms is."""
+        self._loss = loss.sum() if self._loss is None else self._loss + loss.sum()
+
+    def see_grad_norm(self, norm: torch.Tensor | float) -> None:
+        """Take the norm of the gradients that the next update applies."""
+        self._grad_norm = norm
+
+    def check(self, args: Any, step: int) -> None:
+        """Check the losses and the gradient norm since the last check."""
+        loss, norm = self._loss, 0.0 if args.fp16 else self._grad_norm
+        self._loss, self._grad_norm = None, 0.0
+        assert loss is not None, "the guard got no loss since the last optimizer step"
+        if math.isfinite(float(loss + norm)):
+            return
+        what = "the gradient norm" if math.isfinite(float(loss)) else "the loss"
+        other = "bf16" if args.fp16 else "float32" if args.bf16 else None
+        precision = f"training.precision={other} or " if other else ""
+        raise NonFiniteLossError(
+            f"step {step}: {what} is not finite, and the weights were not updated; {intact(self._folder)}. Try {precision}a "
+            f"training.learning_rate below {args.learning_rate:g} in a new run (another --out)"
+        )
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self.check(args, state.global_step + 1)
+
+
+class _Meter(TrainerCallback):
+    """Call ``on_step`` after each step and ``on_log`` at each logged step, and show progress.
+
+    Steps with a checkpoint and the last step are logged too.
+    """
+
+    def __init__(
+        self,
+        on_log: Callable[[dict[str, Any]], None] | None,
+        on_step: Callable[[int], None] | None,
+        save_at: Collection[int],
+        shown: bool,
+    ) -> None:
+        self._on_log, self._on_step, self._save_at, self._shown = on_log, on_step, save_at, shown
+        self.tokens_before, self.paused = 0, 0.0  # paused: seconds in ``on_step``
+        self._display, self._loss = ExitStack(), "-"
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.tokens_before = self._tokens = state.num_input_tokens_seen
-        self._time = time.perf_counter()
+        self._began = self._time = time.perf_counter()
+        self._shown &= state.is_world_process_zero
+        if self._shown:
+            display = show_progress("training", state.max_steps, Console(stderr=True), done=state.global_step)
+            self._work = self._display.enter_context(display)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Trainer keeps no running loss in a checkpoint, so what is logged after a resume must begin there.
-        saves = state.global_step % state.save_steps == 0
-        control.should_log |= saves or state.global_step >= state.max_steps
+        step = state.global_step
+        control.should_save |= step in self._save_at
+        # Trainer keeps no running loss in a checkpoint, so a resume logs the mean of the steps after it.
+        control.should_log |= control.should_save
         if self._on_step:
             began = time.perf_counter()
-            self._on_step(state.global_step)
+            self._on_step(step)
             took = time.perf_counter() - began
             self._time, self.paused = self._time + took, self.paused + took
+        self._show(state)
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         logs = kwargs["logs"]
@@ -300,42 +322,41 @@ class _Meter(TrainerCallback):
             return
         now, tokens = time.perf_counter(), state.num_input_tokens_seen
         speed = (tokens - self._tokens) / (now - self._time)
-        self._tokens, self._time = tokens, now
+        self._tokens, self._time, self._loss = tokens, now, f"{logs['loss']:.3f}"
         if self._on_log and state.is_world_process_zero:
             record = {key: logs.get(key) for key in ("loss", "learning_rate", "grad_norm")}
             self._on_log({"step": state.global_step, **record, "tokens": tokens, "tokens_per_second": speed})
+        self._show(state)
 
+    def _show(self, state: TrainerState) -> None:
+        if self._shown:
+            seconds = time.perf_counter() - self._began - self.paused
+            speed = (state.num_input_tokens_seen - self.tokens_before) / seconds
+            status = f"step {state.global_step:,}/{state.max_steps:,}, loss {self._loss}, {speed:,.0f} tokens/s"
+            self._work.reach(state.global_step, status=status)
 
-def _resume_point(folder: Path, resume: bool, world_size: int, run: str) -> Path | None:
-    """Return the checkpoint to resume from, or None for a start; refuse to overwrite checkpoints."""
-    if not resume and (existing := checkpoints.complete_checkpoints(folder)):
-        raise RunError(f"{folder} holds {existing[-1].name} already; pass --resume, or another folder with --out")
-    checkpoint = checkpoints.latest_complete(folder)
-    if checkpoint:
-        checkpoints.require_run(checkpoint, run)
-        checkpoints.require_processes(checkpoint, world_size)
-        checkpoints.require_engine(checkpoint, processes.engine() if world_size > 1 else "ddp")
-    return checkpoint
-
-
-def _first_examples(dataset: Dataset, settings: Training) -> Dataset:
-    """Return the examples of the run as one epoch; then Trainer, resumed after the last step, trains no further."""
-    available, needed = len(cast(Sized, dataset)), settings.max_steps * settings.batch_size
-    if available < needed:
-        raise RecipeError(
-            f"the data set has {counted(available, 'example')}; training.max_steps x batch_size = "
-            f"{settings.max_steps:,} x {settings.batch_size} = {needed:,} are needed; set training.max_steps={available // settings.batch_size} or give more"
-        )
-    return dataset if available == needed else Subset(dataset, range(needed))
+    def stop(self) -> None:
+        """End the display, also after an error."""
+        self._display.close()
 
 
 @contextmanager
-def _without_save_bars() -> Iterator[None]:
-    """Hide the bar that transformers draws for each checkpoint; it would break the progress bar."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
+def _memory_errors(trainer: _Trainer) -> Iterator[None]:
+    """Explain an out-of-memory error in this context by the running Trainer's micro-batch."""
     try:
         yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        examples, tokens = trainer.micro_batch
+        held = f"with {examples} x {tokens:,} tokens in a forward pass" if examples else "before the first forward pass"
+        fixes = {
+            "--resume --set training.gradient_checkpointing=true": not getattr(trainer.args, checkpointing.NAME),
+            "a new run with training.per_device_train_batch_size=1": examples > 1,
+            "a new run with --lora": not hasattr(trainer.model, "peft_config"),
+            "a new run with a shorter train_length": True,
+        }
+        raise TrainingError(
+            f"step {trainer.state.global_step + 1}: out of memory {held}; {intact(Path(str(trainer.args.output_dir)))}. Try "
+            f"{', or '.join(fix for fix, helps in fixes.items() if helps)}"
+        ) from error

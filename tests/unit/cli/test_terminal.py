@@ -219,7 +219,7 @@ def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
 
 def test_the_processes_that_are_launched_get_the_words_as_they_are(monkeypatch) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr("skipwise.training.launch.launch", lambda *_: started.append(_[2]))
+    monkeypatch.setattr("skipwise.training.processes.launch", lambda *_: started.append(_[2]))
     run(monkeypatch, "extend", "--launch", "ddp", "--processes", "2", "--data", f"hf_{34 * 'x'}/")
     assert started == [["extend", "--data", f"hf_{34 * 'x'}/"]]
     assert sys.argv[-1] == "***/"  # of which records are made

@@ -24,7 +24,7 @@ from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.extend import _measure_step
 from skipwise.recipes.schema import Data
 from skipwise.results.records import ReadingRecord, append_record, read_records
-from skipwise.training.guards import memory_errors
+from skipwise.training.trainer import _memory_errors
 from tests.tiny import byte_tokenizer, llama
 
 QUIET = Console(file=io.StringIO())
@@ -238,7 +238,7 @@ def test_a_lack_of_memory_while_a_step_is_measured_is_not_that_of_training(tmp_p
     batch = replace(batch, requests=[replace(request, step=2) for request in batch.requests])
     evaluation = SimpleNamespace(step_batches=lambda step: [batch])
     message = r"out of memory measuring m at 64 tokens.*kept\. Leave out evaluation\.steps"
-    with pytest.raises(EvaluationError, match=message), memory_errors(trainer):
+    with pytest.raises(EvaluationError, match=message), _memory_errors(trainer):
         _measure_step(evaluation, run, llama(), 2)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -21,15 +20,13 @@ from transformers import (
     Qwen2Config,
 )
 
-from skipwise.errors import ModelError, RecipeError, RunError
+from skipwise.errors import ModelError, RecipeError
 from skipwise.method.interpolation import RopeSettings
 from skipwise.model.config import load_config
 from skipwise.model.extension import check_frequencies, extension_of, plan_extension, set_interpolation
 from skipwise.model.loading import load_model
 from skipwise.model.rope import original_length
 from skipwise.recipes.loading import dump_recipe, load_recipe, parse_changes
-from skipwise.results.files import file_digest
-from skipwise.training.run import deciding_settings, open_run
 from tests import families
 from tests.tiny import checkpoint
 
@@ -456,17 +453,6 @@ def test_without_settings_an_extension_is_recognised_as_before() -> None:
     config = LlamaConfig(max_position_embeddings=1024)
     told = plan_extension(config, interpolation="yarn", rope={"beta_fast": 16})
     assert "beta_fast=16.0" in repr(told)
-
-
-def test_a_run_begun_before_there_were_settings_is_resumed(tmp_path) -> None:
-    run = open_run(load_recipe(), tmp_path / "run", "name", resume=False)
-    run.lock()
-    run.recipe.write_text(yaml.safe_dump(load_recipe().model_dump(mode="json", exclude={"rope"})))
-    settings = {key: value for key, value in deciding_settings(load_recipe()).items() if not key.startswith("rope.")}
-    run.begin(seed=0, settings=settings, recipe=file_digest(run.recipe))
-    assert open_run(load_recipe(), run.path, "name", resume=True).path == run.path
-    with pytest.raises(RunError, match=r"was begun with rope\.beta_fast = None, now it is 16"):
-        open_run(load_recipe(None, {"rope.beta_fast": 16}), run.path, "name", resume=True)
 
 
 def test_the_original_length_of_another_models_recipe_is_refused() -> None:

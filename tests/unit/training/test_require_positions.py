@@ -71,14 +71,11 @@ def counted(batch: Batch) -> Batch:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (without("position_ids"), "got no position_ids.*remove_unused_columns=False"),
-        (without("attention_mask"), "got no attention_mask.*cuts attention"),
-        (restarted, "begin again inside an example.*turn packing and padding_free off"),
-        (
-            weighted("label_weights"),
-            "the batch has label_weights, which the model's own loss ignores.*leave answer_weight",
-        ),
-        (weighted("teacher_weights", "teacher_positions"), "the batch has teacher_weights, teacher_positions, which"),
+        (without("position_ids"), "no position_ids"),
+        (without("attention_mask"), "no attention_mask"),
+        (restarted, "packing"),
+        (weighted("label_weights"), "label_weights"),
+        (weighted("teacher_weights", "teacher_positions"), "teacher_weights, teacher_positions"),
     ],
 )
 def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any, message: str) -> None:
@@ -107,10 +104,7 @@ def test_weights_that_a_stock_trainer_would_drop_or_ignore_are_refused(
 
     source = corpus(tmp_path / "text")
     assert trained() == 1
-    with pytest.raises(
-        RecipeError,
-        match="only skipwise extend applies them; make the PoseDataset without a teacher, and leave answer_weight",
-    ):
+    with pytest.raises(RecipeError, match=r"(label|teacher)_weights"):
         trained(**weights)
 
 
@@ -122,14 +116,14 @@ def test_a_model_with_sliding_layers_is_watched_too(tmp_path: Path, family: str)
     made = trainer(tmp_path, model=model)
     made.train()
     assert made.state.global_step == 1
-    for change, message in ((restarted, "begin again inside"), (without("attention_mask"), "got no attention_mask")):
+    for change, message in ((restarted, "packing"), (without("attention_mask"), "no attention_mask")):
         with pytest.raises(RecipeError, match=message):
             trainer(tmp_path, change, model=model).train()
 
 
 def test_positions_that_never_skip_stop_the_run_after_256_examples(tmp_path: Path) -> None:
     made = trainer(tmp_path, counted, steps=9, batch=100)
-    with pytest.raises(RecipeError, match="no position skips in 300 examples"):
+    with pytest.raises(RecipeError, match="300"):
         made.train()
     assert made.state.global_step == 2
 
@@ -166,7 +160,7 @@ def test_a_loop_of_ones_own_is_watched_until_the_first_skip() -> None:
     collator = PoseCollator(TRAIN, TARGET)
     collator.set_epoch(0)
     batch = collator([Documents()[0]])
-    with pytest.raises(RecipeError, match="got no position_ids"):
+    with pytest.raises(RecipeError, match="no position_ids"):
         model(batch["input_ids"])
     model.eval()(batch["input_ids"])  # outside of training positions are counted
     model.train()(**batch)
@@ -179,15 +173,13 @@ def test_low_rank_additions_are_watched_too(tmp_path: Path) -> None:
         llama(window=TARGET), peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM")
     )
     RequirePositions(TARGET).watch(model.train())
-    with pytest.raises(RecipeError, match="got no position_ids"):
+    with pytest.raises(RecipeError, match="no position_ids"):
         model(input_ids=torch.arange(8)[None])
 
 
 def test_a_model_that_was_not_extended_is_refused() -> None:
     guard = RequirePositions(TARGET)
-    with pytest.raises(
-        RecipeError, match=f"reads {TARGET // 2} positions by its config, and the examples reach {TARGET}"
-    ):
+    with pytest.raises(RecipeError, match=f"{TARGET // 2} positions.*{TARGET}"):
         guard.watch(llama(window=TARGET // 2))
 
 
@@ -195,11 +187,11 @@ def test_examples_that_reach_beyond_the_model_are_refused(tmp_path: Path) -> Non
     data = PoseDataset.from_source(corpus(tmp_path / "text"), byte_tokenizer(), train_length=64, target_length=1024)
     arguments = replace(trainer(tmp_path).args, remove_unused_columns=False)
     made = Trainer(llama(window=TARGET).train(), arguments, collate, data, callbacks=[RequirePositions(TARGET)])
-    with pytest.raises(RecipeError, match="reads 128 positions by its config, and the examples reach 1,024"):
+    with pytest.raises(RecipeError, match=r"128 positions.*1,024"):
         made.train()
     model, batch = llama(window=TARGET).train(), {"attention_mask": torch.ones(1, 8, dtype=torch.int64)}
     RequirePositions(TARGET).watch(model)
-    with pytest.raises(RecipeError, match="reads 128 positions by its config, and the examples reach 308"):
+    with pytest.raises(RecipeError, match=r"128 positions.*308"):
         model(torch.arange(8)[None], position_ids=torch.arange(300, 308)[None], **batch)
 
 
@@ -244,9 +236,7 @@ def test_how_far_a_scaled_model_reads_is_known(rope: dict[str, Any], reads: int)
     config = llama(window=TARGET, rope_parameters=rope).config
     assert reach_of(config) == reads
     _require_extended(config, reads)
-    with pytest.raises(
-        RecipeError, match=f"reads {reads:,} positions by its config, and the examples reach {reads + 1:,}"
-    ):
+    with pytest.raises(RecipeError, match=f"{reads:,} positions.*{reads + 1:,}"):
         _require_extended(config, reads + 1)
 
 
@@ -257,5 +247,5 @@ def test_a_model_that_was_extended_to_less_is_refused(interpolation: str) -> Non
     set_interpolation(config, plan_extension(config, target_length=TARGET, interpolation=interpolation))
     model = LlamaForCausalLM(config)
     RequirePositions(TARGET).watch(model)
-    with pytest.raises(RecipeError, match=f"the model reads {TARGET} positions by its config"):
+    with pytest.raises(RecipeError, match=f"{TARGET} positions"):
         RequirePositions(8 * TARGET).watch(model)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from skipwise.results.run_folder import RunFolder
-from skipwise.training.extended import _written
+from skipwise.training.run import _written
 from tests.unit.training.test_prepare import prepared
 
 
