@@ -67,8 +67,7 @@ def changed(source: Path, out: Path, **settings: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "interpolation"),
-    [("llama", "linear"), ("llama", "yarn"), ("llama", "yarn-revised"), ("qwen3", "yarn"), ("gemma3", "linear")],
+    ("family", "interpolation"), [("llama", "linear"), ("llama", "yarn"), ("qwen3", "yarn"), ("gemma3", "linear")]
 )
 def test_there_and_back(family: str, interpolation: str, folder: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     model = extended(folder, family, interpolation)

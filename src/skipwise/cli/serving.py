@@ -27,7 +27,7 @@ def check(
 
     engines = find_engines([name.strip() for name in engine.split(",")] if engine else [], python or [])
     made = check(model_folder(model), engines, console, length=read_length(length))
-    print_comparisons(model, made, console)
+    print_comparisons(made, console)
     if not all(one.agrees for one in made):
         raise typer.Exit(1)
 

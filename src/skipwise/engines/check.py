@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from huggingface_hub import snapshot_download
 from rich.console import Console
-from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.documents import open_corpus
@@ -236,8 +235,8 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
         differences.setdefault(depth, []).extend(far)
     depths = {depth: (float(np.max(values)), float(np.mean(values))) for depth, values in differences.items()}
     plain, hard = differing(request.tokens, answer["tokens"]) if "tokens" in answer else (0, 0)
-    problem = f"{engine.name}: {plain} tokens differ on prose and code" if plain else ""
-    note = f"{engine.name}: {hard} of {len(request.tokens[-1])} tokens differ on odd white space" if hard else ""
+    problem = f"{plain} tokens differ on prose and code" if plain else ""
+    note = f"{hard} of {len(request.tokens[-1])} tokens differ on odd white space" if hard else ""
     return Comparison(engine, depths, tolerance, problem, note)
 
 
@@ -276,23 +275,13 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
     return made
 
 
-def print_comparisons(title: str, made: Sequence[Comparison], console: Console) -> None:
-    """Print a table of differences by engine and depth, the largest above the mean, then errors and other tokens."""
-    table = Table(
-        title=f"{title}: log-probabilities, nats from transformers (largest, mean)",
-        title_justify="left",
-        show_lines=True,
-    )
-    depths = list(dict.fromkeys(depth for one in made for depth in one.depths))
-    table.add_column("engine")
-    for column in (*(f"{depth:,} tokens" for depth in depths), "verdict"):
-        table.add_column(column, justify="right")
+def print_comparisons(made: Sequence[Comparison], console: Console) -> None:
+    """Print a line for each engine, and one for each depth with the mean and the largest difference."""
     for one in made:
-        cells = ["{:.1e}\n{:.1e}".format(*one.depths[depth]) if depth in one.depths else "" for depth in depths]
-        verdict = "agrees" if one.agrees else "failed" if one.problem else f"differs\n> {one.tolerance:g}"
-        table.add_row(f"{one.engine.name}\n{one.engine.version}", *cells, verdict)
-    console.print(table)
-    for one in made:
-        for line, style in ((one.problem, "red"), (one.note, None)):
-            if line:
-                console.print(line, style=style, soft_wrap=True)
+        verdict = "agrees" if one.agrees else one.problem or f"differs by more than {one.tolerance:g} nats"
+        style = None if one.agrees else "red"
+        console.print(f"{one.engine.name} {one.engine.version}: {verdict}", style=style, soft_wrap=True)
+        for depth, (largest, mean) in one.depths.items():
+            console.print(f"  {depth:,} tokens: {mean:.1e} nats from transformers in the mean, {largest:.1e} at most")
+        if one.note:
+            console.print(f"  {one.note}", soft_wrap=True)

@@ -105,10 +105,11 @@ def _prove(reference: dict[str, Any], request: Request, engine: Any, console: Co
     """Require llama.cpp to read a file as transformers reads the checkpoint."""
     with console.status(f"reading {request.max_length:,} tokens with llama.cpp"):
         compared = compare(reference, engine, request.of(file), GGUF_TOLERANCES[kind])
-    print_comparisons(f"weights of type {kind}", [compared], console)
+    console.print(f"type {kind}")
+    print_comparisons([compared], console)
     if not compared.agrees:
         raise EngineError(
-            f"llama.cpp does not read the GGUF file as transformers reads the checkpoint ({compared.problem or 'see the table'}). "
+            f"llama.cpp does not read the GGUF file as transformers reads the checkpoint ({compared.problem or 'see above'}). "
             "Serve the checkpoint with vLLM"
         )
 

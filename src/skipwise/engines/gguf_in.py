@@ -45,10 +45,10 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
             _write_float32(source, float32)
             reference = engine_here("transformers").answer(request)
             compared = compare(reference, engine_here("llama.cpp"), request.of(float32), _TOLERANCE)
-        print_comparisons(file.name, [compared], console)
+        print_comparisons([compared], console)
         if not compared.agrees:
             raise EngineError(
-                f"transformers does not read {file} as llama.cpp does ({compared.problem or 'see the table'}). "
+                f"transformers does not read {file} as llama.cpp does ({compared.problem or 'see above'}). "
                 "Use the model's own checkpoint"
             )
     return out

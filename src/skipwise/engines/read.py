@@ -32,6 +32,8 @@ def read_with_transformers(request: dict[str, Any]) -> dict[str, Any]:
     model.get_output_embeddings().register_forward_pre_hook(keep_places)
     with torch.no_grad():
         logits = model(ids[:, : max(request["places"])], use_cache=False).logits[0]
+        # Some versions fail only in a second pass beyond the window, as generation makes it.
+        model.base_model(ids[:, -1:], position_ids=torch.tensor([[ids.shape[1] - 1]]), use_cache=False)
         top = torch.log_softmax(logits.double(), -1).topk(min(request["top"], logits.shape[-1]))
     values = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return {"places": [list(zip(*place, strict=True)) for place in values]}

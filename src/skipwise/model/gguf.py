@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from packaging.version import Version
@@ -22,7 +23,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     modeling_gguf_pytorch_utils,
 )
@@ -109,7 +109,17 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
             tokenizer = PreTrainedTokenizerFast.from_pretrained(**file)
             model = AutoModelForCausalLM.from_pretrained(**file, config=config, dtype=source.dtype)
         _set_tokenizer(tokenizer, source, config.max_position_embeddings)
-        _stock(source, model).save_pretrained(folder)
+        held = sum(weight.numel() for weight in model.parameters())
+        stored = sum(int(tensor.n_elements) for tensor in source.reader.tensors if not tensor.name.startswith("rope_"))
+        if held != stored:  # transformers ignores tensors that it does not know
+            raise ModelError(
+                f"{source.path} has {stored:,} weights and {type(model).__name__} {held:,}. Use the model's own checkpoint"
+            )
+        # With the mark of GGUF transformers refuses to save the model.
+        model.hf_quantizer = None
+        del model.config.quantization_config
+        vars(model.config).pop("_model_name_or_path", None)
+        model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except (SkipwiseError, OSError):
         raise
@@ -120,24 +130,6 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
         ) from error
     write_legacy_keys(folder)
     write_seal(folder, {"converted_from": source.path.name})
-
-
-def _stock(source: GGUFFile, read: PreTrainedModel) -> PreTrainedModel:
-    """Return the model without the mark of GGUF, with which transformers refuses to save it."""
-    marks = ("quantization_config", "_model_name_or_path")
-    stated = {name: value for name, value in read.config.to_dict().items() if name not in marks}
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(type(read.config).from_dict(stated))
-    model.load_state_dict(read.state_dict(), assign=True)
-    model.tie_weights()
-    model.config.dtype = source.dtype
-    held = sum(weight.numel() for weight in model.parameters())
-    stored = sum(int(tensor.n_elements) for tensor in source.reader.tensors if not tensor.name.startswith("rope_"))
-    if held != stored:  # transformers ignores tensors that it does not know
-        raise ModelError(
-            f"{source.path} has {stored:,} weights and {type(model).__name__} {held:,}. Use the model's own checkpoint"
-        )
-    return model
 
 
 def _set_tokenizer(tokenizer: PreTrainedTokenizerFast, source: GGUFFile, length: int) -> None:
@@ -168,8 +160,8 @@ def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
     attention = source.setting("rope.scaling.attn_factor", 1.0)
     lists = {tensor.name: tensor.data for tensor in source.reader.tensors if tensor.name.startswith("rope_")}
     plain = kind == "none" or (kind == "linear" and factor == 1)
-    if plain and list(lists) == ["rope_freqs.weight"]:
-        _set_factors(config, torch.tensor(lists["rope_freqs.weight"]).flatten().tolist(), attention)
+    if plain and list(lists) == ["rope_freqs.weight"] and (llama3 := _llama3(config, lists["rope_freqs.weight"])):
+        rope |= llama3
     elif lists or kind not in ("none", "linear", "yarn"):
         raise ModelError(
             f"{source.path} has a RoPE of type {kind} ({', '.join(lists)}), which is not converted. Use the model's own "
@@ -189,34 +181,21 @@ def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
         rope |= {"rope_type": "linear", "factor": factor}
 
 
-def _set_factors(config: PretrainedConfig, factors: list[float], attention: float) -> None:
-    """Set a RoPE whose frequencies are divided by ``factors``: Llama 3.1's own scaling, or longrope with one list."""
-    rope = rope_of(config)
-    dim = rotated_dims(config, rope)
+def _llama3(config: PretrainedConfig, factors: np.ndarray) -> dict[str, Any] | None:
+    """Return the RoPE of Llama 3.1 if its frequencies are divided by ``factors``, else None."""
+    rope, scaled = rope_of(config), deepcopy(config)
     llama3 = {
         "rope_type": "llama3",
-        "factor": max(factors),
+        "factor": float(factors.max()),
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    tried = deepcopy(config)
-    tried.rope_parameters = dict(rope) | llama3
-    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](tried, torch.device("cpu"))
-    divided = rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim) / torch.tensor(factors)
-    if attention == 1 and torch.allclose(frequencies, divided, rtol=1e-4, atol=0):
-        rope |= llama3
-        return
-    rope |= {
-        "rope_type": "longrope",
-        "factor": max(factors),
-        "original_max_position_embeddings": round(config.max_position_embeddings / max(factors)),
-        "attention_factor": attention,
-        "short_factor": factors,
-        "long_factor": list(factors),
-        "short_mscale": attention,  # for vLLM
-        "long_mscale": attention,
-    }
+    scaled.rope_parameters = dict(rope) | llama3
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
+    dim = rotated_dims(config, rope)
+    divided = rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim) / torch.tensor(factors, dtype=torch.float32).flatten()
+    return llama3 if torch.allclose(frequencies, divided, rtol=1e-4, atol=0) else None
 
 
 def _set_attention(config: PretrainedConfig, source: GGUFFile) -> None:
