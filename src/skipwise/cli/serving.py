@@ -1,4 +1,4 @@
-"""Commands for a finished checkpoint: check it in inference engines, export it as GGUF, publish it."""
+"""Define the commands check, export and publish."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ def check(
     ] = None,
     length: _Length = None,
 ) -> None:
-    """Compare the predictions of inference engines from a checkpoint; exit status 1 if one differs."""
+    """Compare how engines read a checkpoint; exit status 1 if one differs."""
     console = prepare_process()
     from skipwise.engines.check import check, find_engines, model_folder, print_comparisons
 
@@ -43,7 +43,7 @@ def export(
     check: Annotated[bool, typer.Option(help="compare the file in llama.cpp with transformers")] = True,
     length: _Length = None,
 ) -> None:
-    """Write a checkpoint as a GGUF file with an Ollama Modelfile, and check the file in llama.cpp."""
+    """Write a GGUF file and an Ollama Modelfile; check the file in llama.cpp."""
     console = prepare_process(private=False)
     from skipwise.engines.export import export
 

@@ -1,4 +1,4 @@
-"""Compare how inference engines read a checkpoint: ``skipwise check``.
+"""Compare how inference engines read a checkpoint (``skipwise check``).
 
 Next-token log-probabilities in float32 are compared with those of this environment's transformers, at eight places at
 each of three depths: inside the original window, beyond it, and near the target. A wrong RoPE moves them by 0.03 to
@@ -80,15 +80,17 @@ class Engine:
     version: str
 
     def answer(self, request: Request) -> dict[str, Any]:
-        """Read a model in a separate process: an engine may abort, and some leave threads.
+        """Read a model in a separate process.
 
-        Raises:
-            EngineError: the engine cannot read the model.
+        An engine may abort, and some leave threads.
+
+            Raises:
+                EngineError: the engine cannot read the model.
         """
         with TemporaryDirectory() as folder:
-            asked, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
-            asked.write_text(json.dumps(asdict(request)))
-            words = [self.python, str(READER), self.name, str(asked), str(answer)]
+            question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+            question.write_text(json.dumps(asdict(request)))
+            words = [self.python, str(READER), self.name, str(question), str(answer)]
             # All engines compute alike on the CPU; a build of vLLM for GPUs has no other device.
             hidden = {} if self.name == "vllm" else {"CUDA_VISIBLE_DEVICES": ""}
             environment = os.environ | ENVIRONMENT | hidden
@@ -99,7 +101,7 @@ class Engine:
 
 
 def reason_of(ended: "subprocess.CompletedProcess[str]") -> str:
-    """Return the last exception that a process printed, else its last line, in one line."""
+    """Return the last exception or line that a process printed."""
     lines = [line for line in ended.stderr.splitlines() if line.strip()]
     raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
     last = " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())
@@ -107,7 +109,9 @@ def reason_of(ended: "subprocess.CompletedProcess[str]") -> str:
 
 
 def find_engines(names: Sequence[str] = (), pythons: Sequence[str] = ()) -> list[Engine]:
-    """Find engines in this environment and in those of ``pythons``; without names all.
+    """Find engines in this environment and those of ``pythons``.
+
+    Without names all are returned.
 
     Raises:
         EngineError: a named engine is not installed, or a Python does not run.
@@ -166,7 +170,9 @@ def model_folder(name: str) -> str:
 
 
 def lengths_of(model: str, length: int | None) -> tuple[int, int]:
-    """Return the original length and how many tokens are read: the target, or ``length`` if it is less.
+    """Return the original length and the number of tokens to read.
+
+    The second is the target, or ``length`` if it is less.
 
     Raises:
         RecipeError: fewer than 64 tokens are to be read.
@@ -179,7 +185,10 @@ def lengths_of(model: str, length: int | None) -> tuple[int, int]:
 
 
 def plan_request(model: str | Path, tokenizer: PreTrainedTokenizerBase, original: int, target: int) -> Request:
-    """Plan a request; the text is the Python standard library, which every machine has."""
+    """Plan a request.
+
+    The text is the Python standard library, which every machine has.
+    """
     beyond = (original + target) // 2 if target > original else 3 * original // 4
     depths = [original // 2, beyond, target - 1]
     ids: list[int] = []
@@ -192,12 +201,12 @@ def plan_request(model: str | Path, tokenizer: PreTrainedTokenizerBase, original
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return the tokens of ``TEXTS``, with special ones at their begin and end."""
+    """Return the tokens of ``TEXTS``, special tokens included."""
     return [list(tokenizer(text, verbose=False).input_ids) for text in TEXTS]
 
 
 def differing(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> tuple[int, int]:
-    """Count the tokens that differ: on prose and code, and on the hard text."""
+    """Count differing tokens on prose and code, and on the hard text."""
     lost = []
     for mine, other in zip(ours, theirs, strict=True):
         equal = sum(block.size for block in SequenceMatcher(None, mine, other, False).get_matching_blocks())
@@ -221,7 +230,7 @@ class Comparison:
 
 
 def compare(reference: dict[str, Any], engine: Engine, request: Request, tolerance: float) -> Comparison:
-    """Read a model in an engine and compare the answer with the reference's."""
+    """Compare the answer of an engine with the reference's."""
     try:
         answer = engine.answer(request)
     except EngineError as error:
@@ -241,7 +250,9 @@ def compare(reference: dict[str, Any], engine: Engine, request: Request, toleran
 
 
 def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
-    """Compare engines with this environment's transformers; llama.cpp reads a GGUF file of type f32.
+    """Compare engines with this environment's transformers.
+
+    llama.cpp reads a GGUF file of type f32.
 
     Args:
         model: a folder, as ``model_folder`` returns it.
@@ -276,7 +287,7 @@ def check(model: str, engines: Sequence[Engine], console: Console, *, length: in
 
 
 def print_comparisons(made: Sequence[Comparison], console: Console) -> None:
-    """Print a line for each engine, and one for each depth with the mean and the largest difference."""
+    """Print the verdict and the differences of each engine."""
     for one in made:
         verdict = "agrees" if one.agrees else one.problem or f"differs by more than {one.tolerance:g} nats"
         style = None if one.agrees else "red"

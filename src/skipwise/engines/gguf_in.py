@@ -1,4 +1,4 @@
-"""Convert a GGUF file to a checkpoint and compare it with llama.cpp: ``skipwise convert FILE.gguf OUT``."""
+"""Convert a GGUF file to a checkpoint (``skipwise convert FILE.gguf OUT``)."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,9 @@ _LONGEST = 2048  # tokens that are compared
 
 
 def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = True) -> Path:
-    """Write the model of a GGUF file as a stock checkpoint; compare it with llama.cpp where that is installed.
+    """Write the model of a GGUF file as a stock checkpoint.
+
+    It is compared with llama.cpp if that is installed.
 
     Raises:
         EngineError: the extra ``gguf`` is not installed, or llama.cpp predicts other tokens.
@@ -55,9 +57,9 @@ def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = Tru
 
 
 def _write_float32(source: GGUFFile, out: Path) -> None:
-    """Write a GGUF file with float32 weights: with quantised weights llama.cpp rounds the activations too.
+    """Write a GGUF file again with float32 weights.
 
-    Matrices are rounded to the checkpoint's type first, so both sides compute with the same numbers.
+    With quantised weights llama.cpp rounds the activations too. Matrices are rounded to the checkpoint's type first, so both sides compute with the same numbers.
     """
     import gguf
 

@@ -1,8 +1,8 @@
-"""Script: read a checkpoint in one engine, on the CPU in float32.
+"""Read a checkpoint in one engine, as a script.
 
     python read.py ENGINE REQUEST.json ANSWER.json
 
-It runs in the environment of the engine and imports nothing of Skipwise. ``check.Request`` describes the request. The
+It runs on the CPU in float32, in the environment of the engine, and imports nothing of Skipwise. ``check.Request`` describes the request. The
 answer has ``places`` (for each a list of token and log-probability) and, for llama.cpp, ``tokens`` of each text.
 ``python read.py versions`` prints the packages of the environment.
 """
@@ -77,7 +77,10 @@ def read_with_vllm(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_with_llama_cpp(request: dict[str, Any]) -> dict[str, Any]:
-    """Read a GGUF file in the server of llama.cpp (package xllamacpp), on a free port of the loopback address."""
+    """Read a GGUF file in llama.cpp's server (package xllamacpp).
+
+    It listens on a free port of the loopback address.
+    """
     import xllamacpp
 
     settings = xllamacpp.CommonParams()

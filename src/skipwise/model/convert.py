@@ -1,4 +1,6 @@
-"""Convert checkpoints whose class has no ``rope_parameters`` to the same network in a stock class that has them.
+"""Convert checkpoints without ``rope_parameters`` to stock classes that have them.
+
+The networks are the same:
 
     GPT-J           -> Phi      rows of q and k go from interleaved to half-split rotation; missing biases are 0
     Baichuan2-7B    -> Llama    ``W_pack`` is split into q, k and v; the rows of the output head are normalised
@@ -39,7 +41,7 @@ from skipwise.results.files import new_folder
 _SHARD_BYTES = 2**30  # at most, of each file of weights
 # rope_scaling types in the paper authors' code -> our names; their YaRN mixes periods, except for GPT-J.
 _AUTHORS = {"linear": "linear", "vanilla_ntk": "ntk", "yarn": "yarn-revised"}
-_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan 1, whose head is not normalised
+_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan 1; its head is not normalised
 _BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bias|masked_bias|embed_positions))$")
 _COPIED = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
@@ -62,7 +64,7 @@ class Conversion:
 def convert(
     checkpoint: str, out: Path, *, original_length: int | str | None = None, console: Console | None = None
 ) -> Path:
-    """Write a checkpoint as one of a stock class with the same logits, and return ``out``.
+    """Write a checkpoint as a stock class with the same logits.
 
     Args:
         checkpoint: a folder or a name on the model hub, with safetensors or ``.bin`` weights.
@@ -81,7 +83,7 @@ def convert(
     remote_tokenizer = "auto_map" in about and not (folder / "tokenizer.json").exists()
     if remote_tokenizer and not all(find_spec(package) for package in ("sentencepiece", "google.protobuf")):
         raise ModelError(f"{folder / 'tokenizer.model'} needs two packages. {pip_install('sentencepiece')}")
-    rope = plan.config.rope_parameters
+    rope: Any = plan.config.rope_parameters
     console.print(f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", soft_wrap=True)
     if rope["rope_type"] != "default" or rope["rope_theta"] != 10_000:
         console.print(f"RoPE: {rope}, {plan.config.max_position_embeddings:,} tokens", soft_wrap=True)
@@ -102,7 +104,7 @@ def convert(
 
 
 def _folder(checkpoint: str) -> Path:
-    """Return the folder of a checkpoint; from the hub, download only the files that are read here."""
+    """Return the folder of a checkpoint, downloaded where needed."""
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     try:
@@ -133,7 +135,10 @@ def _shards(folder: Path) -> list[Path]:
 
 
 def _tensors(path: Path) -> Tensors:
-    """Yield the tensors of a file, mapped into memory; no code of a pickle runs (``weights_only``)."""
+    """Yield the tensors of a file, mapped into memory.
+
+    No code of a pickle runs (``weights_only``).
+    """
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
@@ -150,7 +155,10 @@ def _tensors(path: Path) -> Tensors:
 
 
 def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
-    """Write config and weights of the stock class; their dtype and vocabulary size are those of the weights."""
+    """Write config and weights of the stock class.
+
+    The config's dtype and vocabulary size are those of the weights.
+    """
     weights = {
         new: value
         for shard in _shards(source)
@@ -199,7 +207,7 @@ def plan_conversion(config: Mapping[str, Any], original_length: int | str | None
     window = int(stock.max_position_embeddings)
     # Their code stores the scaled length. None of their bases exceeds 4,096 tokens, so a value up to that is unscaled.
     original = parse_length(original_length) if original_length else int(window / factor) if window > 4096 else window
-    old = stock.rope_parameters
+    old: Any = stock.rope_parameters
     rope = Rope(old["rope_theta"], rotated_dims(stock, old), original)
     stock.rope_parameters = {**old, **rope_parameters(named, rope, factor)}
     stock.max_position_embeddings = round(original * factor)
@@ -207,7 +215,10 @@ def plan_conversion(config: Mapping[str, Any], original_length: int | str | None
 
 
 def _gptj(config: Mapping[str, Any]) -> Conversion:
-    """Return the conversion to Phi, which has the same block: one norm, then attention and feed-forward in parallel."""
+    """Return the conversion to Phi.
+
+    It has the same block, one norm, then attention and feed-forward in parallel.
+    """
     heads, width, rotated = config["n_head"], config["n_embd"], config["rotary_dim"]
     head = width // heads
     stock = PhiConfig(
@@ -254,7 +265,7 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
 
 
 def _baichuan(config: Mapping[str, Any]) -> Conversion:
-    """Return the conversion of a 7B model to Llama, the same network under other names."""
+    """Return the conversion of a 7B model to Llama."""
     if "max_position_embeddings" not in config:
         raise ModelError("Baichuan 13B has ALiBi, and PoSE needs rotary position embeddings. Choose a 7B model")
     first = config["vocab_size"] == _FIRST_BAICHUAN
@@ -286,7 +297,7 @@ def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
 
 
 def _write_stock_tokenizer(folder: Path, about: dict[str, Any]) -> None:
-    """Write ``tokenizer.json`` with the tokens of ``tokenizer.model``, and a stock class into ``tokenizer_config.json``.
+    """Write a stock tokenizer with the tokens of ``tokenizer.model``.
 
     Stock Llama tokenizers always put a space before a text. Baichuan 2 does not ("Baichuan 2: Open Large-scale Language
     Models", 2023, section 2.2), so its first token would differ. The model's ``normalizer_spec`` has the rule.

@@ -1,4 +1,4 @@
-"""Read a GGUF file: config, weights and tokenizer of a stock checkpoint.
+"""Read config, weights and tokenizer from a GGUF file.
 
 transformers reads the weights and the tokenizer (``gguf_file=``). Four things are added, because it leaves them out:
 the scaling of the RoPE, the attention scale of large Gemmas, some pre-tokenizers, and special tokens around a text.
@@ -43,7 +43,7 @@ _DIGITS_FIRST = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exa
 
 
 class GGUFFile:
-    """A GGUF file: its settings and its tensors.
+    """Settings and tensors of a GGUF file.
 
     Raises:
         EngineError: the package gguf is not installed, or transformers is too old.
@@ -81,12 +81,12 @@ class GGUFFile:
         return default if field is None else field.contents()
 
     def setting(self, name: str, default: Any = None) -> Any:
-        """Return a setting of the architecture; 0 is the default, as in llama.cpp."""
+        """Return a setting of the architecture; 0 means the default."""
         return self.get(f"{self.architecture}.{name}") or default
 
     @contextmanager
     def alone(self) -> Iterator[dict[str, Any]]:
-        """Yield the arguments for transformers, which must not read other files of the folder."""
+        """Yield arguments with which transformers reads this file alone."""
         # transformers looks for the package by its name; the extra has its modules under another name.
         modeling_gguf_pytorch_utils.is_gguf_available = lambda *_, **__: True
         with TemporaryDirectory() as folder, redirect_stderr(io.StringIO()):  # progress bars
@@ -95,7 +95,9 @@ class GGUFFile:
 
 
 def write_checkpoint(source: GGUFFile, folder: Path) -> None:
-    """Write config, weights and tokenizer into ``folder``, with the list of its files. Memory holds the model once.
+    """Write config, weights and tokenizer of a stock checkpoint.
+
+    Memory holds the model once.
 
     Raises:
         ModelError: transformers cannot read the file, or its RoPE is not converted.
@@ -107,7 +109,7 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
             _set_attention(config, source)
             # Not AutoTokenizer: the class of an architecture would set its own splits instead of the file's.
             tokenizer = PreTrainedTokenizerFast.from_pretrained(**file)
-            model = AutoModelForCausalLM.from_pretrained(**file, config=config, dtype=source.dtype)
+            model: Any = AutoModelForCausalLM.from_pretrained(**file, config=config, dtype=source.dtype)
         _set_tokenizer(tokenizer, source, config.max_position_embeddings)
         held = sum(weight.numel() for weight in model.parameters())
         stored = sum(int(tensor.n_elements) for tensor in source.reader.tensors if not tensor.name.startswith("rope_"))
@@ -133,7 +135,7 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
 
 
 def _set_tokenizer(tokenizer: PreTrainedTokenizerFast, source: GGUFFile, length: int) -> None:
-    """Set what transformers leaves out: tokens that are not merged, special tokens around a text, the longest text."""
+    """Set the splits and special tokens that transformers leaves out."""
     kind, pre = source.get("tokenizer.ggml.model"), source.get("tokenizer.ggml.pre")
     tokenizer.model_max_length = length
     backend = tokenizer.backend_tokenizer
@@ -153,7 +155,7 @@ def _set_tokenizer(tokenizer: PreTrainedTokenizerFast, source: GGUFFile, length:
 
 
 def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
-    """Set the scaling of the RoPE, which transformers ignores, as llama.cpp reads it."""
+    """Set the scaling of the RoPE, which transformers ignores."""
     rope = rope_of(config)
     kind = source.setting("rope.scaling.type", "linear")  # llama.cpp's default
     factor = source.setting("rope.scaling.factor", source.setting("rope.scale_linear", 1.0))
@@ -182,7 +184,7 @@ def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
 
 
 def _llama3(config: PretrainedConfig, factors: np.ndarray) -> dict[str, Any] | None:
-    """Return the RoPE of Llama 3.1 if its frequencies are divided by ``factors``, else None."""
+    """Return Llama 3.1's RoPE if it divides frequencies by ``factors``."""
     rope, scaled = rope_of(config), deepcopy(config)
     llama3 = {
         "rope_type": "llama3",
@@ -194,12 +196,14 @@ def _llama3(config: PretrainedConfig, factors: np.ndarray) -> dict[str, Any] | N
     scaled.rope_parameters = dict(rope) | llama3
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
     dim = rotated_dims(config, rope)
-    divided = rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim) / torch.tensor(factors, dtype=torch.float32).flatten()
+    divided = (
+        rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim) / torch.tensor(factors, dtype=torch.float32).flatten()
+    )
     return llama3 if torch.allclose(frequencies, divided, rtol=1e-4, atol=0) else None
 
 
 def _set_attention(config: PretrainedConfig, source: GGUFFile) -> None:
-    """Set what transformers leaves at the defaults of a class: Qwen3's head size, the attention scale of Gemma."""
+    """Set the head size of Qwen3 and the attention scale of Gemma."""
     if config.model_type == "qwen3":
         config.head_dim = source.setting("attention.key_length", config.head_dim)
     if hasattr(config, "query_pre_attn_scalar"):

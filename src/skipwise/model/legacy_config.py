@@ -1,4 +1,4 @@
-"""Write the RoPE and the tokenizer's class under the keys of transformers 4 too.
+"""Write RoPE and tokenizer under the keys of transformers 4 too.
 
 transformers 5 reads ``rope_parameters``. transformers 4, and engines that follow it, ignore that entry without a
 warning and read ``rope_theta`` and ``rope_scaling`` at the top level. A saved model has both, with equal values.

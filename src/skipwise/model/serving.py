@@ -1,4 +1,4 @@
-"""Load and serve an extended checkpoint in other software: lines for the model card.
+"""Write the model card's lines on loading and serving.
 
 The lines for transformers, vLLM and llama.cpp were run (docs/engines.md).
 """
@@ -21,7 +21,7 @@ def vllm(length: int, path: str) -> str:
 
 
 def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
-    """Return the commands that export and serve a checkpoint, or why llama.cpp cannot serve it."""
+    """Return the commands for llama.cpp, or why it cannot serve the model."""
     rope = extended_set(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
         return (
@@ -34,9 +34,9 @@ def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
 
 
 def by_frequency(rope: dict[str, Any]) -> bool:
-    """Return whether llama.cpp reads a RoPE only as factors by frequency, which only its architecture llama has.
+    """Return whether llama.cpp needs factors by frequency for a RoPE.
 
-    It reads the keys of YaRN's ramp, ``yarn_beta_fast`` and ``yarn_beta_slow``, for few architectures.
+    Only its architecture llama has them. It reads the keys of YaRN's ramp, ``yarn_beta_fast`` and ``yarn_beta_slow``, for few architectures.
     """
     kind = rope.get("rope_type")
     ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)
@@ -53,7 +53,7 @@ tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
 
 
 def peft(base: str, path: str) -> str:
-    """Return Python code that puts an adapter on its base, with the adapter's ``config.json``."""
+    """Return Python code that loads an adapter with its base."""
     return f"""\
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
