@@ -14,17 +14,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 
 import numpy as np
 
 from skipwise.cli.terminal import prepare_process
 from skipwise.data.tokenising import tokenise
-from skipwise.engines import read_with_llama_cpp, read_with_transformers
-from skipwise.engines.check import model_folder
-from skipwise.engines.compare import COMPARED
-from skipwise.engines.gguf import TYPES, write_gguf
-from skipwise.engines.request import Request, find_engines
+from skipwise.engines.check import COMPARED, Request, engine_here, model_folder
+from skipwise.engines.export import TYPES, write_gguf
+from skipwise.engines.read import READERS
 from skipwise.evaluation.texts import fair_documents, longest_documents
 from skipwise.model.config import load_config
 from skipwise.model.loading import load_tokenizer
@@ -37,7 +34,7 @@ TOLD = 256  # likeliest tokens that are asked for at first
 Read = tuple[np.ndarray, np.ndarray]  # log-probabilities [places, vocabulary], and of the actual tokens [places]
 
 
-def read(engine: ModuleType, request: Request, vocabulary: int) -> Read:
+def read(engine: str, request: Request, vocabulary: int) -> Read:
     """Ask an engine for log-probabilities after each prefix, in this process: a process for each takes longer.
 
     The likeliest tokens are asked for first, and all of the vocabulary only where the actual one is not among them.
@@ -48,7 +45,7 @@ def read(engine: ModuleType, request: Request, vocabulary: int) -> Read:
         rows = np.flatnonzero(np.isnan(table[at]))
         if len(rows):
             asked = replace(request, places=[request.places[row] for row in rows], top=top)
-            for row, place in zip(rows, engine.read(asdict(asked))["places"], strict=True):
+            for row, place in zip(rows, READERS[engine](asdict(asked))["places"], strict=True):
                 tokens, values = zip(*place, strict=True)
                 table[row, list(map(int, tokens))] = values
     return table, table[at]
@@ -89,14 +86,10 @@ def main() -> None:
     fair = fair_documents(store, text, [origin] if origin else [], console)
     documents = longest_documents(store, fair, at_least=target, most=chosen.documents, limit=target)
     places = list(range(target - chosen.tokens, target))
-    requests = [
-        Request(model, one.tokens.tolist(), places, greedy_from=places[0], max_length=target, top=TOLD)
-        for one in documents
-    ]
-    reference, *_ = find_engines(["transformers"], [])
-    engine, *_ = find_engines(["llama.cpp"], [])
+    requests = [Request(model, one.tokens.tolist(), places, target, top=TOLD) for one in documents]
+    reference, engine = engine_here("transformers"), engine_here("llama.cpp")
     began = time.perf_counter()
-    ours = [read(read_with_transformers, request, config.vocab_size) for request in requests]
+    ours = [read(reference.name, request, config.vocab_size) for request in requests]
     losses = -np.array([actual for _, actual in ours])  # [documents, tokens]
     print(f"\n{chosen.model}, {chosen.data}: {losses.size:,} tokens, the last {chosen.tokens} of {target:,} in each of")
     print(f"{len(documents)} documents ({', '.join(one.document for one in documents[:3])}, ...)\n")
@@ -110,7 +103,7 @@ def main() -> None:
             began = time.perf_counter()
             write_gguf(Path(model), file, kind, console)
             written = time.perf_counter()
-            theirs = [read(read_with_llama_cpp, request.of(file), config.vocab_size) for request in requests]
+            theirs = [read(engine.name, request.of(file), config.vocab_size) for request in requests]
             ended, size = time.perf_counter(), file.stat().st_size
         found = -np.array([actual for _, actual in theirs])
         ratio, (largest, mean) = change(ours, theirs), differences(ours, theirs)

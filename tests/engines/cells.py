@@ -7,7 +7,7 @@ BOUND = 2e-4  # of the largest difference of a log-probability to the newest tra
 
 _UNKNOWN = "does not recognize this architecture"
 _TWO_FIELDS = "`rope_scaling` must be a dictionary with two fields, `type` and `factor`"
-_NO_FACTORS = "it takes no factors by frequency. Extend with yarn as it is by default, ntk, theta or linear"
+_NO_FACTORS = "llama.cpp has no factors by frequency"
 _UNBOUND = "UnboundLocalError: cannot access local variable 'long_inv_freq'"
 _FLOAT32_ANGLES = (
     4e-4  # llama.cpp goes from pair to pair by multiplying in float32; how far off depends on the processor

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from skipwise.engines.compare import TOLERANCE, Comparison, compare
+from skipwise.engines.check import TOLERANCE, Comparison, compare
 from tests.engines import reading
 from tests.engines.cells import CELLS
 from tests.engines.models import extended

@@ -1,6 +1,6 @@
-"""Script: many requests in one process, each by the product's own script for an engine; vLLM takes 10 s to start.
+"""Script: many requests in one process, each by the product's own script; vLLM takes 10 s to start.
 
-python read_many.py READ_WITH_ENGINE.py REQUESTS.json ANSWERS.json
+python read_many.py READ.py ENGINE REQUESTS.json ANSWERS.json
 """
 
 import gc
@@ -14,12 +14,12 @@ def main() -> None:
     spec = importlib.util.spec_from_file_location("script", sys.argv[1])
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    with open(sys.argv[2]) as file:
+    with open(sys.argv[3]) as file:
         requests = json.load(file)
     answers = []
     for request in requests:
         try:
-            answers.append(script.read(request))
+            answers.append(script.READERS[sys.argv[2]](request))
         except Exception:
             answers.append({"stderr": traceback.format_exc()})
         gc.collect()
@@ -27,7 +27,7 @@ def main() -> None:
             from vllm.distributed import cleanup_dist_env_and_memory
 
             cleanup_dist_env_and_memory()
-    with open(sys.argv[3], "w") as file:
+    with open(sys.argv[4], "w") as file:
         json.dump(answers, file)
 
 

@@ -6,16 +6,26 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from rich.console import Console
 
-from skipwise.engines import gguf
-from skipwise.engines.compare import TOLERANCE, Comparison, compare, plan_request
-from skipwise.engines.request import ENGINES, SETTINGS, Engine, Request, find_engines, reason_of
+from skipwise.engines import export
+from skipwise.engines.check import (
+    ENVIRONMENT,
+    READER,
+    TOLERANCE,
+    Comparison,
+    Engine,
+    Request,
+    compare,
+    engine_here,
+    find_engines,
+    plan_request,
+    reason_of,
+)
 from skipwise.errors import EngineError
 from skipwise.model.loading import load_tokenizer
 from tests.engines.models import TARGET, WINDOW
@@ -39,7 +49,7 @@ def python_of(reader: str) -> str:
 
 @cache
 def reference() -> Engine:
-    return find_engines(["transformers"], [])[0]
+    return engine_here("transformers")
 
 
 @cache
@@ -66,7 +76,7 @@ class Read(Engine):
 
 @cache
 def request() -> Request:
-    """What every model is asked: the first 2,048 tokens of the standard library."""
+    """The request for every model: the first 2,048 tokens of the standard library."""
     return plan_request("", load_tokenizer("nano"), WINDOW, TARGET)
 
 
@@ -75,9 +85,8 @@ def read_many(engine: Engine, folders: Sequence[Path], work: Path) -> Read:
     asked, answers = work / "requests.json", work / "answers.json"
     asked.write_text(json.dumps([vars(request().of(folder)) for folder in folders]))
     answers.unlink(missing_ok=True)
-    with resources.as_file(resources.files("skipwise.engines") / ENGINES[engine.name][1]) as script:
-        words = [engine.python, Path(__file__).with_name("read_many.py"), script, asked, answers]
-        ended = subprocess.run(words, capture_output=True, text=True, env=os.environ | SETTINGS | _GIBIBYTES)
+    words = [engine.python, Path(__file__).with_name("read_many.py"), READER, engine.name, asked, answers]
+    ended = subprocess.run(words, capture_output=True, text=True, env=os.environ | ENVIRONMENT | _GIBIBYTES)
     assert not ended.returncode, (
         f"{engine.name} {engine.version} ended with {ended.returncode}:\n{ended.stderr[-2000:]}"
     )
@@ -85,21 +94,21 @@ def read_many(engine: Engine, folders: Sequence[Path], work: Path) -> Read:
     return Read(engine.name, engine.python, engine.version, dict(zip(map(str, folders), read, strict=True)))
 
 
-def compare_gguf(reference: Read, folder: Path, work: Path) -> Comparison:
+def compare_gguf(reference: Read, folder: Path, work: Path, tolerance: float = TOLERANCE) -> Comparison:
     """Convert a checkpoint and read it in llama.cpp, as ``skipwise check`` does."""
     engine, file = engine_of("llama.cpp"), work / f"{folder.name}.gguf"
     asked = request().of(folder)
     try:
-        with patch.object(gguf, "find_pre_tokenizer", pre_tokenizer):
-            gguf.write_gguf(folder, file, "f32", Console(quiet=True))
+        with patch.object(export, "find_pre_tokenizer", pre_tokenizer):
+            export.write_gguf(folder, file, "f32", Console(quiet=True))
     except EngineError as error:
-        return Comparison(engine, {}, False, TOLERANCE, str(error))
-    compared = compare(reference.answer(asked), engine, asked.of(file), TOLERANCE)
+        return Comparison(engine, {}, TOLERANCE, str(error))
+    compared = compare(reference.answer(asked), engine, asked.of(file), tolerance)
     file.unlink()
     return compared
 
 
-_find_pre_tokenizer = gguf.find_pre_tokenizer
+_find_pre_tokenizer = export.find_pre_tokenizer
 _names: list[str] = []
 
 

@@ -5,22 +5,20 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from skipwise.engines import gguf
-from skipwise.engines.check import check_gguf
+from skipwise.engines import export
+from skipwise.engines.check import GGUF_TOLERANCES
 from tests.command_line import run
 from tests.engines import reading
 from tests.engines.models import extended
-from tests.engines.reading import engine_of, pre_tokenizer, python_of
+from tests.engines.reading import compare_gguf, engine_of, pre_tokenizer, python_of, read_many
 
-_QUIET = Console(quiet=True)
 _OLDER = ("rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_pct", "rotary_emb_base")
 
 
 @pytest.fixture(autouse=True)
 def known_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "find_pre_tokenizer", pre_tokenizer)
+    monkeypatch.setattr(export, "find_pre_tokenizer", pre_tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +33,8 @@ def test_all_engines_read_an_extended_checkpoint_alike(folder: Path, monkeypatch
     printed = capsys.readouterr().out
     for reader in ("transformers 4.57", "vLLM", "llama.cpp"):
         assert engine_of(reader).version in printed
-    assert printed.count("the same") == 4  # vLLM's environment has a transformers of its own
-    assert "otherwise" not in printed
+    assert printed.count("agrees") == 4  # vLLM's environment has a transformers of its own
+    assert "differs" not in printed
 
 
 def test_a_config_without_the_older_keys_fails_the_check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
@@ -48,13 +46,12 @@ def test_a_config_without_the_older_keys_fails_the_check(folder: Path, monkeypat
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, *words)
     assert end.value.code == 1
-    assert "otherwise" in capsys.readouterr().out
+    assert "differs" in capsys.readouterr().out
 
 
-def written(at: Path, file: Path) -> bool:
-    """Whether llama.cpp reads a checkpoint's file as transformers the checkpoint; the file is float32."""
-    gguf.write_gguf(at, file, "f32", _QUIET)
-    made = check_gguf(file, str(at), "f32", _QUIET)
+def agrees(at: Path, work: Path) -> bool:
+    """Return whether llama.cpp reads a checkpoint's file of float32 weights as transformers reads the checkpoint."""
+    made = compare_gguf(read_many(reading.reference(), [at], work), at, work, GGUF_TOLERANCES["f32"])
     assert made.agrees or made.problem or max(mean for _, mean in made.depths.values()) > 0.05
     return made.agrees
 
@@ -64,18 +61,18 @@ def test_gpt_neox_without_its_rope_fails_the_check(
     interpolation: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = extended(folder, "gpt_neox", interpolation)
-    assert written(at, tmp_path / "right.gguf")
-    monkeypatch.setattr(gguf, "_write_rope", lambda *_: None)
-    assert not written(at, tmp_path / "wrong.gguf")
+    assert agrees(at, tmp_path)
+    monkeypatch.setattr(export, "_write_rope", lambda *_: None)
+    assert not agrees(at, tmp_path)
 
 
 def test_revised_yarn_as_the_converter_writes_it_fails_the_check(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = extended(folder, "llama", "yarn-revised")
-    assert written(at, tmp_path / "right.gguf")
-    monkeypatch.setattr(gguf, "_plain_rope", lambda *_: (None, 1.0))
-    assert not written(at, tmp_path / "wrong.gguf")
+    assert agrees(at, tmp_path)
+    monkeypatch.setattr(export, "_plain_rope", lambda *_: (None, 1.0))
+    assert not agrees(at, tmp_path)
 
 
 def test_the_reference_is_the_newest_transformers() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from skipwise.engines.compare import TOLERANCE, Comparison, compare
+from skipwise.engines.check import TOLERANCE, Comparison, compare
 from skipwise.model.loading import load_tokenizer
 from tests.engines import reading
 from tests.engines.cells import BOUND

@@ -27,8 +27,8 @@ from transformers import GPTJConfig
 from skipwise.data.names import printable
 from skipwise.data.tokenising import build_token_store
 from skipwise.data.tokens import FILES
-from skipwise.engines import gguf
-from skipwise.engines.request import find_engines
+from skipwise.engines import export
+from skipwise.engines.check import find_engines
 from skipwise.errors import RunError
 from skipwise.model import lora
 from skipwise.model.loading import load_model, load_tokenizer
@@ -99,7 +99,7 @@ def canary(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn:
         shutil.copytree(made / name, tmp_path / "here" / name)
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gguf, "find_pre_tokenizer", lambda *_: "gpt-2")  # it tries sixteen, in llama.cpp
+    monkeypatch.setattr(export, "find_pre_tokenizer", lambda *_: "gpt-2")  # it tries sixteen, in llama.cpp
     return tmp_path / "canary"
 
 

@@ -207,19 +207,15 @@ def convert(
     checkpoint: Annotated[
         str, typer.Argument(parser=expanded, help="a folder, a name on the model hub, or a GGUF file")
     ],
-    out: Annotated[Path, typer.Argument(parser=read_path, help="the folder to write; it must not exist")],
+    out: Annotated[Path, typer.Argument(parser=read_path, help="folder to write")],
     original: Annotated[
-        str | None, typer.Option(help="original length of a checkpoint extended by PoSE's authors")
+        str | None, typer.Option(help="original length of a checkpoint of PoSE's authors, e.g. 2k")
     ] = None,
-    check: Annotated[bool, typer.Option(help="of a GGUF file: compare with llama.cpp where it is installed")] = True,
+    check: Annotated[bool, typer.Option(help="compare a GGUF file with llama.cpp if that is installed")] = True,
 ) -> None:
-    """Write a GGUF file, GPT-J, Baichuan2-7B, or a checkpoint of PoSE's authors as a stock class with the same logits."""
+    """Write a GGUF file, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors as a stock checkpoint."""
     console = prepare_process(private=False)
     if checkpoint.lower().endswith(".gguf"):
-        if original is not None:
-            raise RecipeError(
-                f"--original {original} is for a checkpoint of PoSE's authors, not for a GGUF file; leave it out"
-            )
         from skipwise.engines.gguf_in import convert_gguf
 
         convert_gguf(Path(checkpoint), out, console, checked=check)

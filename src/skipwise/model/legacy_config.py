@@ -1,8 +1,8 @@
-"""The keys by which readers older than transformers 5 know a model's RoPE and tokenizer.
+"""Write RoPE and tokenizer under the keys of transformers 4 too.
 
-transformers 5 reads ``rope_parameters``. transformers 4, and engines that follow it, pass over that entry without a
-warning, and read ``rope_theta`` and ``rope_scaling`` at the top level. A saved model has both, and both say the same.
-transformers 4 cannot load a tokenizer that transformers 5 saved under names of its own; the older names serve both.
+transformers 5 reads ``rope_parameters``. transformers 4, and engines that follow it, ignore that entry without a
+warning and read ``rope_theta`` and ``rope_scaling`` at the top level. A saved model has both, with equal values.
+transformers 4 cannot load a tokenizer under transformers 5's class names; both load the older names.
 """
 
 import json
@@ -29,10 +29,10 @@ def write_legacy_keys(folder: Path) -> None:
 
 
 def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the older keys that say what a config's ``rope_parameters`` say.
+    """Return the older keys with the values of a config's ``rope_parameters``.
 
-    ``rope_scaling`` has ``rope_type`` and, for readers before 2024, ``type``. Of a model with sets of its own for kinds
-    of layers it says that of the full-attention layers; Gemma 3's sliding layers have ``rope_local_base_freq``.
+    ``rope_scaling`` has ``rope_type`` and, for readers before 2024, ``type``. For a model with one RoPE for each kind of
+    layer it has that of the full-attention layers; Gemma 3's sliding layers have ``rope_local_base_freq``.
     """
     sets = config["rope_parameters"]
     rope = extended_set(sets)
@@ -44,20 +44,6 @@ def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "gpt_neox":
         keys |= {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope.get("partial_rotary_factor", 1.0)}
     return keys
-
-
-def contradictions(config: dict[str, Any]) -> list[str]:
-    """Return the older keys of a config that say otherwise than its ``rope_parameters``; engines read the one or the other."""
-    if not isinstance(config.get("rope_parameters"), dict):
-        return []
-    return [key for key, value in legacy_keys(config).items() if key in config and not _agrees(config[key], value)]
-
-
-def _agrees(ours: Any, theirs: Any) -> bool:
-    """Whether two values agree; of two objects only what both have counts."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return all(_agrees(ours[key], theirs[key]) for key in ours.keys() & theirs.keys())
-    return bool(ours == theirs)
 
 
 def _read(path: Path) -> dict[str, Any]:

