@@ -15,20 +15,20 @@ from skipwise.recipes.methods import DEFAULT, RATES, SETTINGS, Method, merged
 from skipwise.recipes.names import expanded
 from skipwise.recipes.private import refuse_secrets
 
-FITTED = "fitted"
+FITTED, AUTO = "fitted", "auto"  # auto: fitted where the factor is large, else YaRN
 _MOST = 2**31 - 1  # steps or examples
 _WARMUP = 10  # steps
 
 
 def is_fit(name: str) -> bool:
     """Return whether an interpolation is still to be fitted, or is a file of ``skipwise fit``."""
-    return name == FITTED or name.endswith(".json")
+    return name in (FITTED, AUTO) or name.endswith(".json")
 
 
 def _interpolation(name: str) -> str:
     if name not in interpolation.NAMES and os.path.isfile(fit := os.path.join(name, "fit.json")):
         return fit  # in the folder of a fit
-    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED))
+    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED, AUTO))
 
 
 def _listed(value: Any) -> Any:
@@ -330,7 +330,9 @@ class Recipe(Section):
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
     original_length: Length | None = Field(None, description="L_o; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length, at most 4k")
-    interpolation: Annotated[str, AfterValidator(_interpolation)] = "yarn"
+    interpolation: Annotated[str, AfterValidator(_interpolation)] = Field(
+        "auto", description="auto: fitted from 8 times the window on, else yarn"
+    )
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: int = Field(0, ge=0, le=LAST_SEED)
