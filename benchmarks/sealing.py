@@ -94,7 +94,7 @@ def large() -> None:
         began = time.perf_counter()
         write_seal(model, {})
         print(f"500 MB: sealed in {time.perf_counter() - began:.3f} s")
-        words = [sys.executable, "-c", _CHECK, model]
+        words = [sys.executable, "-c", _CHECK, str(model)]
         print(f"500 MB: checked in {subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()}")
 
 
