@@ -240,7 +240,7 @@ def test_a_seal_names_no_file_elsewhere(made: Path, ended, name: str) -> None:
     newest = _interrupted(made)
     marker = json.loads((newest / "complete.json").read_text())
     marker["files"][name] = {"bytes": 1, "digest": "0"}
-    write_json(newest / "complete.json", {key: marker[key] for key in ("run", "files")})
+    write_json(newest / "complete.json", {key: marker[key] for key in ("engine", "processes", "files")})
     assert "names a file outside" in ended(*EXTEND, "--out", "run", "--resume")
     write_json(Path("model/skipwise.json"), {"converted_from": "a", "files": {name: {"bytes": 1, "digest": "0"}}})
     assert "names a file outside" in ended(*PERPLEXITY)
