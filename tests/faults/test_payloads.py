@@ -270,6 +270,11 @@ def test_text_is_only_read(ended, canary: Path, name: str) -> None:
 
 def test_a_gguf_file_is_data(ended, canary: Path) -> None:
     pytest.importorskip("conversion")
+    tokenizer = json.loads(Path("model/tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["ab"] = vocabulary.pop("ÿ")  # transformers reads no GGUF tokenizer without merges
+    tokenizer["model"]["merges"] = [["a", "b"]]
+    Path("model/tokenizer.json").write_text(json.dumps(tokenizer))
     payloads.templates(Path("model"), canary)
     assert ended("export", "model", "--type", "f32", "--no-check", "--out", "m.gguf") == ""
     assert payloads.template(canary).encode() in Path("m.gguf").read_bytes()
