@@ -149,26 +149,6 @@ def require_sealed(folder: Path, entries: Seal, way_out: str) -> None:
             raise RunError(f"{path} is not the file that was written (its size or hash differs); {way_out}")
 
 
-def write_checksum(file: Path, name: str) -> Path:
-    """Write ``NAME.sha256`` for a file that gets the name ``name``, in the format of ``sha256sum``."""
-    path = file.with_name(f"{name}.sha256")
-    write_text(path, f"{file_digest(file)}  {name}\n")
-    return path
-
-
-def require_checksum(file: Path) -> None:
-    """Check a file against its ``NAME.sha256``, if there is one.
-
-    Raises:
-        RunError: they differ.
-    """
-    path = file.with_name(f"{file.name}.sha256")
-    if path.is_file() and path.read_bytes()[:64] != file_digest(file).encode():
-        raise RunError(
-            f"{file} does not have the SHA-256 in {path.name}; fetch both again, or delete {path.name} to use the file"
-        )
-
-
 def keep_for_this_process(path: Path) -> None:
     """Lock ``path`` for this process until it ends.
 

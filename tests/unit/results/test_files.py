@@ -62,18 +62,6 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: bytes | None)
         require_sealed(tmp_path, entries, "restore it")
 
 
-def test_a_checksum_is_that_of_sha256sum(tmp_path: Path) -> None:
-    file = tmp_path / "m.gguf"
-    file.write_bytes(b"weights")
-    files.require_checksum(file)  # there is none
-    assert files.write_checksum(file, file.name).name == "m.gguf.sha256"
-    files.require_checksum(file)
-    subprocess.run(["sha256sum", "-c", "m.gguf.sha256"], cwd=tmp_path, capture_output=True, check=True)
-    file.write_bytes(b"weighty")
-    with pytest.raises(RunError, match=r"m\.gguf"):
-        files.require_checksum(file)
-
-
 def test_folders_and_files_are_the_owners_alone_unless_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.umask(0o022)  # commands that ran in this process may have set another
     modes = []
