@@ -1,6 +1,7 @@
 """``skipwise fit`` by the real command on real files, and what uses its result."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from skipwise.fit.result import read_fit
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies
 from skipwise.model.loading import load_model
 from skipwise.model.origin import read_origin
+from skipwise.recipes.loading import load_recipe
 from tests.command_line import refused, run
 from tests.tiny import checkpoint, corpus
 
@@ -107,28 +109,39 @@ def test_extend_trains_under_a_fit_and_extends_its_own_model_again(
         assert (rope["factor"], rope["original_max_position_embeddings"], rope["rope_theta"]) == (8.0, 256, 10_000.0)
 
 
-def test_extend_fits_by_itself_and_resumes_with_what_it_found(
+def test_extend_fits_by_itself_from_eight_times_the_window_on(
     model: Path, text: Path, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    out, words = tmp_path / "run", ["extend", model, "--target", "1k", "--interpolation", "fitted", "--data", text]
+    short = corpus(tmp_path / "brief", documents=6, words=30)
+    small = []
     for change in (
         "method=null",
+        "train_length=64",
         "data.held_out=0.3",
         "training.max_steps=2",
         "training.batch_size=2",
         "evaluation.documents=1",
-        "evaluation.windows=[256]",
+        "evaluation.windows=[64]",
         "evaluation.prompt_trials=0",
         "evaluation.arms=[trained]",
         "evaluation.other=false",
     ):
-        words += ["--set", change]
-    run(monkeypatch, *words, "--out", out)
-    begun = (out / "recipe.yaml").read_text()
-    assert "interpolation: fitted" not in begun
-    run(monkeypatch, *words, "--out", out, "--resume")
-    assert (out / "recipe.yaml").read_text() == begun
+        small += ["--set", change]
+
+    def interpolation(name: str, target: str, data: Path, *more: str) -> str:
+        out = tmp_path / name
+        run(monkeypatch, "extend", model, "--target", target, "--data", data, *small, "--out", out, *more)
+        return load_recipe(out / "recipe.yaml").interpolation
+
+    fitted = interpolation("far", "2k", text)
+    found = read_fit(tmp_path / "far" / "fit.json")
+    assert (found.target, found.best.extension.interpolation) == (2048, fitted)
+    shutil.rmtree(tmp_path / "cache" / "fits")
+    assert interpolation("far", "2k", text, "--resume") == fitted
+    assert interpolation("near", "1k", text) == "yarn"
+    assert interpolation("short", "2k", short) == "yarn"
+    assert not (tmp_path / "near" / "fit.json").exists()
 
 
 @pytest.mark.parametrize(

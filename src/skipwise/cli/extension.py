@@ -72,7 +72,7 @@ def extend(
     from skipwise.evaluation.forecast import print_forecast, require_measurable
     from skipwise.extend import extend, plan_run_evaluation
     from skipwise.fit.recipe import fitted_recipe
-    from skipwise.recipes.fields import FITTED
+    from skipwise.recipes.fields import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
     from skipwise.training.cost import require_fits, timed_tokens
@@ -97,7 +97,7 @@ def extend(
         source = out / "recipe.yaml"
     settings = _recipe(source, options, set_, lora)
     if dry_run:
-        if settings.is_fitted and settings.interpolation != FITTED:
+        if settings.interpolation not in (FITTED, AUTO):
             settings, _ = fitted_recipe(settings, out, resume, console)
         if out is not None:
             require_ours(RunFolder(out), settings, resume)

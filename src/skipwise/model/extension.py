@@ -25,10 +25,12 @@ from skipwise.model.memory import head_size
 from skipwise.model.origin import read_origin
 from skipwise.model.rope import FULL, SCALED, check_numbers, reach_of, rope_of, rotated_dims, slides, sliding_layers
 from skipwise.model.rope import original_length as own_length
+from skipwise.recipes.fields import AUTO
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Recipe
 
 _LARGE = 16  # times the original window
+_FITTED_FROM = 8  # times the original window (docs/fit.md)
 _WITHOUT_SETTINGS = ("linear", "ntk", "yarn", "yarn-revised", "power")  # interpolations that need none
 _REPLACE = (
     "choose --existing-rope replace (in Python, give load_model an extension of "
@@ -131,7 +133,8 @@ def plan_extension(
 def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
     """Return the extension that a recipe asks for, unless ``plan_extension`` or the model's class refuses it.
 
-    A model that Skipwise extended is extended again from its base's RoPE. A fit that is still to be made is planned as ``power``.
+    A model that Skipwise extended is extended again from its base's RoPE. A fit that is still to be made is planned as ``power``;
+    ``auto`` is YaRN below 8 times the window.
     """
     origin = read_origin(recipe.model)
     extension = plan_extension(
@@ -144,6 +147,8 @@ def extension_of(config: PretrainedConfig, recipe: Recipe) -> Extension:
         base_theta=origin.rope_theta if origin else None,
         margin=recipe.positions.margin,
     )
+    if recipe.interpolation == AUTO and extension.target_length < _FITTED_FROM * extension.rope.original_length:
+        extension = replace(extension, interpolation="yarn")
     _check_layer_kinds(config, extension.interpolation)
     _require_buildable(config, extension)
     return extension

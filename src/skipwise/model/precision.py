@@ -24,7 +24,8 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
 
     ``auto`` chooses bf16 if the hardware multiplies it faster than float32: a GPU with bf16, a CPU with AMX-BF16, or one
     with AVX512-BF16 that is not Intel's: on a Xeon with AVX512-BF16 and no AMX, matrix products take 1.5 times as long in
-    bf16 as in float32. Elsewhere bf16 is emulated. fp16 needs a GPU: a CPU has no loss scaling.
+    bf16 as in float32. On other NVIDIA GPUs (V100, T4) it chooses fp16, as PoSE's authors did. fp16 needs a GPU: a CPU has no
+    loss scaling.
     """
     one_of("precision", requested, ("auto", *AUTOCAST))
     device = default_device() if device is None else torch.device(device)
@@ -33,11 +34,10 @@ def choose_precision(requested: str, device: torch.device | str | None = None) -
     if requested != "auto":
         return cast(Precision, requested)
     if device.type == "cuda":
-        fast = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        found = cpu_features()
-        without_tiles = "avx512_bf16" in found and "GenuineIntel" not in found
-        fast = device.type == "cpu" and ("amx_bf16" in found or without_tiles)
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    found = cpu_features()
+    without_tiles = "avx512_bf16" in found and "GenuineIntel" not in found
+    fast = device.type == "cpu" and ("amx_bf16" in found or without_tiles)
     return "bf16" if fast else "float32"
 
 

@@ -56,13 +56,13 @@ Tokens = Annotated[int, BeforeValidator(reported(parse_length)), Field(gt=0)]
 Length = Annotated[Tokens, Field(le=LONGEST)]
 Name = Annotated[str, AfterValidator(reported(expanded))]
 Lengths = Annotated[list[Length], Field(min_length=1), AfterValidator(once)]
-FITTED = "fitted"
+FITTED, AUTO = "fitted", "auto"  # auto: fitted where the factor is large, else YaRN
 _FIT_FILE = ".json"
 
 
 def is_fit(name: str) -> bool:
     """Return whether an interpolation is still to be fitted, or is a file of ``skipwise fit``."""
-    return name == FITTED or name.endswith(_FIT_FILE)
+    return name in (FITTED, AUTO) or name.endswith(_FIT_FILE)
 
 
 def _interpolation(name: str) -> str:
@@ -70,7 +70,7 @@ def _interpolation(name: str) -> str:
         file := os.path.join(name, "fit.json")
     ):  # the folder of a fit
         return file
-    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED))
+    return expanded(name) if is_fit(name) else one_of("interpolation", name, (*interpolation.NAMES, FITTED, AUTO))
 
 
 Interpolation = Annotated[str, AfterValidator(reported(_interpolation))]

@@ -337,7 +337,7 @@ class Recipe(Section):
     target: Length | None = Field(None, description="target length L_t; default: 8 times the original length")
     original_length: Length | None = Field(None, description="L_o; default: from the model's config")
     train_length: Length | None = Field(None, description="training window; default: the original length, at most 4k")
-    interpolation: Interpolation = "yarn"
+    interpolation: Interpolation = Field("auto", description="auto: fitted from 8 times the window on, else yarn")
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: Whole = Field(0, ge=0, le=LAST_SEED)

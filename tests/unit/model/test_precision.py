@@ -41,7 +41,7 @@ def test_a_cpu_of_which_nothing_is_known_computes_in_float32(monkeypatch):
     assert choose_precision("auto", "cpu") == "float32"
 
 
-@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "float32")])
+@pytest.mark.parametrize(("native", "expected"), [(True, "bf16"), (False, "fp16")])
 def test_precision_by_the_gpu(monkeypatch, native, expected):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
     assert choose_precision("auto", "cuda") == expected
