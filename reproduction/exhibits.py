@@ -255,7 +255,7 @@ EXHIBITS = {
             source="Table 4",
             settings=(Setting("linear", 8, paper.CONTENT),),
             variants={
-                "v uniform": {"positions.content": "paper"},
+                "v uniform": {"positions.content": "even"},
                 "v = 0": {"positions.content": "zero"},
                 "v = u": {"positions.content": "aligned"},
             },

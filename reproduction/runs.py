@@ -88,6 +88,8 @@ class ArmRun:
         """
         decides = deciding_settings(self.recipe).items()
         settings = {name: value for name, value in decides if value is not None and (name, value) not in _OFF}
+        if settings.get("positions.content") == "even":  # as the published runs have it, whose places were less even
+            settings["positions.content"] = "uniform"
         if self.recipe.evaluation.keep == "last":  # older runs had no choice
             del settings["evaluation.keep"]
         if self.base:  # by the folder's name, which says all that decides it; where the cache lies does not
