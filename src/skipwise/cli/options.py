@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def read_path(text: str) -> Path:
     """Read the path of a file or folder; ``~`` is the home folder."""
     if not text.strip():
-        raise RecipeError(f"path {text!r} is empty; give a file or folder, or leave the option out")
+        raise typer.BadParameter("the path is empty. Give a file or folder, or leave the option out")
     return Path(expanded(text))
 
 

@@ -156,6 +156,7 @@ def test_the_plan_says_the_rate_how_often_the_text_is_read_and_what_a_large_fact
     assert "learning rate 2e-05 after a warm-up of 0 steps, adamw_torch; 1 window in a pass" in told
     assert "times the original window" not in told
     many = {"training.max_steps": 2000, "training.learning_rate": 1e-3, "training.warmup_steps": 0.25, "target": "1k"}
+    many["interpolation"] = "yarn"
     run = prepared(tmp_path, model, **few | many)
     told, tokens = planned(run), int(run.store.lengths[run.split.train].sum())
     assert "learning rate 0.001 after a warm-up of 25% of the steps" in told
