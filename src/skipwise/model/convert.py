@@ -201,6 +201,7 @@ def plan_conversion(config: Mapping[str, Any], original_length: int | str | None
         if original_length is not None:
             raise ModelError(f"--original {original_length} is for checkpoints of PoSE's authors. Leave it out")
         return plan
+    assert scaling is not None
     factor, named, stock = float(scaling["factor"]), _AUTHORS[scaling["type"]], plan.config
     if kind == "gptj" and named == "yarn-revised":
         named = "yarn"
