@@ -35,7 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fitted(model: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("fits") / "fit"
     with pytest.MonkeyPatch.context() as patch:
-        run(patch, "fit", model, "--target", "1k", "--data", text, "--minutes", "0.5", "--out", out)
+        run(patch, "fit", model, "--target", "1k", "--data", text, "--minutes", "5", "--out", out)
     return out
 
 
@@ -64,7 +64,7 @@ def test_a_stopped_fit_goes_on_to_the_same_result(
     out = tmp_path / "fit"
     out.mkdir()
     replace(about, finished=False, candidates=about.candidates[:6]).write(out)
-    run(monkeypatch, "fit", model, "--target", "1k", "--data", text, "--minutes", "0.5", "--out", out)
+    run(monkeypatch, "fit", model, "--target", "1k", "--data", text, "--minutes", "5", "--out", out)
     again = read_fit(out / "fit.json")
     assert again.candidates[:6] == about.candidates[:6]
     assert again.finished
