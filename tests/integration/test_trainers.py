@@ -73,7 +73,7 @@ def losses_of(trainer: Any) -> list[float]:
 def test_transformers_trainer_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
     collator = PoseCollator(TRAIN, TARGET)
     trainer = Trainer(model(), TrainingArguments(str(tmp_path), **SETTINGS), collator, DOCUMENTS, callbacks=[collator])
-    assert losses_of(trainer) == pytest.approx(plain_losses(), abs=1e-6)
+    assert losses_of(trainer) == pytest.approx(plain_losses(), abs=1e-5)
 
 
 def sft(folder: Path, data: Any, collator: Any, callbacks: list[Any], **options: Any) -> Any:
@@ -86,7 +86,7 @@ def test_trl_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     collator = PoseCollator(TRAIN, TARGET)
     trainer = sft(tmp_path, datasets.Dataset.from_list(DOCUMENTS), collator, [collator])
-    assert losses_of(trainer) == pytest.approx(plain_losses(), abs=1e-6)
+    assert losses_of(trainer) == pytest.approx(plain_losses(), abs=1e-5)
 
 
 def test_lightning_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_lightning_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     trainer = lightning.Trainer(max_steps=STEPS, gradient_clip_val=1.0, default_root_dir=tmp_path, **quiet)
     trainer.fit(extension, torch.utils.data.DataLoader(DOCUMENTS, batch_size=BATCH, collate_fn=collator))
-    assert extension.losses == pytest.approx(plain_losses(), abs=1e-6)
+    assert extension.losses == pytest.approx(plain_losses(), abs=1e-5)
 
 
 def rows() -> Any:
