@@ -28,7 +28,7 @@ def planned(monkeypatch, capsys, *words: object) -> tuple[dict[str, list[str]], 
 
 def test_pose_is_planned_beside_full_length_from_a_config_alone(model, monkeypatch, capsys) -> None:
     cells, printed = planned(monkeypatch, capsys, model, "--target", "16k")
-    assert "2,048 -> 16,384 tokens (x8, yarn" in " ".join(printed.split())
+    assert "2,048 -> 16,384 tokens (x8, fitted" in " ".join(printed.split())
     assert cells["windows a step"] == ["64 of 2k", "8 of 16k"]
     assert (
         cells["weights, each GPU"] == ["2.7 GB", "2.7 GB"] == cells["while loading, each GPU"]
@@ -45,7 +45,7 @@ def test_a_scaling_that_is_replaced_is_told_beside_what_the_model_reads_now(tmp_
     _, printed = planned(monkeypatch, capsys, tmp_path, "--target", "16k", "--existing-rope", "replace")
     told = " ".join(printed.split())
     assert "8,192 -> 16,384 tokens" in told
-    assert "linear x4, is replaced: yarn x8 starts from the original length, 2,048 tokens" in told
+    assert "linear x4, is replaced: x8 starts from the original length, 2,048 tokens" in told
 
 
 def test_interpolation_and_units_of_memory_are_read(model, monkeypatch, capsys) -> None:

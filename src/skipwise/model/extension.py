@@ -217,12 +217,14 @@ def set_frequencies(model: torch.nn.Module, extension: Extension) -> None:
     check_frequencies(model, extension)
 
 
-def extension_told(config: PretrainedConfig, extension: Extension, arm: str) -> str:
-    """Return how a model is extended: ``131,072 -> 524,288 tokens (x4, yarn, skipwise)``, the first by the config as it comes."""
+def extension_told(config: PretrainedConfig, extension: Extension, recipe: Recipe) -> str:
+    """Return lengths and interpolation as ``131,072 -> 524,288 tokens (x4, yarn, skipwise)``; the first is the config's."""
     scaled = rope_of(config).get("rope_type", "default") != "default"
     original = extension.rope.original_length
     comes = max(reach_of(config, original) or 0, original) if scaled else original
-    return f"{comes:,} -> {extension.target_length:,} tokens (x{extension.factor:g}, {extension.told}, {arm})"
+    unfitted = recipe.is_fitted and extension.interpolation == "power"
+    name = "fitted" if unfitted else extension.told
+    return f"{comes:,} -> {extension.target_length:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})"
 
 
 def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | None:
@@ -232,8 +234,8 @@ def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | No
     if kind == "default":
         return None
     return (
-        f"the model's own RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: {extension.told} "
-        f"x{extension.factor:g} starts from the original length, {extension.rope.original_length:,} tokens{_shorter(config, extension)}"
+        f"the model's own RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: x{extension.factor:g} "
+        f"starts from the original length, {extension.rope.original_length:,} tokens{_shorter(config, extension)}"
     )
 
 

@@ -32,7 +32,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     recipe, ext, store, data = run.recipe, run.extension, run.store, run.planned
     training, lengths = recipe.training, store.lengths[run.split.train]
     tokens = training.max_steps * training.batch_size * run.window
-    console.print(f"{recipe.model}: {extension_told(run.config, ext, recipe.arm)}", style="bold")
+    console.print(f"{recipe.model}: {extension_told(run.config, ext, recipe)}", style="bold")
     lines = [
         replaced_scaling(run.config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
@@ -117,7 +117,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
             rows[name] = estimate_cost(config, run, window, windows, hardware, max(1, micro * own // window))
     cost = rows[ours].cost
     console.print(
-        f"{recipe.model}: {extension_told(config, extension, recipe.arm)}, {cost.parameters:,} parameters, "
+        f"{recipe.model}: {extension_told(config, extension, recipe)}, {cost.parameters:,} parameters, "
         f"{cost.trained:,} of them trained",
         style="bold",
     )
