@@ -32,7 +32,8 @@ def fitted_recipe(recipe: Recipe, out: Path | None, resume: bool, console: Conso
     """
     if not recipe.is_fitted:
         return recipe, None
-    extension, fingerprint = extension_of(load_config(recipe.model), recipe), weights_fingerprint(recipe.model)
+    with processes.together():
+        extension, fingerprint = extension_of(load_config(recipe.model), recipe), weights_fingerprint(recipe.model)
     if resume and out is not None and (out / FILE).is_file():
         path = out / FILE
     elif recipe.interpolation == AUTO:
@@ -66,7 +67,7 @@ def _searched(recipe: Recipe, extension: Extension, fingerprint: str, console: C
     target, original, training = extension.target_length, extension.rope.original_length, recipe.training
     key = short_digest(f"{fingerprint} {target} {recipe.data.model_dump_json()} {recipe.seed}".encode())
     folder = default_cache() / "fits" / key
-    with processes.main_process_first():
+    with processes.together(), processes.main_process_first():
         if not ((folder / FILE).is_file() and read_fit(folder / FILE).finished):
             device = default_device()
             precision = choose_precision("auto", device)
