@@ -29,11 +29,12 @@ def read_with_transformers(request: dict[str, Any]) -> dict[str, Any]:
     def keep_places(module: torch.nn.Module, hidden: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (hidden[0][:, places - 1],)  # the logits of all tokens would not fit in memory
 
-    model.get_output_embeddings().register_forward_pre_hook(keep_places)
+    hook = model.get_output_embeddings().register_forward_pre_hook(keep_places)
     with torch.no_grad():
         logits = model(ids[:, : max(request["places"])], use_cache=False).logits[0]
+        hook.remove()
         # Some versions fail only in a second pass beyond the window, as generation makes it.
-        model.base_model(ids[:, -1:], position_ids=torch.tensor([[ids.shape[1] - 1]]), use_cache=False)
+        model(ids[:, -1:], position_ids=torch.tensor([[ids.shape[1] - 1]]), use_cache=False)
         top = torch.log_softmax(logits.double(), -1).topk(min(request["top"], logits.shape[-1]))
     values = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return {"places": [list(zip(*place, strict=True)) for place in values]}
