@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -62,7 +62,7 @@ def progress(
         disable=not console.is_terminal,
     )
     over = threading.Event()
-    with bar:
+    with bar if console.is_terminal else nullcontext():  # rich before 15 ends also a disabled bar with an empty line
         work = Work(bar, doing, total, done)
 
         def show() -> None:

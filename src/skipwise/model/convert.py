@@ -170,6 +170,7 @@ def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
     plan.config.vocab_size = len(embeddings)  # the config may not count an added pad token
     if plan.config.tie_word_embeddings:
         weights["lm_head.weight"] = embeddings
+    rope = dict(plan.config.rope_parameters)  # the first releases of transformers 5 change Phi's when they make the model
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(plan.config)
     try:
@@ -178,6 +179,7 @@ def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
         raise ModelError(f"the weights in {source} do not fit its config ({error}). Download it again") from error
     model.tie_weights()
     model.config.dtype = embeddings.dtype
+    model.config.rope_parameters = rope
     model.save_pretrained(folder, max_shard_size=_SHARD_BYTES)
 
 
