@@ -170,7 +170,9 @@ def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
     plan.config.vocab_size = len(embeddings)  # the config may not count an added pad token
     if plan.config.tie_word_embeddings:
         weights["lm_head.weight"] = embeddings
-    rope = dict(plan.config.rope_parameters)  # the first releases of transformers 5 change Phi's when they make the model
+    rope = dict(
+        plan.config.rope_parameters
+    )  # the first releases of transformers 5 change Phi's when they make the model
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(plan.config)
     try:
