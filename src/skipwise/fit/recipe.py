@@ -75,7 +75,7 @@ def _searched(recipe: Recipe, extension: Extension, fingerprint: str, console: C
             config, window = load_config(recipe.model), min(original, SHORT_WINDOW)
             minutes = max(_SHARE * training_seconds(config, tokens, window, precision, device) / 60, _LEAST)
             fit(
-                recipe.model, target=target, data=recipe.data, out=folder, minutes=minutes, seed=recipe.seed, console=console, training=True
+                recipe.model, target=target, data=recipe.data, out=folder, minutes=minutes, seed=recipe.seed, console=console
             )  # fmt: skip
     return folder / FILE
 

@@ -19,11 +19,10 @@ from skipwise.results.files import read_json, write_json
 
 FILE = "fit.json"
 PUBLISHED = "YaRN as published"
-_KEPT = 0.1  # of what settings cost inside the original window, the share that training leaves (docs/fit.md)
 _WORTH = 0.01  # nats per token; what gains less is no reason to leave YaRN as published
 _HARMLESS = 0.15  # nats per token behind a skip; settings that lose less are not ranked by it (docs/fit.md)
 _PLAIN = ("yarn", "ntk", "theta")  # what every engine serves
-_REQUEST = ("fingerprint", "original", "target", "text", "seed", "training")  # what decides the measurements
+_REQUEST = ("fingerprint", "original", "target", "text", "seed")  # what decides the measurements
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Fit:
     documents: int  # contiguous windows that each candidate reads
     dense: int  # tokens of one
     base: dict[int, float]  # the base's loss by place, in windows of its original length
-    training: bool = False  # whether the model is trained under the settings
     seconds: float = 0.0
     finished: bool = False
     candidates: list[Candidate] = field(default_factory=list)
@@ -74,16 +72,11 @@ class Fit:
     def total(self, one: Candidate) -> float:
         """Return what the search lowers: far loss, and the harm at distances that the window does not hold.
 
-        Before training, harm by far text counts in place of its loss, and little of the loss in windows of the original length,
-        which training repays. Infinite for a candidate that was given up.
+        Infinite for a candidate that was given up.
         """
         if one.score.places is None:
             return math.inf
-        loss = self._mean(one.score.places, far=True)
-        if self.training and one.score.own:
-            own = self._mean(one.score.own, far=True)
-            loss += (_KEPT - 1) * own
-        return loss + max(0.0, one.score.harm(self.dense) - _HARMLESS)
+        return self._mean(one.score.places, far=True) + max(0.0, one.score.harm(self.dense) - _HARMLESS)
 
     @property
     def published(self) -> Candidate:

@@ -61,13 +61,11 @@ class Score:
     Attributes:
         skipped: by distance, the loss of a chunk behind a skip less the loss of that chunk alone.
         places: the loss by place in the contiguous window, by the last token of each place.
-        own: the same in windows of the original length, under the same settings.
         answers: by distance, the loss of a passkey's digits.
     """
 
     skipped: dict[int, float]
     places: dict[int, float] | None = None
-    own: dict[int, float] | None = None
     answers: dict[int, float] | None = None
 
     def harm(self, beyond: int) -> float:

@@ -48,19 +48,9 @@ _MOST = _SEARCHED + 9  # with those that are always measured
 
 
 def fit(
-    model: str,
-    *,
-    target: int | None,
-    data: Data,
-    out: Path | None,
-    minutes: float,
-    seed: int,
-    console: Console,
-    training: bool = False,
+    model: str, *, target: int | None, data: Data, out: Path | None, minutes: float, seed: int, console: Console
 ) -> tuple[Fit, Path]:
     """Measure interpolations of a model, without training, and return the fit and its folder.
-
-    ``training`` states whether the model is trained under the settings (``Fit.total``).
 
     Raises:
         ModelError: the model cannot be extended to the target.
@@ -101,7 +91,6 @@ def fit(
         documents=0,
         dense=0,
         base={},
-        training=training,
     )
     if resumed:
         found = found.resumed(folder)
@@ -125,8 +114,6 @@ def fit(
                 score = Score(skipped(loaded, windows, precision))
                 if best is None or score.harm(0) <= best.score.harm(0) + _HOPELESS:
                     score = replace(score, places=by_place(loaded, windows, precision, windows.dense))
-                    if training:
-                        score = replace(score, own=by_place(loaded, windows, precision, original))
                 known = Candidate(role, extension, score)
                 found.candidates.append(known)
                 found.seconds += time.monotonic() - started

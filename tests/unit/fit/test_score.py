@@ -68,13 +68,6 @@ def test_answers_are_read_behind_the_skip(windows: Windows) -> None:
     assert byte_tokenizer().decode(ids[-answer:]).strip().isdigit()
 
 
-def test_before_training_harm_counts_in_place_of_loss() -> None:
-    found = Fit("model", "", "", "", WINDOW, TARGET, seed=0, documents=2, dense=DENSE, base={}, training=True)
-    places, own = dict.fromkeys((64, 128, 256, 512, 640), 3.0), dict.fromkeys((64, 128, 256, 512, 640), 2.5)
-    one = Candidate("fitted", Extension(Rope(10_000.0, 16, WINDOW), TARGET, "power"), Score({}, places, own))
-    assert found.total(one) == pytest.approx(0.5 + 0.1 * 2.5)
-
-
 def test_harm_counts_where_the_window_does_not_reach() -> None:
     level = dict.fromkeys((64, 128, 256, 512, 640), 2.0)
     assert total(Score({300: 5.0, 4000: 0.25}, places=level)) == pytest.approx(2.1)
