@@ -27,7 +27,7 @@ from skipwise.method.positions import Plans, end_anchored_skips
 from skipwise.method.rng import Rng
 from skipwise.recipes.schema import Data, Positions, Teacher, require_shares
 
-# Draw numbers of what is chosen beside the plan; far above those that a plan uses.
+# Draw numbers; far above those of a plan.
 _DOCUMENT, _BEGIN, _PROMPT = 2**40, 2**40 + 1, 2**40 + 2
 _PASSKEY, _RETRIEVAL, _OF_THE_BASE = range(3)  # kinds of examples; all others are text
 _PACKED = 1  # one more word of the seed, so that what is drawn for packing is not what is drawn for prompts

@@ -208,7 +208,7 @@ def randpos(
 ) -> Plans:
     """Draw plans of RandPos: L_c of the L_t positions, without replacement, sorted (Ruoss et al., ACL 2023).
 
-    Each token is a chunk of its own; the text is contiguous, from anywhere in the document. Raises what ``pose`` raises.
+    Each token is one chunk; the text is contiguous, from anywhere in the document. Raises what ``pose`` raises.
     """
     train_length, target_length = _check(train_length, target_length, document_lengths)
     scores = rng.table(_SKIP, target_length)

@@ -142,7 +142,7 @@ class Data(Section):
         False, description="train the first label of each chunk too, which does not follow from the text before it"
     )
     min_context: int = Field(
-        0, ge=0, le=LONGEST, description="fewest tokens of its own document directly before a trained label"
+        0, ge=0, le=LONGEST, description="least context in its document before a trained label, in tokens"
     )
     cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: int | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
