@@ -21,6 +21,7 @@ FILE = "fit.json"
 PUBLISHED = "YaRN as published"
 _WORTH = 0.01  # nats per token; what gains less is no reason to leave YaRN as published
 _HARMLESS = 0.15  # nats per token behind a skip; settings that lose less are not ranked by it (docs/fit.md)
+_COLUMNS = 3  # of far places in the table
 _PLAIN = ("yarn", "ntk", "theta")  # what every engine serves
 _REQUEST = ("fingerprint", "original", "target", "text", "seed")  # what decides the measurements
 
@@ -76,7 +77,7 @@ class Fit:
         """
         if one.score.places is None:
             return math.inf
-        return self._mean(one.score.places, far=True) + max(0.0, one.score.harm(self.dense) - _HARMLESS)
+        return self._mean(one.score.places, self.original, self.dense) + max(0.0, one.score.harm(self.dense) - _HARMLESS)
 
     @property
     def published(self) -> Candidate:
@@ -114,16 +115,17 @@ class Fit:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return head and rows of the table: excess over the base in nats per token."""
-        far = [edge for edge in self.edges if edge > self.original]
+        far = [edge for edge in self.edges if edge >= self.original]
+        far = sorted({self.original, *far[:: -math.ceil((len(far) - 1) / _COLUMNS)]})
         rows = []
         for one in self.shown():
             excess, answers = self.excess(one), [loss for skip, loss in (one.score.answers or {}).items() if skip]
-            near = self._mean(excess, far=False) if excess else None
-            cells = [near, *(excess.get(edge) for edge in far), max(one.score.skipped.values())]
+            places = [self._mean(excess, a, b) if excess else None for a, b in pairwise([0, *far])]
+            cells = [*places, max(one.score.skipped.values())]
             told = ["-" if cell is None else f"{cell:+.2f}" for cell in cells]
             star = " *" if one is self.best else ""
             rows.append([one.role + star, *told, f"{np.mean(answers):.2f}" if answers else "-"])
-        return ["", "near", *(f"to {format_length(edge)}" for edge in far), "skips", "answers"], rows
+        return ["", "near", *(f"to {format_length(edge)}" for edge in far[1:]), "skips", "answers"], rows
 
     def write(self, folder: Path) -> None:
         """Write ``fit.json`` whole; a reader sees the old file or the new one."""
@@ -142,9 +144,9 @@ class Fit:
                 raise RunError(f"{folder} holds a fit with {key} = {was!r}, now it is {now!r}; give another --out")
         return before
 
-    def _mean(self, places: dict[int, float], *, far: bool) -> float:
-        """Return the mean behind the original length, or before it, each token counting once."""
-        chosen = [(places[b], b - a) for a, b in pairwise(self.edges) if (b > self.original) is far]
+    def _mean(self, places: dict[int, float], begin: int, end: int) -> float:
+        """Return the mean from one edge to another, each token counting once."""
+        chosen = [(places[b], b - a) for a, b in pairwise(self.edges) if begin < b <= end]
         return float(np.average([loss for loss, _ in chosen], weights=[width for _, width in chosen]))
 
 
@@ -160,4 +162,4 @@ def read_fit(path: Path) -> Fit:
     try:
         return _FITS.validate_python(read_json(path))
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is not a whole fit ({error}); run skipwise fit with another --out") from error
+        raise RunError(f"{path} is not a whole fit ({str(error).splitlines()[0]}); run skipwise fit with another --out") from error

@@ -1,7 +1,7 @@
 """What an interpolation costs an untrained model: text in one window, text behind a skip, answers behind a skip.
 
-One contiguous window of two to four original lengths ranks interpolations nearly as a window of 64k does (docs/fit.md), but
-cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of a short window.
+One contiguous window of two to four original lengths ranks interpolations for 16 times the window nearly as a window of 64k
+does (docs/fit.md), but cannot see distances beyond itself. Two chunks with a skip between them can, at the cost of a short window.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Windows:
     Attributes:
         original: L_o in tokens.
         target: L_t in tokens.
-        documents: contiguous text, each [dense].
+        documents: contiguous text, the longest first, each [dense] once it is shortened.
         chunks: contiguous text whose second half is moved away, [rows, 2 chunk].
         prompts: passkey prompts with their answers, and the tokens of the answer.
     """
@@ -46,7 +46,8 @@ class Windows:
 
     def shortened(self, documents: int, dense: int) -> "Windows":
         """Return fewer and shorter contiguous windows; chunks and prompts stay."""
-        return replace(self, documents=[document[:dense] for document in self.documents[:documents]])
+        long = [document[:dense] for document in self.documents if len(document) >= dense]
+        return replace(self, documents=long[:documents])
 
     @property
     def skips(self) -> list[int]:
