@@ -77,7 +77,9 @@ class Fit:
         """
         if one.score.places is None:
             return math.inf
-        return self._mean(one.score.places, self.original, self.dense) + max(0.0, one.score.harm(self.dense) - _HARMLESS)
+        return self._mean(one.score.places, self.original, self.dense) + max(
+            0.0, one.score.harm(self.dense) - _HARMLESS
+        )
 
     @property
     def published(self) -> Candidate:
@@ -162,4 +164,6 @@ def read_fit(path: Path) -> Fit:
     try:
         return _FITS.validate_python(read_json(path))
     except (OSError, ValueError) as error:
-        raise RunError(f"{path} is not a whole fit ({str(error).splitlines()[0]}); run skipwise fit with another --out") from error
+        raise RunError(
+            f"{path} is not a whole fit ({str(error).splitlines()[0]}); run skipwise fit with another --out"
+        ) from error

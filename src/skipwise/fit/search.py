@@ -36,9 +36,11 @@ from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Data
 
 _DENSE = 4096  # tokens, at least, of the contiguous window, where the target has as many
-# Documents, and the window in original lengths; the first pair that fits the time is read. Far beyond a window its
-# ranking fails: settings for 64 times the window that were best in 16 lost 0.8 nats in 64.
+# Documents, and the window in original lengths; the first pair that fits the time is read.
 _AMOUNTS = ((2, math.inf), (1, math.inf), (2, 4.0), (1, 4.0), (2, 2.0), (1, 2.0), (1, 1.5), (1, 1.25))
+_TRUSTED = (
+    16  # factor up to which a window of a few original lengths ranks; at 64, its best lost 0.8 nats in the target
+)
 _HOPELESS = 0.5  # nats per token: a candidate that loses so much more behind a skip is not read in one window
 _FEWEST = 12  # candidates that the time should hold; else less is read of each
 _STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k
@@ -231,9 +233,10 @@ def _search(template: Extension, measure: Callable[[str, Extension], float], fou
         attention = 1 + float(np.clip(k, 0, 0.2)) * spread
         return min(measure("fitted", by("power", beta_slow=slow, power=power, attention_factor=attention)), worst)
 
-    with suppress(StopIteration):
-        options = {"initial_tr_radius": 1.0, "final_tr_radius": _LAST, "maxfev": _SEARCHED}
-        minimize(objective, np.zeros(3), method="COBYQA", options=options)
+    if template.factor <= _TRUSTED or found.dense == found.target:
+        with suppress(StopIteration):
+            options = {"initial_tr_radius": 1.0, "final_tr_radius": _LAST, "maxfev": _SEARCHED}
+            minimize(objective, np.zeros(3), method="COBYQA", options=options)
     powers = [one for one in found.candidates if one.extension.interpolation == "power"]
     best = min(powers, key=found.total).extension.settings
     attention, slow = best.attention_factor or 1 + ATTENTION * spread, best.beta_slow or POWER_SLOW

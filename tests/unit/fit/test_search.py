@@ -31,9 +31,9 @@ def valley(extension: Extension, best: tuple[float, float, float]) -> float:
     return 3.0 + 0.2 * (x[0] ** 2 + x[1] ** 2 + 0.5 * x[0] * x[1] + x[2] ** 2)
 
 
-def searched(best: tuple[float, float, float]) -> Fit:
-    template = Extension(ROPE, 4096, "none")
-    found = Fit("model", "", "", "", 256, 4096, seed=0, documents=2, dense=512, base={})
+def searched(best: tuple[float, float, float], target: int = 4096, dense: int = 512) -> Fit:
+    template = Extension(ROPE, target, "none")
+    found = Fit("model", "", "", "", 256, target, seed=0, documents=2, dense=dense, base={})
 
     def measure(role: str, extension: Extension) -> float:
         known = next((one for one in found.candidates if one.extension == extension), None)
@@ -71,6 +71,12 @@ def test_the_search_finds_what_a_grid_of_sixty_finds(best: tuple[float, float, f
     ]
 
 
+@pytest.mark.parametrize(("dense", "searches"), [(4096, False), (8192, True)])
+def test_a_large_factor_is_searched_in_windows_of_the_target_alone(dense: int, searches: bool) -> None:
+    found = searched((13, 2.0, 0.07), target=8192, dense=dense)
+    assert any(one.role == "fitted" for one in found.candidates) is searches
+
+
 def test_yarn_stays_where_nothing_is_worth_more() -> None:
     found = searched((13, 2.0, 0.07))
     yarn = found.candidates[0]
@@ -80,7 +86,7 @@ def test_yarn_stays_where_nothing_is_worth_more() -> None:
 
 
 def test_less_is_read_where_the_time_is_short() -> None:
-    long = replace(WINDOWS, original=4096, target=65536, documents=[np.arange(16384)] * 2)
+    long = replace(WINDOWS, original=4096, target=65536, documents=[np.arange(65536), np.arange(16384)])
 
     def quadratic(some: Windows) -> float:
         return len(some.documents) * (some.dense / 4096) ** 2
@@ -89,5 +95,7 @@ def test_less_is_read_where_the_time_is_short() -> None:
     assert [(len(one.documents), one.dense) for one in read] == [
         (2, 16384), (1, 16384), (2, 8192), (1, 8192), (1, 6144), (1, 5120), (1, 5120)
     ]  # fmt: skip
+    assert _affordable(long, quadratic, 29 * 256).dense == 65536  # the target, where all candidates can read it
+    assert _affordable(long, quadratic, 28 * 256).dense == 16384
     with pytest.raises(RunError):
         _affordable(long, quadratic, 1.0)
