@@ -56,7 +56,7 @@ SCALES = {
     "nano": Scale("nano", "nano-pose", 256, {}, ("stdlib", "pydoc"), (10, 30, 100, 200, 300, 400)),
     "paper": Scale(
         "paper",
-        "llama-7b-16k-linear",
+        "llama-7b-16k",
         2048,
         {
             "LLaMA": "huggyllama/llama-7b",

@@ -129,8 +129,8 @@ def test_of_deepspeed_only_what_is_of_use_is_shown() -> None:
 
 
 def test_missing_runs_and_recipes_are_explained(monkeypatch, capsys, tmp_path: Path) -> None:
-    message = refused(monkeypatch, capsys, "extend", "--recipe", "llama-7b-16k-linea", "--dry-run")
-    assert "did you mean llama-7b-16k-linear?" in message
+    message = refused(monkeypatch, capsys, "extend", "--recipe", "llama-7b-16", "--dry-run")
+    assert "did you mean llama-7b-16k?" in message
     assert "nowhere" in refused(monkeypatch, capsys, "report", tmp_path / "nowhere")
     monkeypatch.chdir(tmp_path)
     assert "no run of this recipe" in refused(monkeypatch, capsys, "extend", "--resume")

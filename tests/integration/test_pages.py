@@ -113,7 +113,7 @@ def test_every_command_line_of_the_readme_parses() -> None:
 
 
 def test_the_recipe_and_the_change_that_the_readme_shows_are_valid() -> None:
-    recipe = load_recipe("recipes/llama-7b-16k-linear.yaml", parse_changes(["training.learning_rate=1e-5"]))
+    recipe = load_recipe("recipes/llama-7b-16k.yaml", parse_changes(["training.learning_rate=1e-5"]))
     assert recipe.training.learning_rate == 1e-5
 
 

@@ -42,7 +42,7 @@ def test_a_recipe_that_starts_from_itself_or_nothing_is_refused(tmp_path: Path) 
 
 
 def test_a_missing_recipe_suggests_the_nearest() -> None:
-    assert "llama-7b-16k-linear?" in message("llama-7b-16k-liner")
+    assert "llama-7b-16k?" in message("llama-7b-16")
 
 
 def test_a_file_comes_before_a_shipped_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

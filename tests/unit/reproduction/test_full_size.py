@@ -31,7 +31,7 @@ def test_the_papers_main_run_by_hand() -> None:
 @pytest.mark.parametrize(("variant", "window"), [("pose", 2048), ("full", 16384)])
 def test_agrees_with_the_plan_of_one_step_run_without_data(variant: str, window: int) -> None:
     config = LlamaConfig(bos_token_id=1, eos_token_id=2)  # LLaMA-7B, as it is by default
-    recipe = load_recipe("llama-7b-16k-linear", {"training.gradient_checkpointing": True})
+    recipe = load_recipe("llama-7b-16k")
     plan = estimate_cost(config, recipe, window, 64 * 2048 // window, Hardware(8))
     cost = full_size(run(variant), MODELS["huggyllama/llama-7b"])
     traced = plan.weights + plan.gradients + plan.optimizer + plan.activations
