@@ -8,7 +8,6 @@ from typing import Any
 
 from skipwise.data.names import printable
 from skipwise.errors import RunError
-from skipwise.results import token_losses
 from skipwise.results.files import file_digest
 from skipwise.results.records import OTHER_TEXT, Measured, ReadingRecord, Record, RulerRecord, TrialRecord, read_records
 from skipwise.results.run_folder import RunFolder
@@ -22,7 +21,6 @@ class Folder:
     records: Sequence[Record]
     info: Mapping[str, Any] = field(default_factory=dict)  # ``run.json``; every key may be missing
     recipe: str = ""  # ``recipe.yaml``; empty for an evaluation
-    losses: Path | None = None  # where the losses of single tokens are; None where there are none
 
     @property
     def models(self) -> list[Mapping[str, Any]]:
@@ -91,9 +89,8 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
         )
     asked = [_shown(record) for record in records if _asked_for(info, record)]
     try:
-        losses = folder / token_losses.FOLDER
         told = _shown(name or folder.name), asked, _shown(info), printable(recipe, keep="\n\t")
-        return Folder(*told, losses if losses.is_dir() else None)
+        return Folder(*told)
     except RecursionError:
         raise RunError(f"{run.facts} is damaged (its brackets are nested too deep); restore it") from None
 

@@ -62,7 +62,6 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
         table=summary_markdown(measured),
-        longppl=[one.sentence for one in shown.longppl],
         figure=run.figures / "perplexity.png",
         base=recipe.model,
         rows=shown.rows,
@@ -83,20 +82,16 @@ def write_card(
     warning: str = "",
     facts: Mapping[str, str],
     table: str,
-    longppl: Sequence[str] = (),
     figure: Path | None,
     base: str = "",
     rows: Sequence[Row] = (),
 ) -> None:
-    """Write the card into the model's ``folder``: headline, warning if there is one, facts, table (Markdown), a sentence on
-    LongPPL for each text of which it was measured, and a copy of the figure (PNG); in its head the name and the license of
+    """Write the card into the model's ``folder``: headline, warning if there is one, facts, table (Markdown) and a copy of the figure (PNG); in its head the name and the license of
     the ``base``, and the results of the extended model's ``rows``."""
     lines = ["---", _head(printable(title), base, rows), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
-    for sentence in longppl:
-        lines += ["", plain(sentence)]
     if figure is not None and figure.exists():
         with replacing(folder / figure.name) as copy:
             copy.write(figure.read_bytes())

@@ -161,11 +161,6 @@ def _conditions(shown: Shown) -> list[str]:
     trials = [r for r in records if isinstance(r, TrialRecord)]
     ruler = [r for r in records if isinstance(r, RulerRecord)]
     parts = [_of_readings(readings)] if readings else []
-    if rules := {one.rule for one in shown.longppl}:
-        parts.append(
-            f"LongPPL (Fang et al., ICLR 2025): perplexity of the key tokens alone, which need far text: {' or '.join(sorted(rules))}. "
-            "The model that chooses them is favoured by its own choice; the others are compared on equal terms."
-        )
     if trials:
         parts.append(_of_trials(trials, _asked(folders, TrialRecord)))
     if ruler:
@@ -301,17 +296,6 @@ def _numbers(shown: Shown) -> Iterator[list[object]]:
             span = ["", ""] if half is None else [score.value - half, score.value + half]
             paired = "paired" if score.paired else "not paired"
             yield [label, "", f"benchmark {task}, % less its base's, {paired}", "", score.value, *span]
-    for far in shown.longppl:
-        for row, found in far.models:
-            label = f"{far.folder} · {row.label}" if far.folder else row.label
-            yield [label, row.data, "LongPPL", max(row.sliding), *_ends(found.key)]
-            yield [
-                label,
-                row.data,
-                "perplexity of all tokens as far into the text",
-                max(row.sliding),
-                *_ends(found.every),
-            ]
     for folder in shown.folders:
         yield from _of_prices(folder, _prefix(folder, shown.folders, " · "))
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from skipwise.recipes.names import BASELINES
 from skipwise.report.folder import Folder
-from skipwise.report.longppl_table import LongPerplexities, long_perplexities
 from skipwise.report.summary import Judgement, Row, judgements, rows_of
 
 
@@ -59,11 +58,6 @@ class Shown:
     def judged(self) -> list[Judgement]:
         """How far each extended model reads."""
         return judgements(self.rows)
-
-    @cached_property
-    def longppl(self) -> list[LongPerplexities]:
-        """LongPPL of the models, text by text."""
-        return long_perplexities(self.folders)
 
     @property
     def evaluated(self) -> bool:

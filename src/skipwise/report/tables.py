@@ -15,7 +15,6 @@ from skipwise.method.lengths import format_length
 from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
 from skipwise.report.difference_table import differences_table
 from skipwise.report.folder import Folder
-from skipwise.report.longppl_table import longppl_tables
 from skipwise.report.price import price_warning
 from skipwise.report.ruler_tables import ruler_tables
 from skipwise.report.shown import Shown
@@ -38,7 +37,6 @@ def tables_of(shown: Shown, *, brief: bool = False) -> list[Table]:
     tables += ruler_tables([row for row in rows if row.ruler], brief)
     if evaluated:
         tables.append(differences_table(rows))
-    tables += longppl_tables(shown.longppl, brief)
     for folder in folders:
         tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
     tables += benchmark_tables(folders, brief)

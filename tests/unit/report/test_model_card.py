@@ -53,12 +53,6 @@ def test_a_warning_stands_below_the_headline(model) -> None:
     assert "8 times its original 256.\n\nIt costs &lt;a lot&gt;.\n\n- method" in text
 
 
-def test_longppl_is_a_paragraph_for_each_text(model) -> None:
-    text = card_of(model, longppl=["On a: LongPPL is 5.3 [4.9, 5.8].", "On <b>: LongPPL is 6."])
-    assert "98% |\n\n\nOn a: LongPPL is 5.3 &#91;4.9, 5.8].\n\nOn &lt;b&gt;: LongPPL is 6.\n" in text
-    assert "LongPPL" not in card_of(model)
-
-
 def test_a_figure_is_copied_beside_the_card(model, tmp_path) -> None:
     (tmp_path / "figures").mkdir()
     figure = tmp_path / "figures" / "perplexity.png"
