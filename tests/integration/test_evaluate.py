@@ -23,7 +23,7 @@ from skipwise.evaluation.specification import specification_for
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder
-from skipwise.report.summary import judgements, rows_of
+from skipwise.report.rows import judgements, rows_of
 from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run

@@ -18,8 +18,7 @@ from transformers import GPT2Config
 from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
 from skipwise.report.folder import read_folder
-from skipwise.report.price import price_warning
-from skipwise.report.summary import judgements, rows_of
+from skipwise.report.rows import judgements, other_text_warning, rows_of
 from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
@@ -118,9 +117,9 @@ def test_the_price_on_other_text_is_measured_and_shown(finished: Path) -> None:
 
 def test_a_high_price_is_said_in_terminal_page_and_card(finished, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(finished, tmp_path / "run")
-    monkeypatch.setattr("skipwise.report.price.COST_LIMIT", -9)
+    monkeypatch.setattr("skipwise.report.rows.COST_LIMIT", -9)
     run(monkeypatch, "extend", "--resume", "--out", copy)
-    warning = price_warning(read_folder(copy))
+    warning = other_text_warning(read_folder(copy))
     assert "on prose and" in warning
     assert warning in " ".join(capsys.readouterr().out.split())
     for name in ("report.html", "model/README.md"):

@@ -1,85 +1,255 @@
-"""Rows -> tables of text, and how a terminal and Markdown show them."""
+"""Numbers -> tables of text, and their form in terminals and Markdown."""
 
 import html
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from skipwise.data.names import printable
-from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
-from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
-from skipwise.report.difference_table import differences_table
+from skipwise.recipes.names import arm_name
 from skipwise.report.folder import Folder
-from skipwise.report.price import price_warning
-from skipwise.report.ruler_tables import ruler_tables
-from skipwise.report.shown import Shown
-from skipwise.report.summary import Judgement, Row, standing_out
-from skipwise.report.table import Table, format_interval, format_number, markdown_table
+from skipwise.report.numbers import (
+    EXCESS,
+    GAIN,
+    LOSS,
+    ReportData,
+    format_number,
+    format_share,
+    paper_differences,
+    with_average,
+)
+from skipwise.report.rows import OtherText, Row, benchmarks_of, other_text_warning, other_texts
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
+from skipwise.results.scores import PAPER, Score, is_of_paper, paper_records, score
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
 
-_SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
+_MOST_COLUMNS = 10  # of numbers, in 80 columns of text
+_MOST_MODELS = 4  # with tables and figures of RULER's tasks
+SUMMARY = ("perplexity", "found", "ruler")  # groups of the summary of a run
 
 
-def tables_of(shown: Shown, *, brief: bool = False) -> list[Table]:
-    """Every table that the records allow; ``brief`` leaves out intervals for want of room."""
-    folders, rows, evaluated = shown.folders, shown.rows, shown.evaluated
-    tables = [_perplexity_table([row for row in rows if row.perplexity], brief)]
-    tables += [
-        _found_table(task, [row for row in rows if task in row.found], brief, evaluated)
-        for task in dict.fromkeys(task for row in rows for task in row.found)
-    ]
-    tables += ruler_tables([row for row in rows if row.ruler], brief)
-    if evaluated:
-        tables.append(differences_table(rows))
-    for folder in folders:
-        tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
-    tables += benchmark_tables(folders, brief)
-    if evaluated:
-        tables += [_position_table(judgement) for judgement in shown.judged]
+@dataclass(frozen=True)
+class Table:
+    """A table of text."""
+
+    title: str
+    group: str  # of its numbers: a short name for the heads of joined tables
+    head: list[str]  # of each column; the first is of the rows' labels
+    rows: list[list[str]]  # cells, the label first
+    strong: frozenset[int] = frozenset()  # numbers of the highlighted rows
+
+
+def _grid(
+    title: str,
+    group: str,
+    corner: str,
+    cells: Mapping[tuple[str, Any], str],
+    columns: Iterable[Any],
+    head: Callable[[Any], str] = str,
+    strong: Iterable[str] = (),
+) -> Table:
+    """Arrange cells by (row, column), a dash for each missing one."""
+    columns, labels = list(columns), list(dict.fromkeys(row for row, _ in cells))
+    rows = [[label, *(cells.get((label, column), "–") for column in columns)] for label in labels]
+    highlighted = frozenset(i for i, label in enumerate(labels) if label in strong)
+    highlighted = highlighted if len(highlighted) < len(labels) else frozenset()  # all is none
+    return Table(title, group, [corner, *map(head, columns)], rows, highlighted)
+
+
+def tables_of(data: ReportData, *, brief: bool = False) -> list[Table]:
+    """Return every table that the records allow; ``brief`` tables have no intervals."""
+    tables = [table for group in SUMMARY for table in _by_length(data, group, brief)]
+    tables += _ruler_tables(data, brief)
+    tables.append(_differences_table(data))
+    for folder in data.folders:
+        tables += other_text_tables(folder, f" ({folder.name})" if len(data.folders) > 1 else "")
+    tables.append(_paper_table(data.folders, brief))
+    tables.append(_benchmarks_table([r for r in benchmarks_of(data.folders) if not is_of_paper(r)]))
+    if data.evaluated:
+        tables += _position_tables(data)
     return [table for table in tables if table.rows]
 
 
-def _perplexity_table(rows: Sequence[Row], brief: bool) -> Table:
-    windows = sorted({window for row in rows for window in row.perplexity})
-    cells = [[row.label, *(format_interval(row.perplexity.get(w), brief) for w in windows)] for row in rows]
-    title = "Perplexity by sliding window (lower is better)"
-    return Table(title, "perplexity", ["window", *map(format_length, windows)], cells, standing_out(rows))
+def _by_length(data: ReportData, group: str, brief: bool) -> list[Table]:
+    """Return for each measure of a group a table: a row for each model, a column for each length."""
+    tables = []
+    for short in data.shorts(group):
+        curves = data.curves(group, short)
+        lengths = sorted({length for curve in curves.values() for length in curve})
+        short_form = brief and (group != "found" or len(lengths) > 4 or not data.evaluated)
+        cells = {
+            (label, length): number.measure.form(number.shown, short_form)
+            for label, curve in curves.items()
+            for length, number in curve.items()
+        }
+        title = next(number.measure.title for curve in curves.values() for number in curve.values())
+        corner = "window" if group == "perplexity" else "prompt"
+        tables.append(_grid(title, short, corner, cells, lengths, format_length, data.extended))
+    return tables
 
 
-def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -> Table:
-    lengths = sorted({length for row in rows for length in row.found[task]})
-    brief &= len(lengths) > 4 or not evaluated
-    cells = [[row.model, *(_share(row.found[task].get(n), brief) for n in lengths)] for row in rows]
-    title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
-    return Table(title, task, ["prompt", *map(format_length, lengths)], cells, standing_out(rows))
+def _ruler_tables(data: ReportData, brief: bool) -> list[Table]:
+    """Return for each model a table of RULER's tasks by length."""
+    tables, note = [], ruler_note(data.rows)
+    for model in (row.model for row in ruler_rows(data.rows)):
+        numbers = {task: data.curves("ruler by task", task).get(model, {}) for task in data.shorts("ruler by task")}
+        cells = {
+            (task_name(data, task), length): number.measure.form(number.shown, brief)
+            for task, curve in numbers.items()
+            for length, number in curve.items()
+        }
+        title = f"{data.ruler_name} by task in %: {model}{f' ({note})' if note else ''}"
+        lengths = sorted({length for _, length in cells})
+        tables.append(_grid(title, "ruler by task", "prompt", cells, lengths, format_length))
+    return tables
 
 
-def task_title(task: str) -> str:
-    """What people call a retrieval task; the task's own name if it is unknown here."""
-    return TASKS[task].title if task in TASKS else task
+def ruler_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with tables of RULER's tasks: the bases and the first four extended models."""
+    rows = [row for row in rows if row.ruler]
+    first = [row for row in rows if row.judged][:_MOST_MODELS]
+    return [row for row in rows if row in first or not row.judged]
 
 
-def _position_table(judgement: Judgement) -> Table:
-    rows = [
-        [f"{b.begin:,} .. {b.end - 1:,}", f"{b.loss.mean:.3f}", str(b.gain or "–"), str(b.excess or "–")]
-        for b in judgement.buckets
+def ruler_note(rows: Sequence[Row]) -> str:
+    """Return which models have tables of RULER's tasks; empty for all."""
+    models = sum(row.judged for row in rows if row.ruler)
+    return f"the first {_MOST_MODELS} of {models} models; numbers.csv has all" if models > _MOST_MODELS else ""
+
+
+def task_name(data: ReportData, task: str) -> str:
+    """Return the name of a RULER task, marked if another text replaces RULER's."""
+    return f"{task} (style)" if task in data.stand_in_tasks else task
+
+
+def _differences_table(data: ReportData) -> Table:
+    numbers = [number for number in data.numbers if number.measure.group == "differences"]
+    cells = {
+        (f"{number.measure.short}, {format_length(number.length or 0)}", number.model): number.measure.form(
+            number.shown, False
+        )
+        for number in numbers
+    }
+    title = numbers[0].measure.title if numbers else ""
+    return _grid(title, "differences", "prompt", cells, dict.fromkeys(number.model for number in numbers))
+
+
+def _position_tables(data: ReportData) -> list[Table]:
+    """Return for each extended model its loss by position."""
+    columns = [measure.short for measure in (LOSS, GAIN, EXCESS)]
+    tables = []
+    for label in data.curves("position"):
+        curves = {short: data.curves("position", short).get(label, {}) for short in columns}
+        ends = sorted({end for curve in curves.values() for end in curve})
+        cells = {
+            (f"{begin:,} .. {end - 1:,}", short): curve[end].measure.form(curve[end].shown, False)
+            for begin, end in pairwise([1, *ends])
+            for short, curve in curves.items()
+            if end in curve
+        }
+        known = [short for short in columns if curves[short]]
+        tables.append(_grid(f"Loss by position: {label}", "loss by position", "position", cells, known))
+    return tables
+
+
+def other_text_tables(folder: Folder, named: str = "") -> list[Table]:
+    """Return for each model its loss and next-token accuracy by kind of other text, and its base's."""
+    texts = other_texts(folder)
+    title = f"Short ability: other text inside the original window{named}"
+    return [
+        _other_text_table(
+            [text for text in texts if text.arm == arm], f"{title}: {arm_name(arm)}" if folder.models else title
+        )
+        for arm in dict.fromkeys(text.arm for text in texts)
     ]
-    head = ["position", "loss (nats)", "gain by far text (nats)", "over the base (nats)"]
-    known = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
-    cells = [[row[i] for i in known] for row in rows]
-    return Table(f"Loss by position: {judgement.row.label}", "loss by position", [head[i] for i in known], cells)
+
+
+def _other_text_table(texts: Sequence[OtherText], title: str) -> Table:
+    cells = {}
+    against = any(change.difference for text in texts for change in text.changes.values())
+    for name in texts[0].changes:
+        digits = 2 if name.endswith("(%)") else 3
+        for text in texts:
+            row, change = f"{text.kind}, {name}", text.changes[name]
+            cells[row, "extended" if against else "model"] = f"{change.own:.{digits}f}"
+            if change.base is not None and (apart := change.difference):
+                mean, low, high = (f"{value:+.{digits}f}" for value in (apart.mean, apart.low, apart.high))
+                cells[row, "base"] = f"{change.base:.{digits}f}"
+                few = "1 segment" if text.segments == 1 else f"{text.segments} segments"
+                span = f"{low}, {high}" if text.has_interval else f"{few}: too few for an interval"
+                cells[row, "difference"] = f"{mean} [{span}]"
+    columns = ["base", "extended", "difference"] if against else ["model"]
+    return _grid(title, "other text", "text", cells, columns)
+
+
+def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
+    """Return the paper's Table 3: a row for each model, bases first, and each difference to a base.
+
+    Standard errors follow the values, or if ``brief`` those of differences have their own row.
+    """
+    found, differences = paper_records(benchmarks_of(folders)), paper_differences(folders)
+    scores = {label: with_average({task: score(r) for task, r in own.items()}) for label, own in found.items()}
+    columns = [task for task in (*PAPER, "average") if any(task in own for own in scores.values())]
+    bases = {str(model.get("base") or "") for folder in folders for model in folder.models}
+    rows = []
+    for label in sorted(scores, key=lambda label: label not in bases):
+        rows.append([label, *(_score(scores[label].get(task), "{:.2f}", brief) for task in columns)])
+        if changes := differences.get(label):
+            named = "  less its base" if brief else f"{label} less its base"
+            rows.append([named, *(_score(changes.get(task), "{:+.2f}", brief) for task in columns)])
+            if brief:
+                rows.append(["  standard error", *(_error(changes.get(task)) or "–" for task in columns)])
+    limits = sorted({record.limit for own in found.values() for record in own.values() if record.limit})
+    some = f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
+    starred = any(one.paired is False and _error(one) for changes in differences.values() for one in changes.values())
+    notes = "; ".join(filter(None, ["" if brief else "standard error", "* not paired" if starred else ""]))
+    title = f"The paper's benchmarks (its Table 3) in %{f' ({notes})' if notes else ''}{some}"
+    return Table(title, "benchmarks", ["model", *(_task_head(task, brief) for task in columns)], rows)
+
+
+def _task_head(task: str, brief: bool) -> str:
+    """Return the head of a paper's task, on several lines in a brief table."""
+    if task not in PAPER:
+        return task
+    title, shots = PAPER[task].title, f"{PAPER[task].fewshot}-shot"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-\n", title) + f"\n{shots}" if brief else f"{title}, {shots}"
+
+
+def _score(value: Score | None, form: str, brief: bool) -> str:
+    if value is None:
+        return "–"
+    error = "" if brief else _error(value)
+    return form.format(value.value) + (f" ({error})" if error else "")
+
+
+def _error(value: Score | None) -> str:
+    """Format a standard error, with a star for an unpaired difference; empty if unknown."""
+    if value is None or value.error is None:
+        return ""
+    return f"{value.error:.2f}" + ("*" if value.paired is False else "")
+
+
+def _benchmarks_table(records: Sequence[BenchmarkRecord]) -> Table:
+    cells = {
+        (f"{r.task}, {r.fewshot}-shot, {r.metric}", r.arm): f"{r.value:.4f}"
+        + ("" if r.standard_error is None else f" ({r.standard_error:.4f})")
+        for r in records
+    }
+    return _grid("Benchmarks (standard error)", "benchmarks", "task", cells, dict.fromkeys(r.arm for r in records))
 
 
 def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequence[int]) -> Table:
-    """What ``skipwise perplexity`` shows of one model.
+    """Return the table of ``skipwise perplexity``.
 
-    ``ends`` are the windows asked for, and in the modes truncated and by-position the ends of the parts that are shown.
+    ``ends`` are the windows, and in the modes truncated and by-position the ends of the parts.
     """
     windows = sorted({r.window for r in readings})
     of = {window: [r for r in readings if r.window == window] for window in windows}
@@ -103,36 +273,42 @@ def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequenc
     return Table(title, "loss", ["position", "loss (nats)", "gain by far text (nats)"], rows)
 
 
+def _with_span(value: Interval) -> list[str]:
+    span = f"{format_number(value.low)} to {format_number(value.high)}"
+    return [format_number(value.mean), span if math.isfinite(value.high) else "–"]
+
+
 def trials_table(task: str, trials: Sequence[TrialRecord]) -> Table:
-    """What ``skipwise passkey`` shows of one model."""
+    """Return the table of ``skipwise passkey``."""
     rows = []
     for length in sorted({trial.length for trial in trials}):
-        hits, asked = found(trial for trial in trials if trial.length == length)
-        low, high = wilson_interval(hits, asked)
+        hits, prompts = found(trial for trial in trials if trial.length == length)
+        low, high = wilson_interval(hits, prompts)
         span = f"{100 * low:.0f} to {100 * high:.0f}%"
-        rows.append([format_length(length), f"{hits} of {asked}", format_share(hits / asked), span])
+        rows.append([format_length(length), f"{hits} of {prompts}", format_share(hits / prompts), span])
     return Table(task, task, ["length", "found", "share", "95% interval"], rows)
 
 
 def benchmarks_table(records: Sequence[BenchmarkRecord]) -> Table:
-    """What ``skipwise benchmark`` shows of one model, a row for each metric; values as the harness gives them."""
+    """Return the table of ``skipwise benchmark``, a row for each metric."""
     rows = [
         [
             r.task,
             str(r.fewshot),
             r.metric,
             f"{r.value:.4f}",
-            "–" if r.standard_error is None else f"{r.standard_error:.4f}",
+            f"{error:.4f}" if error is not None else "–",
             f"{r.samples:,}",
         ]
         for r in records
+        for error in [r.standard_error]
     ]
     head = ["task", "shots", "metric", "value", "standard error", "questions"]
     return Table("benchmarks", "benchmarks", head, rows)
 
 
 def rich_table(table: Table) -> RenderableType:
-    """A table for the terminal, below its title."""
+    """Return a table for the terminal, below its title."""
     grid = RichTable(box=None, pad_edge=False, header_style="dim")
     for number, column in enumerate(table.head):
         grid.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -142,95 +318,78 @@ def rich_table(table: Table) -> RenderableType:
 
 
 def summary_table(folder: Folder) -> RenderableType:
-    """What a run measured, for the terminal; perplexity and passkeys are side by side unless that is too wide."""
-    tables = _summary(folder)
-    if sum(len(table.head) - 1 for table in tables) <= _SIDE_BY_SIDE:
-        head, rows, strong = _beside(tables, "\n")
-        tables = [Table("", "", head, rows, strong)]
+    """Return the results of a run for the terminal: one joined table if it fits 80 columns."""
+    data = ReportData([folder])
+    tables = [table for group in SUMMARY for table in _by_length(data, group, brief=True)]
+    if sum(len(table.head) - 1 for table in tables) <= _MOST_COLUMNS:
+        tables = [_joined(tables, "\n")]
     parts = [rich_table(table) for table in tables]
-    for table in ability_tables(folder):
+    for table in other_text_tables(folder):
         parts += [Text(""), rich_table(table)]
-    if warning := price_warning(folder):
+    if warning := other_text_warning(folder):
         parts.append(Text(warning, style="yellow"))
     return Group(*parts)
 
 
-def summary_markdown(folder: Folder) -> str:
-    """Perplexity and passkeys of a run as a Markdown table, for the model card; empty without results."""
-    head, rows = summary_cells(folder)
-    if not rows:
+def summary_markdown(data: ReportData) -> str:
+    """Return the results of a run as a Markdown table; empty without results."""
+    table = _joined([table for group in SUMMARY for table in _by_length(data, group, brief=True)], " ")
+    if not table.rows:
         return ""
-    return markdown_table(head, [[plain(row[0]), *row[1:]] for row in rows]) + "\n"
+    return markdown_table(table.head, [[plain(row[0]), *row[1:]] for row in table.rows]) + "\n"
 
 
-def summary_cells(folder: Folder) -> tuple[list[str], list[list[str]]]:
-    """Perplexity and passkeys of a run: the head of the table, and its rows."""
-    head, rows, _ = _beside(_summary(folder), " ")
-    return head, rows
-
-
-def _summary(folder: Folder) -> list[Table]:
-    return [table for table in tables_of(Shown([folder]), brief=True) if table.group in ("perplexity", *TASKS, "ruler")]
-
-
-def _beside(tables: Sequence[Table], separator: str) -> tuple[list[str], list[list[str]], frozenset[int]]:
-    """Several tables as one: the head says the group of each column, or with line breaks of each first column."""
-    head = [f"{separator.strip(' ')}arm"]
+def _joined(tables: Sequence[Table], separator: str) -> Table:
+    """Join tables side by side. Heads have the group; with line breaks only each table's first head."""
+    head: list[str] = []
+    cells: dict[tuple[str, int], str] = {}
     for table in tables:
-        for number, column in enumerate(table.head[1:]):
-            head.append(f"{table.group if number == 0 or separator == ' ' else ''}{separator}{column}")
-    labels = list(dict.fromkeys(row[0] for table in tables for row in table.rows))
-    cells = [{row[0]: row[1:] for row in table.rows} for table in tables]
-    rows = [
-        [label, *(c for t, of in zip(tables, cells, strict=True) for c in of.get(label, ["–"] * (len(t.head) - 1)))]
-        for label in labels
-    ]
+        for number, column in enumerate(table.head[1:], 1):
+            group = table.group if number == 1 or separator == " " else ""
+            cells |= {(row[0], len(head)): row[number] for row in table.rows}
+            head.append(f"{group}{separator}{column}")
     strong = {table.rows[i][0] for table in tables for i in table.strong}
-    return head, rows, frozenset(i for i, label in enumerate(labels) if label in strong)
+    return _grid("", "", f"{separator.strip(' ')}arm", cells, range(len(head)), lambda i: head[i], strong)
 
 
 def evaluation_summary(folder: Folder) -> RenderableType:
-    """What an evaluation's page says, for the terminal."""
-    shown, parts = Shown([folder]), list[RenderableType]()
+    """Return the page of an evaluation for the terminal."""
+    data, parts = ReportData([folder]), list[RenderableType]()
     if folder.unfinished:
         parts.append(Text(folder.unfinished, style="yellow"))
-    for one in shown.judged:
-        parts.append(Text(f"{one.row.label}: {one.headline}", style="bold"))
-        parts += [Text(told) for told in (one.effective.next, one.ruler_sentence, one.cost_sentence) if told]
-        if one.cost and one.cost.warning:
-            parts.append(Text(one.cost.warning, style="yellow"))
-    parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in shown.judged)]
-    for table in tables_of(shown, brief=True):
+    for judgement in data.judged:
+        parts.append(Text(f"{judgement.row.label}: {judgement.headline}", style="bold"))
+        parts += map(Text, judgement.sentences)
+        if judgement.cost and judgement.cost.warning:
+            parts.append(Text(judgement.cost.warning, style="yellow"))
+    parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in data.judged)]
+    for table in tables_of(data, brief=True):
         parts += [Text(""), rich_table(table)]
-    if warning := price_warning(folder):
+    if warning := other_text_warning(folder):
         parts.append(Text(warning, style="yellow"))
-    if told := benchmarks_sentence(folder):
-        parts += [Text(""), Text(told, style="dim")]
+    if sentence := missing_benchmarks(folder):
+        parts += [Text(""), Text(sentence, style="dim")]
     return Group(*parts)
 
 
-def format_share(share: float) -> str:
-    """Write a share in per cent; 0% and 100% only where they are exact."""
-    text = f"{100 * share:.0f}%"
-    if share < 1 and text == "100%":
-        return ">99%"
-    return "<1%" if share > 0 and text == "0%" else text
+def missing_benchmarks(folder: Folder) -> str:
+    """Return how to run the paper's benchmarks in an evaluation without them; else empty."""
+    ran = {record.task for record in benchmarks_of([folder]) if is_of_paper(record)}
+    if not folder.models or ran >= set(PAPER):
+        return ""
+    run = f"Of the paper's six benchmarks {len(ran)} were run" if ran else "The paper's six benchmarks were not run"
+    return (
+        f"{run}, because their data do not ship with Skipwise. To run them, repeat the command with --benchmarks paper "
+        "--data-dir DIR, with their data sets in DIR."
+    )
 
 
-def _with_span(value: Interval) -> list[str]:
-    """A perplexity and its interval; a dash where one document gives none."""
-    span = f"{format_number(value.low)} to {format_number(value.high)}"
-    return [format_number(value.mean), span if math.isfinite(value.high) else "–"]
-
-
-def _share(found: tuple[int, int] | None, brief: bool) -> str:
-    if found is None:
-        return "–"
-    share = format_share(found[0] / found[1])
-    low, high = wilson_interval(*found)
-    return share if brief else f"{share} [{100 * low:.0f}, {100 * high:.0f}]"
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a Markdown table; its first ``left`` columns are left-aligned, the others right-aligned."""
+    rows = [head, ["---"] * left + ["---:"] * (len(head) - left), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def plain(text: str) -> str:
-    """Text that Markdown and the HTML inside it read as text; a bracket would begin a link."""
+    """Escape HTML, links and bars in a text for Markdown."""
     return html.escape(printable(text), quote=False).replace("|", "\\|").replace("[", "&#91;")
