@@ -30,28 +30,13 @@ _STANDALONE = "<style>svg{color:#757e89;font-family:system-ui,-apple-system,'Seg
 # On a phone the figure is about 340 pixels wide, so the smallest text, of 9 points, is at least 10 pixels high.
 _WIDTH, _HEIGHT = 4.2, 3.1  # inches
 _STYLE: dict[str, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.linewidth": 0.8,
-    "ytick.left": False,
-    "xtick.major.size": 3.5,
-    "lines.markersize": 5.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "axes.labelsize": 9.5,
-    "legend.handlelength": 1.8,
-    "legend.columnspacing": 1.4,
-    "text.parse_math": False,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left", "ytick.left"), False),
+    **dict.fromkeys(("legend.frameon", "text.parse_math"), False),
+    **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize", "axes.labelsize"), 9.5),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth", "hatch.linewidth"), 0.8),
+    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "xtick.major.size": 3.5},
+    **{"font.size": 10, "lines.markersize": 5.5, "legend.handlelength": 1.8, "legend.columnspacing": 1.4},
     "svg.fonttype": "none",
-    "hatch.linewidth": 0.8,
 }
 
 
@@ -165,9 +150,9 @@ def powers_of_two(low: int, high: int) -> list[int]:
     return [2**k for k in range(max(low, 1).bit_length() - 1, (high - 1).bit_length() + 1)]
 
 
-def percent_axis(axis: "Axis", title: str, step: int = 25) -> None:
+def percent_axis(axis: "Axis", title: str) -> None:
     """Set ticks from 0 to 100."""
-    axis.set_ticks(range(0, 101, step))
+    axis.set_ticks(range(0, 101, 25))
     axis.set_label_text(title)
 
 

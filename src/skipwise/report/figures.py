@@ -59,21 +59,18 @@ def _shorter_bases(data: ReportData, curves: Curves) -> dict[str, int]:
 
 def _data(curves: Curves) -> list[list[Any]]:
     """Return label, length, count and interval of each number."""
-    return [
-        [label, length, number.count, number.shown.mean, number.shown.low, number.shown.high]
-        for label, curve in curves.items()
-        for length, number in curve.items()
-    ]
+    numbers = [(label, length, number) for label, curve in curves.items() for length, number in curve.items()]
+    return [[label, n, x.count, x.value.mean, x.value.low, x.value.high] for label, n, x in numbers]
 
 
 def perplexity_plots(data: ReportData) -> Iterator[Plot]:
     """Plot perplexity by window, a line for each row; logarithmic if a model fails."""
     curves = data.curves("perplexity")
-    if not any(math.isfinite(number.shown.mean) for curve in curves.values() for number in curve.values()):
+    if not any(math.isfinite(number.value.mean) for curve in curves.values() for number in curve.values()):
         return
     bases = _shorter_bases(data, curves)
     ends = {
-        label: [format_number(curve[end(curve)].shown.mean) for end in (min, max)] for label, curve in curves.items()
+        label: [format_number(curve[end(curve)].value.mean) for end in (min, max)] for label, curve in curves.items()
     }
     changes = [f"{label} {' to '.join(dict.fromkeys(ends[label]))}" for label in data.few(list(curves))]
     caption = f"Lower is better. From the shortest window to the longest: {as_list(changes)}."
@@ -83,7 +80,7 @@ def perplexity_plots(data: ReportData) -> Iterator[Plot]:
             " A level curve beyond the original length is necessary but proves little: sliding windows of any length score "
             "well on their last few hundred tokens."
         )
-    levels = [(curves[label][length].shown.mean, data.looks[label].colour, "") for label, length in bases.items()]
+    levels = [(curves[label][length].value.mean, data.looks[label].colour, "") for label, length in bases.items()]
     axes, title = ("window (tokens)", "perplexity"), "Perplexity by window"
     plot = curve_plot(
         "perplexity", title, axes, _intervals(curves), data.original, caption, looks=data.looks, levels=levels
@@ -93,7 +90,7 @@ def perplexity_plots(data: ReportData) -> Iterator[Plot]:
 
 
 def _intervals(curves: Curves, factor: int = 1) -> dict[str, dict[int, Interval]]:
-    return {label: {n: number.shown.times(factor) for n, number in curve.items()} for label, curve in curves.items()}
+    return {label: {n: number.value.times(factor) for n, number in curve.items()} for label, curve in curves.items()}
 
 
 def found_plots(data: ReportData) -> Iterator[Plot]:
@@ -113,13 +110,21 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
                 at_length = [other for other in curves if n in curves[other]]
                 offset = at_length.index(label) - (len(at_length) - 1) / 2
                 places.append(lengths.index(n) + offset * 0.84 / len(curves))
-            shares = [number.shown for number in curve.values()]
-            _draw_bars(axes, places, shares, 0.74 / len(curves), data.looks[label], label, ink)
+            shares = [number.value for number in curve.values()]
+            mean, low, high = (np.array([100 * getattr(s, end) for s in shares]) for end in ("mean", "low", "high"))
+            look, spans = data.looks[label], [np.clip(mean - low, 0, None), np.clip(high - mean, 0, None)]
+            style: dict[str, Any] = {
+                "alpha": 1.0 if look.dash == "-" else 0.55,
+                "hatch": look.hatch,
+                "edgecolor": "#ffffff",
+            }
+            axes.bar(places, mean, 0.74 / len(curves), label=named(label), color=look.colour, lw=0, **style)
+            axes.errorbar(places, mean, spans, fmt="none", ecolor=ink, elinewidth=0.8, alpha=0.5)
             for x, share in zip(places, shares, strict=True):
                 if len(lengths) * len(curves) <= 10:  # else the numbers would touch
                     axes.text(x, 100 * share.high + 2, format_share(share.mean)[:-1], ha="center", fontsize=9)
         for label in bases:
-            canvas.base_line(axes, 100 * curves[label][bases[label]].shown.mean, data.looks[label].colour)
+            canvas.base_line(axes, 100 * curves[label][bases[label]].value.mean, data.looks[label].colour)
         axes.set_xticks(range(len(lengths)), [format_length(n) for n in lengths])
         axes.set_xlabel("prompt length (tokens)")
         axes.set_ylim(0, 114)
@@ -127,7 +132,7 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
 
     few = [label for label in data.few(list(curves)) if label not in bases]
     last = lengths[-1]
-    at_last = [f"{label} {format_share(curves[label][last].shown.mean)}" for label in few if last in curves[label]]
+    at_last = [f"{label} {format_share(curves[label][last].value.mean)}" for label in few if last in curves[label]]
     caption = (
         "Five digits are hidden in the prompt, and all must be right. "
         + (f"At {last:,} tokens: {as_list(at_last)}. " if at_last else "")
@@ -150,16 +155,6 @@ def _without_digits(task: str, rows: Sequence[Row], length: int) -> str:
             none = sum(not re.search(r"\d", re.sub(r"\\(x\w{2}|u\w{4})", "", answer)) for answer in misses)
             counts.append(f"{row.model} {none} of {len(misses)}")
     return f"Misses there whose answer has no number: {as_list(counts)}. " if counts else ""
-
-
-def _draw_bars(
-    axes: "Axes", places: list[float], shares: list[Interval], width: float, look: Look, label: str, ink: str
-) -> None:
-    mean, low, high = (np.array([100 * getattr(share, end) for share in shares]) for end in ("mean", "low", "high"))
-    style: dict[str, Any] = {"color": look.colour, "alpha": 1.0 if look.dash == "-" else 0.55, "hatch": look.hatch}
-    axes.bar(places, mean, width, label=named(label), edgecolor="#ffffff", lw=0, **style)
-    spans = [np.clip(mean - low, 0, None), np.clip(high - mean, 0, None)]
-    axes.errorbar(places, mean, spans, fmt="none", ecolor=ink, elinewidth=0.8, alpha=0.5)
 
 
 def _file_name(task: str) -> str:
@@ -253,7 +248,7 @@ def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
     lengths, colour = sorted({n for task in tasks for n in numbers[task]}), data.looks[row.label].colour
     names = [fill(re.sub("[:,]", r"\g<0> ", task_name(data, task)), _NAME) for task in tasks]
     table: list[list[Any]] = [
-        [row.model, task, n, numbers[task][n].count, numbers[task][n].shown.mean]
+        [row.model, task, n, numbers[task][n].count, numbers[task][n].value.mean]
         for task in tasks
         for n in lengths
         if n in numbers[task]
@@ -416,11 +411,10 @@ def coverage_plots(data: ReportData) -> Iterator[Plot]:
         axes.set_ylabel("probability")
         axes.set_ylim(0, 1.04)
 
-    with_skips = "; with skipped positions every distance up to the target gets its share of examples"
-    with_skips = with_skips if skipping else ", and these runs skip no positions"
+    reach = "skipped positions train every distance up to the target" if skipping else "these runs skip no positions"
     caption = (
-        f"Training windows of {trained:,} tokens alone never show the model two tokens farther apart than "
-        f"{trained - 1:,}{with_skips}. Examples that are retrieval prompts or text of the base are not counted."
+        f"Training windows of {trained:,} tokens alone train no distance above {trained - 1:,}; {reach}. Retrieval prompts and "
+        "self-generated text are not counted."
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
     table = [

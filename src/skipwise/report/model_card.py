@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
@@ -20,7 +21,7 @@ from skipwise.model.origin import promised_length
 from skipwise.recipes.names import arm_name, expanded
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import Folder
-from skipwise.report.numbers import ReportData
+from skipwise.report.numbers import ReportData, task_title
 from skipwise.report.rows import other_text_warning
 from skipwise.report.tables import plain, summary_markdown
 from skipwise.results.files import replacing, write_text
@@ -109,18 +110,14 @@ def eval_results(data: ReportData) -> list[EvalResult]:
     results = []
     for number in data.numbers:
         if number.measure.hub and number.label in data.extended:
-            fields = {"text": printable(number.text), "task": number.measure.short, "length": number.length}
-            dataset, dataset_name, metric, name = (part.format(**fields) for part in number.measure.hub)
-            results.append(
-                EvalResult(
-                    task_type="text-generation",
-                    dataset_type=dataset,
-                    dataset_name=dataset_name,
-                    metric_type=metric,
-                    metric_name=name,
-                    metric_value=round(number.shown.mean, 3),
-                )
+            task = number.measure.short
+            fields = {"text": printable(number.text), "task": task, "title": task_title(task), "length": number.length}
+            names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
+            about: dict[str, Any] = dict(
+                zip(names, (part.format(**fields) for part in number.measure.hub), strict=True)
             )
+            value = round(number.value.mean, 3)
+            results.append(EvalResult(task_type="text-generation", metric_value=value, **about))
     return results
 
 
@@ -148,28 +145,18 @@ def license_of(base: str) -> str | None:
 def _ways_to_load(folder: Path) -> list[str]:
     """Return the lines on transformers, vLLM and llama.cpp."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    path, length = HERE, promised_length(str(folder)) or config["max_position_embeddings"]
+    length = promised_length(str(folder)) or config["max_position_embeddings"]
     if base := lora.base_of(str(folder)):
         return [
-            "This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.",
-            "",
-            "```python",
-            serving.peft(resolve(base), path),
-            "```",
-            "",
-            "Ignore peft's warning on `rope_parameters`. " + _SHORT_OF_MEMORY,
-            "",
+            "This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.\n",
+            f"```python\n{serving.peft(resolve(base), HERE)}\n```\n",
+            f"Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}\n",
             'Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.saved: merged` in the recipe.',
         ]
     return [
-        "Stock transformers loads it; the interpolation is in `config.json`:",
-        "",
-        "```python",
-        serving.transformers(path),
-        "```",
-        "",
-        _SHORT_OF_MEMORY,
-        "",
-        f"- vLLM: {serving.vllm(length, path)}",
-        f"- llama.cpp: {serving.llama_cpp(config, length, path)}",
+        "Stock transformers loads it; the interpolation is in `config.json`:\n",
+        f"```python\n{serving.transformers(HERE)}\n```\n",
+        f"{_SHORT_OF_MEMORY}\n",
+        f"- vLLM: {serving.vllm(length, HERE)}",
+        f"- llama.cpp: {serving.llama_cpp(config, length, HERE)}",
     ]

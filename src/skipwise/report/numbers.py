@@ -44,14 +44,20 @@ def _perplexity(value: Interval, brief: bool) -> str:
     return f"{format_number(value.mean)} [{format_number(value.low)}, {format_number(value.high)}]"
 
 
+def _percent(text: str, value: Interval, brief: bool) -> str:
+    return text if brief else f"{text} [{100 * value.low:.0f}, {100 * value.high:.0f}]"
+
+
 def _share(value: Interval, brief: bool) -> str:
-    share = format_share(value.mean)
-    return share if brief else f"{share} [{100 * value.low:.0f}, {100 * value.high:.0f}]"
+    return _percent(format_share(value.mean), value, brief)
 
 
 def _score(value: Interval, brief: bool) -> str:
-    score = f"{100 * value.mean:.1f}"
-    return score if brief else f"{score} [{100 * value.low:.0f}, {100 * value.high:.0f}]"
+    return _percent(f"{100 * value.mean:.1f}", value, brief)
+
+
+def _points(value: Interval, brief: bool) -> str:
+    return format_points(value)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Measure:
     title: str = ""  # of the table by length; empty without a table
     factor: int = 1  # from the value to the unit of ``name``
     form: Callable[[Interval, bool], str] = lambda value, brief: str(value)  # the value, without interval if brief
-    # Of a result on the model hub: data set, its title, type of metric, its name; fields {text}, {task}, {length}.
+    # Of a result on the model hub: data set, its title, type of metric, its name; fields {text}, {task}, {title}, {length}.
     hub: tuple[str, str, str, str] | None = None
 
 
@@ -79,18 +85,6 @@ PERPLEXITY = Measure(
 LOSS = Measure("loss by position, nats", "position", "loss (nats)", form=lambda value, brief: f"{value.mean:.3f}")
 GAIN = Measure("gain by far text, nats", "position", "gain by far text (nats)")
 EXCESS = Measure("loss over the base, nats", "position", "over the base (nats)")
-EFFECTIVE_LENGTH = Measure("effective length")
-RULER_LENGTH = Measure("length by RULER's rule")
-COST = Measure("cost, nats inside the original window")
-COST_IN_ACCURACY = Measure("cost, next-token accuracy")
-FIRST_TOKENS = Measure("perplexity of the first tokens")
-
-
-def found_measure(task: str) -> Measure:
-    """Return the measure of a retrieval task."""
-    title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
-    hub = "skipwise/{task}", task_title(task), "accuracy", "share found, prompts of {length:,} tokens"
-    return Measure(f"found, {task}, %", "found", task, title, 100, _share, hub)
 
 
 def task_title(task: str) -> str:
@@ -106,25 +100,16 @@ class Number:
     text: str
     measure: Measure
     length: int | None  # tokens
-    value: Interval | None  # None if undecided; ends are NaN without an interval
+    value: Interval  # NaN if undecided; its ends are NaN without an interval
     label: str = ""  # of its row in tables
     count: int = 0  # documents, prompts or tasks
 
     @property
-    def shown(self) -> Interval:
-        """The value of a number that is decided."""
-        assert self.value is not None
-        return self.value
-
-    @property
     def cells(self) -> list[object]:
         """Its line in numbers.csv."""
-        head = [self.model, self.text, self.measure.name, "" if self.length is None else self.length]
-        if self.value is None:
-            return [*head, "", "", ""]
-        factor = self.measure.factor
-        value = self.value if factor == 1 else self.value.times(factor)
-        return [*head, value.mean, *("" if math.isnan(end) else end for end in (value.low, value.high))]
+        value = self.value.times(self.measure.factor)
+        cells = [self.length or math.nan, value.mean, value.low, value.high]
+        return [self.model, self.text, self.measure.name, *("" if math.isnan(cell) else cell for cell in cells)]
 
 
 Curves = dict[str, dict[int, Number]]  # by label and length
@@ -183,11 +168,8 @@ class ReportData:
     @property
     def bases(self) -> set[str]:
         """Labels of an evaluation's bases, which have only windows of their original length; figures extend their lines."""
-        return (
-            {name for row in self.rows if not row.judged for name in (row.label, row.model)}
-            if self.evaluated
-            else set()
-        )
+        bases = {name for row in self.rows if not row.judged for name in (row.label, row.model)}
+        return bases if self.evaluated else set()
 
     @property
     def original(self) -> int | None:
@@ -221,9 +203,12 @@ def _numbers(data: ReportData) -> Iterator[Number]:
             documents = len(row.sliding[window])
             yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, documents)
         for task, lengths in row.found.items():
+            title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
+            hub = "skipwise/{task}", "{title}", "accuracy", "share found, prompts of {length:,} tokens"
+            measure = Measure(f"found, {task}, %", "found", task, title, 100, _share, hub)
             for length, (hits, prompts) in lengths.items():
                 value = Interval(hits / prompts, *wilson_interval(hits, prompts))
-                yield Number(row.model, row.data, found_measure(task), length, value, row.model, prompts)
+                yield Number(row.model, row.data, measure, length, value, row.model, prompts)
         yield from _ruler_scores(row, data.ruler_name)
     for judgement in data.judged:
         yield from _judged(judgement)
@@ -259,16 +244,16 @@ def _ruler_scores(row: Row, name: str) -> Iterator[Number]:
 def _judged(judgement: Judgement) -> Iterator[Number]:
     row = judgement.row
 
-    def number(measure: Measure, length: int | None, value: Interval | None) -> Number:
+    def number(measure: Measure, length: int | None, value: Interval) -> Number:
         return Number(row.model, row.data, measure, length, value, row.label)
 
     claimed = judgement.effective.claimed(row.original)
-    yield number(EFFECTIVE_LENGTH, None, None if claimed is None else _exact(claimed))
+    yield number(Measure("effective length"), None, _exact(math.nan if claimed is None else claimed))
     if judgement.ruler:
-        yield number(RULER_LENGTH, None, _exact(judgement.ruler.tokens))
+        yield number(Measure("length by RULER's rule"), None, _exact(judgement.ruler.tokens))
     if judgement.cost:
-        yield number(COST, None, judgement.cost.loss)
-        yield number(COST_IN_ACCURACY, None, judgement.cost.accuracy)
+        yield number(Measure("cost, nats inside the original window"), None, judgement.cost.loss)
+        yield number(Measure("cost, next-token accuracy"), None, judgement.cost.accuracy)
     if judgement.ruler_difference:
         length, change = judgement.ruler_difference
         yield number(Measure(f"RULER, average less that of {judgement.base}, %", factor=100), length, change)
@@ -277,7 +262,7 @@ def _judged(judgement: Judgement) -> Iterator[Number]:
             if value:
                 yield number(measure, bucket.end, value)
     for tokens, value in row.truncated().items():
-        yield number(FIRST_TOKENS, tokens, value)
+        yield number(Measure("perplexity of the first tokens"), tokens, value)
 
 
 def _differences(data: ReportData) -> Iterator[Number]:
@@ -296,16 +281,12 @@ def _differences(data: ReportData) -> Iterator[Number]:
             for length in row.ruler.lengths:
                 shares[data.ruler_name, length] = paired_at(row.ruler, first.ruler, length, data.ruler_tasks)
         for (task, length), value in shares.items():
-            title = f"Difference to {first.model} on the same prompts, in points (95% interval)"
-            measure = Measure(
+            name, title = (
                 f"{task}, % more than {first.model}",
-                "differences",
-                task,
-                title,
-                100,
-                lambda value, _: format_points(value),
+                f"Difference to {first.model} on the same prompts, in points (95% interval)",
             )
             if value:
+                measure = Measure(name, "differences", task, title, 100, _points)
                 yield Number(row.model, "", measure, length, value, row.model)
 
 
@@ -314,17 +295,16 @@ def _hits(row: Row, task: str, length: int) -> dict[int, bool]:
 
 
 def _other_texts(folder: Folder, run: str) -> Iterator[Number]:
+    names = {"loss (nats)": ("loss", "cost"), "accuracy (%)": ("next-token accuracy", "change of next-token accuracy")}
     for text in other_texts(folder):
-        names = ("loss", "cost", "nats"), ("next-token accuracy", "change of next-token accuracy", "%")
-        for change, (name, cost, unit) in zip(text.changes.values(), names, strict=True):
-            where = f"on other text, {unit} inside the original window"
-            model = f"{run}{arm_name(text.arm)}"
-            means = {model: change.own} if change.base is None else {f"{run}{folder.base_of(text.arm)}": change.base}
-            for label, mean in (means | {model: change.own}).items():
-                yield Number(label, text.kind, Measure(f"{name} {where}"), text.tokens, _exact(mean))
-            if apart := change.difference:
-                value = apart if text.has_interval else _exact(apart.mean)
-                yield Number(model, text.kind, Measure(f"{cost} {where}"), text.tokens, value)
+        unit = text.measure[text.measure.index("(") + 1 : -1]
+        mean, change = (Measure(f"{n} on other text, {unit} inside the original window") for n in names[text.measure])
+        model, base = f"{run}{arm_name(text.arm)}", f"{run}{folder.base_of(text.arm)}"
+        if text.base is not None:
+            yield Number(base, text.kind, mean, text.tokens, _exact(text.base))
+        yield Number(model, text.kind, mean, text.tokens, _exact(text.own))
+        if text.change:
+            yield Number(model, text.kind, change, text.tokens, text.change)
 
 
 def _exact(value: float) -> Interval:

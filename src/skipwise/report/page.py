@@ -149,20 +149,15 @@ def _conditions(data: ReportData) -> list[str]:
             f"{_span([text.tokens for text in others])} tokens long. Intervals: 95%, Student's t over segments, from "
             f"{FEWEST_SEGMENTS} segments on."
         )
-    parts += _of_paper(data.folders)
+    errors = {score.paired for scores in paper_differences(data.folders).values() for score in scores.values()}
+    if True in errors:
+        parts.append(
+            "The standard error of a benchmark's difference is over the questions that both models answered, paired."
+        )
+    if False in errors:
+        parts.append("With a * the questions differ or are unknown: the error is that of two independent models.")
     if precisions := sorted({r.precision for kind in (readings, trials, ruler) for r in kind}):
         parts.append(f"Precision: {' and '.join(precisions)}.")
-    return parts
-
-
-def _of_paper(folders: Sequence[Folder]) -> list[str]:
-    """Return what the errors in the paper's table are; empty without it."""
-    paired = {score.paired for scores in paper_differences(folders).values() for score in scores.values()}
-    parts = ["The paper's benchmarks: scored by lm-evaluation-harness."] if paired else []
-    if True in paired:
-        parts.append("The standard error of a difference is over questions that both models answered, paired.")
-    if False in paired:
-        parts.append("With a * the questions differ or are unknown, and the error is that of two independent models.")
     return parts
 
 

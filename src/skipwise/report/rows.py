@@ -15,6 +15,7 @@ from skipwise.results.scores import RulerLength, RulerScores, paired, ruler_leng
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
+_OTHER_TEXT_MEASURES: list[tuple[str, Sums, int]] = [("loss (nats)", "nll", 1), ("accuracy (%)", "hits", 100)]
 
 
 @dataclass
@@ -287,28 +288,17 @@ def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A mean of a model, of its base on the same segments, and the difference; None without a base."""
-
-    own: float
-    base: float | None
-    difference: Interval | None
-
-
-@dataclass(frozen=True)
 class OtherText:
-    """Loss and next-token accuracy of a model on one kind of other text, inside the original window."""
+    """One measure of a model on one kind of other text, inside the original window."""
 
     arm: str
     kind: str
+    measure: str  # "loss (nats)" or "accuracy (%)"
+    own: float
+    base: float | None  # on the same segments
+    change: Interval | None  # its ends are NaN with too few segments
     segments: int
     tokens: int  # of each segment
-    changes: dict[str, Change]  # by measure and unit
-
-    @property
-    def has_interval(self) -> bool:
-        """True with enough segments for an interval."""
-        return self.segments >= FEWEST_SEGMENTS
 
 
 def other_texts(folder: Folder) -> list[OtherText]:
@@ -318,39 +308,34 @@ def other_texts(folder: Folder) -> list[OtherText]:
         if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT:
             read.setdefault(r.arm, {}).setdefault(r.document, {})[r.begin] = r
     bases = {arm: folder.base_of(arm) for arm in read}
+    extended = [arm for arm, base in bases.items() if base or (folder.models and arm not in bases.values())]
     found = []
-    for arm, kinds in read.items():
-        if not bases[arm] and (not folder.models or arm in bases.values()):
-            continue  # a base
-        for kind, own in kinds.items():
-            theirs = read.get(bases[arm], {}).get(kind, {}) if bases[arm] else None
-            shared = sorted(own.keys() & (own if theirs is None else theirs).keys())
-            ours, base = [own[key] for key in shared], None if theirs is None else [theirs[key] for key in shared]
-            if ours and (base is None or difference(ours, base)):
-                changes = {"loss (nats)": _change(ours, base), "accuracy (%)": _change(ours, base, of_hits=True)}
-                found.append(OtherText(arm, kind, len(shared), ours[0].window, changes))
+    for arm, kind in [(name, kind) for name in extended for kind in read[name]]:
+        own, theirs = read[arm][kind], read.get(bases[arm], {}).get(kind, {}) if bases[arm] else read[arm][kind]
+        shared = sorted(own.keys() & theirs.keys())
+        ours, base = [own[begin] for begin in shared], [theirs[begin] for begin in shared]
+        for measure, sums, unit in _OTHER_TEXT_MEASURES if difference(ours, base) else ():
+            means = loss(ours, sums=sums).mean * unit, loss(base, sums=sums).mean * unit
+            change = difference(ours, base, sums=sums, by_segment=True)
+            assert change is not None
+            change = change.times(unit)
+            if len(shared) < FEWEST_SEGMENTS:
+                change = Interval(change.mean, math.nan, math.nan)
+            if bases[arm]:
+                found.append(OtherText(arm, kind, measure, *means, change, len(shared), ours[0].window))
+            else:
+                found.append(OtherText(arm, kind, measure, means[0], None, None, len(shared), ours[0].window))
     return found
-
-
-def _change(own: list[ReadingRecord], base: list[ReadingRecord] | None, *, of_hits: bool = False) -> Change:
-    sums: Sums = "hits" if of_hits else "nll"
-    unit = 100 if of_hits else 1
-    mean = loss(own, sums=sums).mean * unit
-    if base is None:
-        return Change(mean, None, None)
-    apart = difference(own, base, sums=sums, by_segment=True)
-    return Change(mean, loss(base, sums=sums).mean * unit, apart.times(unit) if apart else None)
 
 
 def other_text_warning(folder: Folder) -> str:
     """Return a warning if the loss of a model rises too much on a kind of other text; else empty."""
-    texts = other_texts(folder)
+    losses = [text for text in other_texts(folder) if text.measure == _OTHER_TEXT_MEASURES[0][0]]
     high: dict[str, list[str]] = {}
-    for text in texts:
-        rise = text.changes["loss (nats)"].difference
-        if rise and rise.mean > COST_LIMIT:
-            high.setdefault(text.arm, []).append(f"{rise.mean:.3f} on {text.kind}")
-    named = len({text.arm for text in texts}) > 1
+    for text in losses:
+        if text.change and text.change.mean > COST_LIMIT:
+            high.setdefault(text.arm, []).append(f"{text.change.mean:.3f} on {text.kind}")
+    named = len({text.arm for text in losses}) > 1
     return " ".join(
         f"{f'{arm_name(arm)}: ' if named else ''}Inside the original window the loss rises by {' and '.join(rises)} (nats "
         f"per token), more than {COST_LIMIT}: the model reads such text worse than its base. Raise teacher.weight, or train "

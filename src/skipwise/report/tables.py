@@ -13,6 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from skipwise.data.names import printable
+from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
 from skipwise.report.folder import Folder
@@ -26,7 +27,7 @@ from skipwise.report.numbers import (
     paper_differences,
     with_average,
 )
-from skipwise.report.rows import OtherText, Row, benchmarks_of, other_text_warning, other_texts
+from skipwise.report.rows import Row, benchmarks_of, other_text_warning, other_texts
 from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
 from skipwise.results.scores import PAPER, Score, is_of_paper, paper_records, score
 from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
@@ -86,7 +87,7 @@ def _by_length(data: ReportData, group: str, brief: bool) -> list[Table]:
         lengths = sorted({length for curve in curves.values() for length in curve})
         short_form = brief and (group != "found" or len(lengths) > 4 or not data.evaluated)
         cells = {
-            (label, length): number.measure.form(number.shown, short_form)
+            (label, length): number.measure.form(number.value, short_form)
             for label, curve in curves.items()
             for length, number in curve.items()
         }
@@ -102,7 +103,7 @@ def _ruler_tables(data: ReportData, brief: bool) -> list[Table]:
     for model in (row.model for row in ruler_rows(data.rows)):
         numbers = {task: data.curves("ruler by task", task).get(model, {}) for task in data.shorts("ruler by task")}
         cells = {
-            (task_name(data, task), length): number.measure.form(number.shown, brief)
+            (task_name(data, task), length): number.measure.form(number.value, brief)
             for task, curve in numbers.items()
             for length, number in curve.items()
         }
@@ -134,7 +135,7 @@ def _differences_table(data: ReportData) -> Table:
     numbers = [number for number in data.numbers if number.measure.group == "differences"]
     cells = {
         (f"{number.measure.short}, {format_length(number.length or 0)}", number.model): number.measure.form(
-            number.shown, False
+            number.value, False
         )
         for number in numbers
     }
@@ -150,7 +151,7 @@ def _position_tables(data: ReportData) -> list[Table]:
         curves = {short: data.curves("position", short).get(label, {}) for short in columns}
         ends = sorted({end for curve in curves.values() for end in curve})
         cells = {
-            (f"{begin:,} .. {end - 1:,}", short): curve[end].measure.form(curve[end].shown, False)
+            (f"{begin:,} .. {end - 1:,}", short): curve[end].measure.form(curve[end].value, False)
             for begin, end in pairwise([1, *ends])
             for short, curve in curves.items()
             if end in curve
@@ -162,32 +163,23 @@ def _position_tables(data: ReportData) -> list[Table]:
 
 def other_text_tables(folder: Folder, named: str = "") -> list[Table]:
     """Return for each model its loss and next-token accuracy by kind of other text, and its base's."""
-    texts = other_texts(folder)
-    title = f"Short ability: other text inside the original window{named}"
-    return [
-        _other_text_table(
-            [text for text in texts if text.arm == arm], f"{title}: {arm_name(arm)}" if folder.models else title
-        )
-        for arm in dict.fromkeys(text.arm for text in texts)
-    ]
-
-
-def _other_text_table(texts: Sequence[OtherText], title: str) -> Table:
-    cells = {}
-    against = any(change.difference for text in texts for change in text.changes.values())
-    for name in texts[0].changes:
-        digits = 2 if name.endswith("(%)") else 3
-        for text in texts:
-            row, change = f"{text.kind}, {name}", text.changes[name]
-            cells[row, "extended" if against else "model"] = f"{change.own:.{digits}f}"
-            if change.base is not None and (apart := change.difference):
-                mean, low, high = (f"{value:+.{digits}f}" for value in (apart.mean, apart.low, apart.high))
-                cells[row, "base"] = f"{change.base:.{digits}f}"
-                few = "1 segment" if text.segments == 1 else f"{text.segments} segments"
-                span = f"{low}, {high}" if text.has_interval else f"{few}: too few for an interval"
-                cells[row, "difference"] = f"{mean} [{span}]"
-    columns = ["base", "extended", "difference"] if against else ["model"]
-    return _grid(title, "other text", "text", cells, columns)
+    texts = sorted(other_texts(folder), key=lambda text: text.measure, reverse=True)  # loss first
+    tables = []
+    for arm in dict.fromkeys(text.arm for text in texts):
+        cells = {}
+        for text in (text for text in texts if text.arm == arm):
+            row, digits = f"{text.kind}, {text.measure}", 2 if text.measure.endswith("(%)") else 3
+            cells[row, "model" if text.change is None else "extended"] = f"{text.own:.{digits}f}"
+            if text.change:
+                mean, low, high = (f"{x:+.{digits}f}" for x in (text.change.mean, text.change.low, text.change.high))
+                few = f"{counted(text.segments, 'segment')}: too few for an interval"
+                cells[row, "base"] = f"{text.base:.{digits}f}"
+                cells[row, "difference"] = f"{mean} [{few if math.isnan(text.change.low) else f'{low}, {high}'}]"
+        columns = [name for name in ("model", "base", "extended", "difference") if any(name == c for _, c in cells)]
+        title = f"Short ability: other text inside the original window{named}"
+        title += f": {arm_name(arm)}" if folder.models else ""
+        tables.append(_grid(title, "other text", "text", cells, columns))
+    return tables
 
 
 def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:

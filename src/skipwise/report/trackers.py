@@ -4,9 +4,9 @@ transformers' callbacks log the training. The results come after it; accelerate'
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from accelerate import PartialState
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -21,8 +21,6 @@ from skipwise.results.files import short_digest
 from skipwise.results.run_folder import RunFolder
 
 PROJECT = "skipwise"
-_KNOWN = ("tensorboard", "wandb", "trackio")
-_STEP = "train/global_step"  # transformers' x axis in wandb
 
 
 @contextmanager
@@ -52,7 +50,7 @@ def log_results(trackers: Sequence[str], run: RunFolder, measured: Folder, conso
     """Log the results of a finished run to each known tracker, once."""
     logged = run.read().get("logged") or []
     for name in trackers:
-        if name in logged or name not in _KNOWN or name not in LOGGER_TYPE_TO_CLASS:
+        if name in logged or name not in ("tensorboard", "wandb", "trackio") or name not in LOGGER_TYPE_TO_CLASS:
             continue
         try:
             _log(name, run, measured)
@@ -66,25 +64,21 @@ def log_results(trackers: Sequence[str], run: RunFolder, measured: Folder, conso
 
 def _log(name: str, run: RunFolder, measured: Folder) -> None:
     PartialState()  # accelerate's trackers need it
-    options: dict[str, dict[str, Any]] = {
-        "tensorboard": {"logging_dir": os.environ["TENSORBOARD_LOGGING_DIR"]},
-        "wandb": {"name": run.path.name},
-        "trackio": {"name": run.path.name, "resume": "allow"},
-    }
-    project = {"tensorboard": ".", "wandb": os.environ["WANDB_PROJECT"], "trackio": PROJECT}[name]
-    tracker = LOGGER_TYPE_TO_CLASS[name](project, **options[name])
+    project, options = {
+        "tensorboard": (".", {"logging_dir": os.environ["TENSORBOARD_LOGGING_DIR"]}),
+        "wandb": (os.environ["WANDB_PROJECT"], {"name": run.path.name}),
+        "trackio": (PROJECT, {"name": run.path.name, "resume": "allow"}),
+    }[name]
+    tracker = LOGGER_TYPE_TO_CLASS[name](project, **options)
     tracker.start()
-
-    def log(values: dict[str, float], step: int) -> None:
-        if name == "tensorboard":
-            tracker.log(values, step=step)
-        else:
-            tracker.log(values | {_STEP: step}, step=None if name == "wandb" else step)
-
+    by_step: dict[int, dict[str, float]] = defaultdict(dict)
     for (mode, window), curve in perplexity_by_step(measured).items():
         for step, value in curve.items():
-            log({f"evaluation/perplexity {mode} {format_length(window)}": value.mean}, step)
-    log(scalars(ReportData([measured])), int((run.read().get("training") or {}).get("steps", 0)))
+            by_step[step][f"evaluation/perplexity {mode} {format_length(window)}"] = value.mean
+    by_step[int((run.read().get("training") or {}).get("steps", 0))] |= scalars(ReportData([measured]))
+    for step, values in sorted(by_step.items()):
+        x = {} if name == "tensorboard" else {"train/global_step": step}  # transformers' x axis in wandb
+        tracker.log(values | x, step=None if name == "wandb" else step)
     tracker.finish()
 
 
@@ -92,7 +86,7 @@ def scalars(data: ReportData) -> dict[str, float]:
     """Return perplexity by window and scores by prompt length, of each model."""
     prefixes = {"perplexity": "", "found": "", "ruler by task": f"{data.ruler_name} "}
     return {
-        f"results/{prefixes[n.measure.group]}{n.measure.short} {format_length(n.length or 0)}/{n.label}": n.shown.mean
+        f"results/{prefixes[n.measure.group]}{n.measure.short} {format_length(n.length or 0)}/{n.label}": n.value.mean
         for n in data.numbers
         if n.measure.group in prefixes
     }

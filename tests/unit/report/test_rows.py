@@ -255,18 +255,19 @@ def test_perplexity_by_step_has_far_text_of_segments_and_whole_sliding_windows()
 
 
 def test_other_text_is_paired_by_segment() -> None:
-    prose, mathematics, code = other_texts(Folder("run", other_text(prose=0.05, code=-0.02), INFO))
-    loss = prose.changes["loss (nats)"]
+    texts = other_texts(Folder("run", other_text(prose=0.05, code=-0.02), INFO))
+    prose, mathematics, code = (text for text in texts if text.measure == "loss (nats)")
     assert (prose.arm, prose.kind, prose.segments, prose.tokens) == ("pose", "prose", 8, 256)
-    assert loss.base == pytest.approx(2.0 + 0.5 * 3.5)
-    assert loss.own == pytest.approx(loss.base + 0.05)
+    assert prose.base == pytest.approx(2.0 + 0.5 * 3.5)
+    assert prose.own == pytest.approx(prose.base + 0.05)
     # Segments differ by 0.5 nats, their differences by none.
-    assert [loss.difference.low, loss.difference.mean, loss.difference.high] == pytest.approx([0.05] * 3)
-    assert code.changes["loss (nats)"].difference.mean == pytest.approx(-0.02)
-    assert mathematics.changes["loss (nats)"].difference.mean == 0
+    assert [prose.change.low, prose.change.mean, prose.change.high] == pytest.approx([0.05] * 3)
+    assert code.change.mean == pytest.approx(-0.02)
+    assert mathematics.change.mean == 0
     shared = [*segments("original", "prose", 2.0)[:3], *segments("pose", "prose", 2.1)]
-    [text] = other_texts(Folder("run", shared, INFO))
-    assert (text.segments, text.has_interval) == (3, False)
+    [loss, _] = other_texts(Folder("run", shared, INFO))
+    assert loss.segments == 3
+    assert math.isnan(loss.change.low)
 
 
 @pytest.mark.parametrize(("rise", "warned"), [(-0.1, False), (0.0, False), (0.029, False), (0.031, True)])

@@ -87,7 +87,7 @@ def test_page_card_and_trackers_have_the_same_numbers(tmp_path) -> None:
     own = [r for w in (256, 2048) for r in (*readings("m", w, 15.0), *trials("m", w, 90))]
     records = [*own, *readings("base", 256, 14.0), *answered("m", "vt", 256, 0.5)]
     data = ReportData([read_folder(evaluation_folder(tmp_path / "e", records))])
-    numbers = {(n.label, n.measure.short, n.length): n.shown.mean for n in data.numbers if n.length}
+    numbers = {(n.label, n.measure.short, n.length): n.value.mean for n in data.numbers if n.length}
     assert numbers["m", "passkey", 2048] == 0.9
     assert scalars(data) == {
         "results/perplexity 256/m": numbers["m", "perplexity", 256],
