@@ -166,7 +166,8 @@ def perplexity(
     from skipwise.evaluation.models import find_models
     from skipwise.evaluation.single import measure_perplexity, perplexity_settings
     from skipwise.model.precision import choose_precision
-    from skipwise.report.tables import perplexity_table, rich_table
+    from skipwise.report.command_tables import perplexity_table
+    from skipwise.report.tables import rich_table
 
     asked = read_lengths(windows)
     [found] = find_models([model], base="", length=max(asked, default=None))
@@ -203,7 +204,8 @@ def passkey(
     from skipwise.evaluation.single import measure_retrieval
     from skipwise.evaluation.specification import Specification, doubled_windows
     from skipwise.model.precision import choose_precision
-    from skipwise.report.tables import rich_table, trials_table
+    from skipwise.report.command_tables import trials_table
+    from skipwise.report.tables import rich_table
 
     asked = read_lengths(lengths)
     [found] = find_models([model], base="", length=max(asked, default=None))
@@ -258,7 +260,8 @@ def benchmark(
     from skipwise.evaluation.models import find_models
     from skipwise.evaluation.single import run_benchmarks
     from skipwise.model.precision import choose_precision
-    from skipwise.report.tables import benchmarks_table, rich_table
+    from skipwise.report.command_tables import benchmarks_table
+    from skipwise.report.tables import rich_table
 
     chosen = Benchmarks(tasks, data_dir, include_path, limit, batch_size)
     [found] = find_models([model], base="", length=read_length(target))

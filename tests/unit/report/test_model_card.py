@@ -39,7 +39,7 @@ def test_a_card_has_its_headline_facts_table_and_ways_to_load(model) -> None:
     assert "![" not in text
 
 
-def test_a_figure_is_copied_beside_the_card(model, tmp_path) -> None:
+def test_a_figure_is_copied_to_the_card(model, tmp_path) -> None:
     (tmp_path / "figures").mkdir()
     figure = tmp_path / "figures" / "perplexity.png"
     figure.write_bytes(b"png")
