@@ -26,7 +26,6 @@ from skipwise.report.canvas import ARM_LOOKS, Figure, Look, Plot, looks_of, name
 from skipwise.report.folder import Folder
 from skipwise.report.numbers import EXCESS, GAIN, Curves, ReportData, format_number, format_share, task_title
 from skipwise.report.rows import Row, perplexity_by_step
-from skipwise.report.tables import ruler_note, ruler_rows, task_name
 from skipwise.results.records import CoverageRecord, TrainingRecord, TrialRecord
 from skipwise.results.scores import THRESHOLD
 from skipwise.results.statistics import Interval
@@ -224,9 +223,9 @@ def _draw_heat_map(
 
 def ruler_plots(data: ReportData) -> Iterator[Plot]:
     """Plot RULER's averages by length, and for each model a heat map of its tasks."""
-    rows = ruler_rows(data.rows)
+    rows = [row for row in data.rows if row.ruler and row.model in data.ruler_models]
     if averages := {row.model: curve for row in rows if (curve := data.curves("ruler").get(row.model))}:
-        tasks, note = data.ruler_tasks, ruler_note(data.rows)
+        tasks, note = data.ruler_tasks, data.ruler_note
         caption = (
             f"The mean of {counted(len(tasks), 'task')}: {', '.join(tasks)}. The dashed line is RULER's limit, {THRESHOLD:.1%}: "
             f"what Llama-2-7B scores at 4,096 tokens. Bands are 95% intervals.{f' Shown: {note}.' if note else ''}"
@@ -246,7 +245,7 @@ def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
     numbers = {task: data.curves("ruler by task", task).get(row.model, {}) for task in data.shorts("ruler by task")}
     tasks = [task for task, curve in numbers.items() if curve]
     lengths, colour = sorted({n for task in tasks for n in numbers[task]}), data.looks[row.label].colour
-    names = [fill(re.sub("[:,]", r"\g<0> ", task_name(data, task)), _NAME) for task in tasks]
+    names = [fill(re.sub("[:,]", r"\g<0> ", data.ruler_task(task)), _NAME) for task in tasks]
     table: list[list[Any]] = [
         [row.model, task, n, numbers[task][n].count, numbers[task][n].value.mean]
         for task in tasks

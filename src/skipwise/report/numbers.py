@@ -1,21 +1,33 @@
 """List every number of a report once: pages, terminals, model cards, trackers, figures and CSV files read this list.
 
-To add a number, define its ``Measure`` and yield it in ``_numbers``. With a ``title`` it gets a table by length.
+To add a number, define its ``Measure`` and yield it in ``_numbers``, with the title of its table and its row and column there.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import counted
+from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
 from skipwise.report.canvas import ARM_LOOKS, Look, looks_of
 from skipwise.report.folder import Folder
 from skipwise.report.rows import Judgement, Row, benchmarks_of, format_points, judgements, other_texts, rows_of
-from skipwise.results.scores import Score, average, difference, paired_at, paper_records, shared_tasks
+from skipwise.results.scores import (
+    RulerScores,
+    Score,
+    average,
+    difference,
+    is_of_paper,
+    paired_at,
+    paper_records,
+    shared_tasks,
+)
 from skipwise.results.statistics import Interval, Z, share_difference, wilson_interval
+
+_MOST_MODELS = 4  # with tables and figures of RULER's tasks
 
 
 def format_number(value: float) -> str:
@@ -56,8 +68,19 @@ def _score(value: Interval, brief: bool) -> str:
     return _percent(f"{100 * value.mean:.1f}", value, brief)
 
 
-def _points(value: Interval, brief: bool) -> str:
-    return format_points(value)
+def _mean(form: str, value: Interval, brief: bool) -> str:
+    return form.format(value.mean)
+
+
+def _change(form: str, segments: int, value: Interval, brief: bool) -> str:
+    mean, low, high = (form.format(end) for end in (value.mean, value.low, value.high))
+    span = f"{counted(segments, 'segment')}: too few for an interval" if math.isnan(value.low) else f"{low}, {high}"
+    return f"{mean} [{span}]"
+
+
+def _with_standard_error(value: Interval, brief: bool) -> str:
+    error = "" if math.isnan(value.high) else f" ({(value.high - value.mean) / Z:.4f})"
+    return f"{value.mean:.4f}{error}"
 
 
 @dataclass(frozen=True)
@@ -65,11 +88,11 @@ class Measure:
     """The names of a number, and its format."""
 
     name: str  # in numbers.csv, with its unit
-    group: str = ""  # numbers of one group share a table or a figure
-    short: str = ""  # in the group: a task, or a column's head
-    title: str = ""  # of the table by length; empty without a table
+    group: str = ""  # of numbers with one kind of table or figure
+    short: str = ""  # in the group, e.g. a task
     factor: int = 1  # from the value to the unit of ``name``
     form: Callable[[Interval, bool], str] = lambda value, brief: str(value)  # the value, without interval if brief
+    rank: int = 0  # of its rows and columns in a table
     # Of a result on the model hub: data set, its title, type of metric, its name; fields {text}, {task}, {title}, {length}.
     hub: tuple[str, str, str, str] | None = None
 
@@ -78,13 +101,12 @@ PERPLEXITY = Measure(
     "perplexity by sliding window",
     "perplexity",
     "perplexity",
-    "Perplexity by sliding window (lower is better)",
     form=_perplexity,
     hub=("{text}", "{text}, held out", "perplexity", "perplexity, sliding windows of {length:,} tokens"),
 )
-LOSS = Measure("loss by position, nats", "position", "loss (nats)", form=lambda value, brief: f"{value.mean:.3f}")
-GAIN = Measure("gain by far text, nats", "position", "gain by far text (nats)")
-EXCESS = Measure("loss over the base, nats", "position", "over the base (nats)")
+LOSS = Measure("loss by position, nats", "position", "loss (nats)", form=partial(_mean, "{:.3f}"))
+GAIN = Measure("gain by far text, nats", "position", "gain by far text (nats)", rank=1)
+EXCESS = Measure("loss over the base, nats", "position", "over the base (nats)", rank=2)
 
 
 def task_title(task: str) -> str:
@@ -94,15 +116,18 @@ def task_title(task: str) -> str:
 
 @dataclass(frozen=True)
 class Number:
-    """One measured number."""
+    """One measured number, with its place in a table: title, row [label] and column [length]."""
 
     model: str
     text: str
     measure: Measure
     length: int | None  # tokens
     value: Interval  # NaN if undecided; its ends are NaN without an interval
-    label: str = ""  # of its row in tables
+    label: str = ""  # of its curve in figures
     count: int = 0  # documents, prompts or tasks
+    table: str = ""  # empty without a table
+    row: str = ""
+    column: str = ""
 
     @property
     def cells(self) -> list[object]:
@@ -191,6 +216,23 @@ class ReportData:
         """RULER's tasks for which another text replaces RULER's own."""
         return {task for row in self.rows if row.ruler for task, real in row.ruler.real.items() if not real}
 
+    @cached_property
+    def ruler_models(self) -> list[str]:
+        """Models with tables and figures of RULER's tasks: the bases and the first four extended models."""
+        rows = [row for row in self.rows if row.ruler]
+        first = [row for row in rows if row.judged][:_MOST_MODELS]
+        return [row.model for row in rows if row in first or not row.judged]
+
+    @property
+    def ruler_note(self) -> str:
+        """Which models have tables of RULER's tasks; empty for all."""
+        models = sum(row.judged for row in self.rows if row.ruler)
+        return f"the first {_MOST_MODELS} of {models} models; numbers.csv has all" if models > _MOST_MODELS else ""
+
+    def ruler_task(self, task: str) -> str:
+        """Return the name of a RULER task, marked if another text replaces RULER's."""
+        return f"{task} (style)" if task in self.stand_in_tasks else task
+
     @property
     def ruler_name(self) -> str:
         """``RULER``, or ``RULER-style`` with a stand-in text."""
@@ -199,32 +241,35 @@ class ReportData:
 
 def _numbers(data: ReportData) -> Iterator[Number]:
     for row in data.rows:
+        title = "Perplexity by sliding window (lower is better)"
         for window, value in row.perplexity.items():
             documents = len(row.sliding[window])
-            yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, documents)
+            yield Number(row.model, row.data, PERPLEXITY, window, value, row.label, documents, title)
         for task, lengths in row.found.items():
             title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
             hub = "skipwise/{task}", "{title}", "accuracy", "share found, prompts of {length:,} tokens"
-            measure = Measure(f"found, {task}, %", "found", task, title, 100, _share, hub)
+            measure = Measure(f"found, {task}, %", "found", task, 100, _share, hub=hub)
             for length, (hits, prompts) in lengths.items():
                 value = Interval(hits / prompts, *wilson_interval(hits, prompts))
-                yield Number(row.model, row.data, measure, length, value, row.model, prompts)
-        yield from _ruler_scores(row, data.ruler_name)
+                yield Number(row.model, row.data, measure, length, value, row.model, prompts, title)
+        if row.ruler:
+            yield from _ruler_scores(data, row, row.ruler)
     for judgement in data.judged:
-        yield from _judged(judgement)
+        yield from _judged(judgement, f"Loss by position: {judgement.row.label}" if data.evaluated else "")
     title = f"{data.ruler_name}, average of {counted(len(data.ruler_tasks), 'task')}"
-    measure = Measure(
-        f"{title}, %", "ruler", "ruler", f"{title} in %, by prompt length (higher is better)", 100, _score
-    )
+    measure = Measure(f"{title}, %", "ruler", "ruler", 100, _score)
+    title = f"{title} in %, by prompt length (higher is better)"
     for row in data.rows:
         for length in row.ruler.lengths if row.ruler else ():
             if row.ruler and (mean := row.ruler.average(length, data.ruler_tasks)):
-                yield Number(row.model, row.data, measure, length, mean, row.model, len(data.ruler_tasks))
+                yield Number(row.model, row.data, measure, length, mean, row.model, len(data.ruler_tasks), title)
     if data.evaluated:
         yield from _differences(data)
     for r in benchmarks_of(data.folders):
-        measure = Measure(f"benchmark {r.task}, {r.fewshot}-shot, {r.metric}")
-        yield Number(r.arm, "", measure, None, _with_error(r.value, r.standard_error))
+        name = f"{r.task}, {r.fewshot}-shot, {r.metric}"
+        measure = Measure(f"benchmark {name}", "benchmarks", form=_with_standard_error)
+        title = "" if is_of_paper(r) else "Benchmarks (standard error)"
+        yield Number(r.arm, "", measure, None, _with_error(r.value, r.standard_error), "", 0, title, name, r.arm)
     for model, scores in paper_differences(data.folders).items():
         for task, score in scores.items():
             measure = Measure(f"benchmark {task}, % less its base's, {'paired' if score.paired else 'not paired'}")
@@ -233,20 +278,25 @@ def _numbers(data: ReportData) -> Iterator[Number]:
         yield from _other_texts(folder, f"{folder.name} · " if len(data.folders) > 1 else "")
 
 
-def _ruler_scores(row: Row, name: str) -> Iterator[Number]:
+def _ruler_scores(data: ReportData, row: Row, scores: RulerScores) -> Iterator[Number]:
+    """Yield the score of each task: in a table by length of one model, or by model of each length."""
+    name, note = data.ruler_name, f" ({data.ruler_note})" if data.ruler_note else ""
     hub = "skipwise/ruler-{task}", f"{name}, {{task}}", "accuracy", "mean score, prompts of {length:,} tokens"
-    for task, length, _ in row.ruler.means if row.ruler else ():
-        if row.ruler and (score := row.ruler.score(task, length)):
-            measure = Measure(f"{name}, {task}, %", "ruler by task", task, "", 100, _score, hub)
-            yield Number(row.model, row.data, measure, length, score, row.model, len(row.ruler.prompts[task][length]))
+    several = sum(row.judged for row in data.rows if row.ruler) > 1
+    for task, length, _ in scores.means:
+        measure = Measure(f"{name}, {task}, %", "ruler by task", task, 100, _score, hub=hub)
+        value, prompts = scores.score(task, length), len(scores.prompts[task][length])
+        assert value is not None
+        title = (
+            f"{name} by task at {format_length(length)} in %{note}" if several else f"{name} by task in %: {row.model}"
+        )
+        place = title if row.model in data.ruler_models else "", data.ruler_task(task), row.model if several else ""
+        yield Number(row.model, row.data, measure, length, value, row.model, prompts, *place)
 
 
-def _judged(judgement: Judgement) -> Iterator[Number]:
+def _judged(judgement: Judgement, title: str) -> Iterator[Number]:
     row = judgement.row
-
-    def number(measure: Measure, length: int | None, value: Interval) -> Number:
-        return Number(row.model, row.data, measure, length, value, row.label)
-
+    number = partial(Number, row.model, row.data)
     claimed = judgement.effective.claimed(row.original)
     yield number(Measure("effective length"), None, _exact(math.nan if claimed is None else claimed))
     if judgement.ruler:
@@ -258,9 +308,10 @@ def _judged(judgement: Judgement) -> Iterator[Number]:
         length, change = judgement.ruler_difference
         yield number(Measure(f"RULER, average less that of {judgement.base}, %", factor=100), length, change)
     for bucket in judgement.buckets:
+        place = f"{bucket.begin:,} .. {bucket.end - 1:,}"
         for measure, value in ((LOSS, bucket.loss), (GAIN, bucket.gain), (EXCESS, bucket.excess)):
             if value:
-                yield number(measure, bucket.end, value)
+                yield number(measure, bucket.end, value, row.label, 0, title, place, measure.short)
     for tokens, value in row.truncated().items():
         yield number(Measure("perplexity of the first tokens"), tokens, value)
 
@@ -280,14 +331,14 @@ def _differences(data: ReportData) -> Iterator[Number]:
         if row.ruler and first.ruler:
             for length in row.ruler.lengths:
                 shares[data.ruler_name, length] = paired_at(row.ruler, first.ruler, length, data.ruler_tasks)
+        title = f"Difference to {first.model} on the same prompts, in points (95% interval)"
         for (task, length), value in shares.items():
-            name, title = (
-                f"{task}, % more than {first.model}",
-                f"Difference to {first.model} on the same prompts, in points (95% interval)",
+            measure = Measure(
+                f"{task}, % more than {first.model}", "differences", task, 100, lambda v, _: format_points(v)
             )
+            place = f"{task}, {format_length(length)}"
             if value:
-                measure = Measure(name, "differences", task, title, 100, _points)
-                yield Number(row.model, "", measure, length, value, row.model)
+                yield Number(row.model, "", measure, length, value, row.model, 0, title, place, row.model)
 
 
 def _hits(row: Row, task: str, length: int) -> dict[int, bool]:
@@ -296,15 +347,21 @@ def _hits(row: Row, task: str, length: int) -> dict[int, bool]:
 
 def _other_texts(folder: Folder, run: str) -> Iterator[Number]:
     names = {"loss (nats)": ("loss", "cost"), "accuracy (%)": ("next-token accuracy", "change of next-token accuracy")}
-    for text in other_texts(folder):
-        unit = text.measure[text.measure.index("(") + 1 : -1]
-        mean, change = (Measure(f"{n} on other text, {unit} inside the original window") for n in names[text.measure])
+    for rank, text in ((list(names).index(text.measure), text) for text in other_texts(folder)):
+        (mean, change), unit = names[text.measure], ("nats", "%")[rank]
+        where, form = f"on other text, {unit} inside the original window", ("{:.3f}", "{:.2f}")[rank]
+        level = Measure(f"{mean} {where}", "other text", form=partial(_mean, form), rank=rank)
+        title = f"Short ability: other text inside the original window{f' ({folder.name})' if run else ''}"
+        title, row = title + (f": {arm_name(text.arm)}" if folder.models else ""), f"{text.kind}, {text.measure}"
         model, base = f"{run}{arm_name(text.arm)}", f"{run}{folder.base_of(text.arm)}"
         if text.base is not None:
-            yield Number(base, text.kind, mean, text.tokens, _exact(text.base))
-        yield Number(model, text.kind, mean, text.tokens, _exact(text.own))
+            yield Number(base, text.kind, level, text.tokens, _exact(text.base), "", 0, title, row, "base")
+        column = "extended" if text.change else "model"
+        yield Number(model, text.kind, level, text.tokens, _exact(text.own), "", 0, title, row, column)
         if text.change:
-            yield Number(model, text.kind, change, text.tokens, text.change)
+            signed = partial(_change, form.replace(":", ":+"), text.segments)
+            measure = Measure(f"{change} {where}", "other text", form=signed, rank=rank)
+            yield Number(model, text.kind, measure, text.tokens, text.change, "", 0, title, row, "difference")
 
 
 def _exact(value: float) -> Interval:

@@ -1,11 +1,9 @@
 """Numbers -> tables of text, and their form in terminals and Markdown."""
 
 import html
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,18 +11,23 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from skipwise.data.names import printable
-from skipwise.errors import counted
 from skipwise.method.lengths import format_length
-from skipwise.recipes.names import arm_name
 from skipwise.report.folder import Folder
-from skipwise.report.numbers import EXCESS, GAIN, LOSS, ReportData, paper_differences, with_average
-from skipwise.report.rows import Row, benchmarks_of, other_text_warning, other_texts
-from skipwise.results.records import BenchmarkRecord
+from skipwise.report.numbers import Number, ReportData, paper_differences, with_average
+from skipwise.report.rows import benchmarks_of, other_text_warning
 from skipwise.results.scores import PAPER, Score, is_of_paper, paper_records, score
 
 _MOST_COLUMNS = 10  # of numbers, in 80 columns of text
-_MOST_MODELS = 4  # with tables and figures of RULER's tasks
-SUMMARY = ("perplexity", "found", "ruler")  # groups of the summary of a run
+SUMMARY = ("perplexity", "found", "ruler")  # groups in the summary of a run
+# Groups of numbers in the order of the page, with the head of their rows' labels.
+GROUPS = {"perplexity": "window", "found": "prompt", "ruler": "prompt", "ruler by task": "task"}
+GROUPS |= {
+    "differences": "prompt",
+    "other text": "text",
+    "paper": "model",
+    "benchmarks": "task",
+    "position": "position",
+}
 
 
 @dataclass(frozen=True)
@@ -38,138 +41,46 @@ class Table:
     strong: frozenset[int] = frozenset()  # numbers of the highlighted rows
 
 
-def _grid(
-    title: str,
-    group: str,
-    corner: str,
-    cells: Mapping[tuple[str, Any], str],
-    columns: Iterable[Any],
-    head: Callable[[Any], str] = str,
-    strong: Iterable[str] = (),
-) -> Table:
-    """Arrange cells by (row, column), a dash for each missing one."""
-    columns, labels = list(columns), list(dict.fromkeys(row for row, _ in cells))
-    rows = [[label, *(cells.get((label, column), "–") for column in columns)] for label in labels]
-    highlighted = frozenset(i for i, label in enumerate(labels) if label in strong)
-    highlighted = highlighted if len(highlighted) < len(labels) else frozenset()  # all is none
-    return Table(title, group, [corner, *map(head, columns)], rows, highlighted)
-
-
-def tables_of(data: ReportData, *, brief: bool = False) -> list[Table]:
-    """Return every table that the records allow; ``brief`` tables have no intervals."""
-    tables = [table for group in SUMMARY for table in _by_length(data, group, brief)]
-    tables += _ruler_tables(data, brief)
-    tables.append(_differences_table(data))
-    for folder in data.folders:
-        tables += other_text_tables(folder, f" ({folder.name})" if len(data.folders) > 1 else "")
-    tables.append(_paper_table(data.folders, brief))
-    tables.append(_benchmarks_table([r for r in benchmarks_of(data.folders) if not is_of_paper(r)]))
-    if data.evaluated:
-        tables += _position_tables(data)
+def tables_of(data: ReportData, groups: Iterable[str] = GROUPS, *, brief: bool = False) -> list[Table]:
+    """Return the tables of groups of numbers; ``brief`` tables have no intervals."""
+    tables = []
+    for group in groups:
+        numbers = [number for number in data.numbers if number.measure.group == group and number.table]
+        titles = dict.fromkeys(number.table for number in numbers)
+        tables += [_table(data, [number for number in numbers if number.table == title], brief) for title in titles]
+        tables += [_paper_table(data.folders, brief)] if group == "paper" else []
     return [table for table in tables if table.rows]
 
 
-def _by_length(data: ReportData, group: str, brief: bool) -> list[Table]:
-    """Return for each measure of a group a table: a row for each model, a column for each length."""
-    tables = []
-    for short in data.shorts(group):
-        curves = data.curves(group, short)
-        lengths = sorted({length for curve in curves.values() for length in curve})
-        short_form = brief and (group != "found" or len(lengths) > 4 or not data.evaluated)
-        cells = {
-            (label, length): number.measure.form(number.value, short_form)
-            for label, curve in curves.items()
-            for length, number in curve.items()
-        }
-        title = next(number.measure.title for curve in curves.values() for number in curve.values())
-        corner = "window" if group == "perplexity" else "prompt"
-        tables.append(_grid(title, short, corner, cells, lengths, format_length, data.extended))
-    return tables
+def _table(data: ReportData, numbers: Sequence[Number], brief: bool) -> Table:
+    """Arrange the numbers of one table by row and column, a dash for each missing one."""
+    group = numbers[0].measure.group
+    cells: dict[tuple[Any, Any], Number] = {(n.row or n.label, n.column or n.length): n for n in numbers}
+    ranks: dict[Any, int] = {}
+    for places, number in cells.items():
+        ranks |= {place: min(number.measure.rank, ranks.get(place, number.measure.rank)) for place in places}
+    labels = sorted(dict.fromkeys(label for label, _ in cells), key=lambda label: ranks[label])
+    lengths = all(isinstance(column, int) for _, column in cells)
+    columns = sorted(
+        dict.fromkeys(column for _, column in cells), key=lambda column: column if lengths else ranks[column]
+    )
+    brief &= group != "found" or len(columns) > 4 or not data.evaluated
+
+    def write(number: Number | None) -> str:
+        return number.measure.form(number.value, brief) if number else "–"
+
+    rows = [[label, *(write(cells.get((label, column))) for column in columns)] for label in labels]
+    head = [GROUPS[group], *(format_length(column) if isinstance(column, int) else str(column) for column in columns)]
+    name = numbers[0].measure.short if group in SUMMARY else group
+    return Table(
+        numbers[0].table, name, head, rows, _strong(labels, data.extended) if group in SUMMARY else frozenset()
+    )
 
 
-def _ruler_tables(data: ReportData, brief: bool) -> list[Table]:
-    """Return for each model a table of RULER's tasks by length."""
-    tables, note = [], ruler_note(data.rows)
-    for model in (row.model for row in ruler_rows(data.rows)):
-        numbers = {task: data.curves("ruler by task", task).get(model, {}) for task in data.shorts("ruler by task")}
-        cells = {
-            (task_name(data, task), length): number.measure.form(number.value, brief)
-            for task, curve in numbers.items()
-            for length, number in curve.items()
-        }
-        title = f"{data.ruler_name} by task in %: {model}{f' ({note})' if note else ''}"
-        lengths = sorted({length for _, length in cells})
-        tables.append(_grid(title, "ruler by task", "prompt", cells, lengths, format_length))
-    return tables
-
-
-def ruler_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with tables of RULER's tasks: the bases and the first four extended models."""
-    rows = [row for row in rows if row.ruler]
-    first = [row for row in rows if row.judged][:_MOST_MODELS]
-    return [row for row in rows if row in first or not row.judged]
-
-
-def ruler_note(rows: Sequence[Row]) -> str:
-    """Return which models have tables of RULER's tasks; empty for all."""
-    models = sum(row.judged for row in rows if row.ruler)
-    return f"the first {_MOST_MODELS} of {models} models; numbers.csv has all" if models > _MOST_MODELS else ""
-
-
-def task_name(data: ReportData, task: str) -> str:
-    """Return the name of a RULER task, marked if another text replaces RULER's."""
-    return f"{task} (style)" if task in data.stand_in_tasks else task
-
-
-def _differences_table(data: ReportData) -> Table:
-    numbers = [number for number in data.numbers if number.measure.group == "differences"]
-    cells = {
-        (f"{number.measure.short}, {format_length(number.length or 0)}", number.model): number.measure.form(
-            number.value, False
-        )
-        for number in numbers
-    }
-    title = numbers[0].measure.title if numbers else ""
-    return _grid(title, "differences", "prompt", cells, dict.fromkeys(number.model for number in numbers))
-
-
-def _position_tables(data: ReportData) -> list[Table]:
-    """Return for each extended model its loss by position."""
-    columns = [measure.short for measure in (LOSS, GAIN, EXCESS)]
-    tables = []
-    for label in data.curves("position"):
-        curves = {short: data.curves("position", short).get(label, {}) for short in columns}
-        ends = sorted({end for curve in curves.values() for end in curve})
-        cells = {
-            (f"{begin:,} .. {end - 1:,}", short): curve[end].measure.form(curve[end].value, False)
-            for begin, end in pairwise([1, *ends])
-            for short, curve in curves.items()
-            if end in curve
-        }
-        known = [short for short in columns if curves[short]]
-        tables.append(_grid(f"Loss by position: {label}", "loss by position", "position", cells, known))
-    return tables
-
-
-def other_text_tables(folder: Folder, named: str = "") -> list[Table]:
-    """Return for each model its loss and next-token accuracy by kind of other text, and its base's."""
-    texts = sorted(other_texts(folder), key=lambda text: text.measure, reverse=True)  # loss first
-    tables = []
-    for arm in dict.fromkeys(text.arm for text in texts):
-        cells = {}
-        for text in (text for text in texts if text.arm == arm):
-            row, digits = f"{text.kind}, {text.measure}", 2 if text.measure.endswith("(%)") else 3
-            cells[row, "model" if text.change is None else "extended"] = f"{text.own:.{digits}f}"
-            if text.change:
-                mean, low, high = (f"{x:+.{digits}f}" for x in (text.change.mean, text.change.low, text.change.high))
-                few = f"{counted(text.segments, 'segment')}: too few for an interval"
-                cells[row, "base"] = f"{text.base:.{digits}f}"
-                cells[row, "difference"] = f"{mean} [{few if math.isnan(text.change.low) else f'{low}, {high}'}]"
-        columns = [name for name in ("model", "base", "extended", "difference") if any(name == c for _, c in cells)]
-        title = f"Short ability: other text inside the original window{named}"
-        title += f": {arm_name(arm)}" if folder.models else ""
-        tables.append(_grid(title, "other text", "text", cells, columns))
-    return tables
+def _strong(labels: Sequence[str], extended: Collection[str]) -> frozenset[int]:
+    """Return the numbers of the extended models among baselines."""
+    strong = frozenset(i for i, label in enumerate(labels) if label in extended)
+    return strong if len(strong) < len(labels) else frozenset()
 
 
 def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
@@ -219,15 +130,6 @@ def _error(value: Score | None) -> str:
     return f"{value.error:.2f}" + ("*" if value.paired is False else "")
 
 
-def _benchmarks_table(records: Sequence[BenchmarkRecord]) -> Table:
-    cells = {
-        (f"{r.task}, {r.fewshot}-shot, {r.metric}", r.arm): f"{r.value:.4f}"
-        + ("" if r.standard_error is None else f" ({r.standard_error:.4f})")
-        for r in records
-    }
-    return _grid("Benchmarks (standard error)", "benchmarks", "task", cells, dict.fromkeys(r.arm for r in records))
-
-
 def rich_table(table: Table) -> RenderableType:
     """Return a table for the terminal, below its title."""
     grid = RichTable(box=None, pad_edge=False, header_style="dim")
@@ -241,11 +143,11 @@ def rich_table(table: Table) -> RenderableType:
 def summary_table(folder: Folder) -> RenderableType:
     """Return the results of a run for the terminal: one joined table if it fits 80 columns."""
     data = ReportData([folder])
-    tables = [table for group in SUMMARY for table in _by_length(data, group, brief=True)]
+    tables = tables_of(data, SUMMARY, brief=True)
     if sum(len(table.head) - 1 for table in tables) <= _MOST_COLUMNS:
         tables = [_joined(tables, "\n")]
     parts = [rich_table(table) for table in tables]
-    for table in other_text_tables(folder):
+    for table in tables_of(data, ("other text",)):
         parts += [Text(""), rich_table(table)]
     if warning := other_text_warning(folder):
         parts.append(Text(warning, style="yellow"))
@@ -254,7 +156,7 @@ def summary_table(folder: Folder) -> RenderableType:
 
 def summary_markdown(data: ReportData) -> str:
     """Return the results of a run as a Markdown table; empty without results."""
-    table = _joined([table for group in SUMMARY for table in _by_length(data, group, brief=True)], " ")
+    table = _joined(tables_of(data, SUMMARY, brief=True), " ")
     if not table.rows:
         return ""
     return markdown_table(table.head, [[plain(row[0]), *row[1:]] for row in table.rows]) + "\n"
@@ -262,15 +164,15 @@ def summary_markdown(data: ReportData) -> str:
 
 def _joined(tables: Sequence[Table], separator: str) -> Table:
     """Join tables side by side. Heads have the group; with line breaks only each table's first head."""
-    head: list[str] = []
-    cells: dict[tuple[str, int], str] = {}
+    head, strong = [f"{separator.strip(' ')}arm"], {table.rows[i][0] for table in tables for i in table.strong}
+    cells: dict[str, dict[int, str]] = {}
     for table in tables:
         for number, column in enumerate(table.head[1:], 1):
-            group = table.group if number == 1 or separator == " " else ""
-            cells |= {(row[0], len(head)): row[number] for row in table.rows}
-            head.append(f"{group}{separator}{column}")
-    strong = {table.rows[i][0] for table in tables for i in table.strong}
-    return _grid("", "", f"{separator.strip(' ')}arm", cells, range(len(head)), lambda i: head[i], strong)
+            for row in table.rows:
+                cells.setdefault(row[0], {})[len(head)] = row[number]
+            head.append(f"{table.group if number == 1 or separator == ' ' else ''}{separator}{column}")
+    rows = [[label, *(row.get(place, "–") for place in range(1, len(head)))] for label, row in cells.items()]
+    return Table("", "", head, rows, _strong([row[0] for row in rows], strong))
 
 
 def evaluation_summary(folder: Folder) -> RenderableType:
