@@ -64,7 +64,7 @@ def _data(curves: Curves) -> list[list[Any]]:
 
 def perplexity_plots(data: ReportData) -> Iterator[Plot]:
     """Plot perplexity by window, a line for each row; logarithmic if a model fails."""
-    curves = data.curves("perplexity")
+    curves = data.curves("perplexity", "perplexity")
     if not any(math.isfinite(number.value.mean) for curve in curves.values() for number in curve.values()):
         return
     bases = _shorter_bases(data, curves)

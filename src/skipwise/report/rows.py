@@ -110,8 +110,8 @@ class Cost:
             return ""
         return (
             f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than "
-            f"{COST_LIMIT}: it reads short texts worse than its base. Raise teacher.weight, train on such text too, or "
-            "take another interpolation."
+            f"{COST_LIMIT}: it reads short texts worse than its base. Raise teacher.weight or "
+            "teacher.written_weight, train on such text too, or take another interpolation."
         )
 
 
@@ -338,8 +338,8 @@ def other_text_warning(folder: Folder) -> str:
     named = len({text.arm for text in losses}) > 1
     return " ".join(
         f"{f'{arm_name(arm)}: ' if named else ''}Inside the original window the loss rises by {' and '.join(rises)} (nats "
-        f"per token), more than {COST_LIMIT}: the model reads such text worse than its base. Raise teacher.weight, or train "
-        "on such text too."
+        f"per token), more than {COST_LIMIT}: the model reads such text worse than its base. Raise teacher.weight or "
+        "teacher.written_weight, or train on such text too."
         for arm, rises in high.items()
     )
 
