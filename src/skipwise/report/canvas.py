@@ -41,7 +41,7 @@ _STYLE: dict[str, Any] = {
 
 
 class Look(NamedTuple):
-    """Style of a model. Markers and hatches differ too, because some colours look alike to colour-blind readers."""
+    """Style of a model; markers and hatches differ for colour-blind readers."""
 
     colour: str
     marker: str  # on lines
@@ -74,7 +74,7 @@ DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
 
 
 def looks_of(labels: Sequence[str]) -> list[Look]:
-    """Return a look for each line: by arm, or a free one; equal labels differ in dash."""
+    """Return a look for each label; repeated labels differ in dash."""
     looks = {label: ARM_LOOKS[label] for label in labels if label in ARM_LOOKS}
     free = [look for look in _FREE if look not in looks.values()]
     others = dict.fromkeys(label for label in labels if label not in looks)
@@ -99,7 +99,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure to draw: data as a table, a function of ``(axes, ink)``, and a caption."""
+    """A figure to draw; ``draw`` takes the axes and the text colour."""
 
     name: str
     title: str
@@ -136,7 +136,7 @@ def require_figure_ending(path: Path) -> None:
 
 
 def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
-    """Make the x axis logarithmic, with at most nine ticks at powers of two."""
+    """Set a logarithmic x axis with at most nine ticks."""
     axes.set_xscale("log", base=2)
     ticks = powers_of_two(lengths[0], lengths[-1])
     ticks = ticks[:: math.ceil(len(ticks) / 9)]
@@ -157,7 +157,7 @@ def percent_axis(axis: "Axis", title: str) -> None:
 
 
 def shade(colour: str, share: float) -> dict[str, Any]:
-    """Return a colour, more opaque for a larger share: right on light and dark pages."""
+    """Return a colour, more opaque for a larger share."""
     return {"color": colour, "alpha": 0.05 + 0.7 * share}
 
 
@@ -182,7 +182,7 @@ def base_line(axes: "Axes", value: float, colour: str, label: str = "") -> None:
 
 
 def log_axis(axes: "Axes", low: float, high: float) -> None:
-    """Make the y axis logarithmic: ticks at 1, 2, 5 times powers of ten, over three decades at the powers."""
+    """Set a logarithmic y axis with ticks at 1, 2 and 5."""
     axes.set_yscale("log")
     steps = (1, 2, 5) if high / low < 1000 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -192,7 +192,7 @@ def log_axis(axes: "Axes", low: float, high: float) -> None:
 
 
 def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
-    """Draw a dashed vertical line at the original length, with its name above the curves."""
+    """Draw a dashed vertical line at the original length."""
     if length is None:
         return
     low, high = axes.get_ylim()
@@ -205,13 +205,13 @@ def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
 
 
 def named(label: str) -> str:
-    """Return a label for a legend, shortened in the middle. Matplotlib hides labels that begin with an underscore."""
+    """Shorten a label for a legend; Matplotlib hides those with leading underscore."""
     label = label if len(label) <= 44 else f"{label[:22]}…{label[-21:]}"
     return f"\u200b{label}" if label.startswith("_") else label
 
 
 def _svg(plot: Plot) -> str:
-    """Return the SVG of a plot without fixed text colours and fonts, and without ids that several figures share."""
+    """Return the SVG of a plot without fixed text colours, fonts and ids."""
     svg = _render(plot, "svg").decode()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)

@@ -41,7 +41,7 @@ _NAME = 24  # letters in a line of a task's name
 
 
 def draw_figures(data: ReportData, out: Path) -> list[Figure]:
-    """Draw all figures that the records allow into the folder ``out``, replacing older files."""
+    """Draw all figures that the records allow into ``out``."""
     return [canvas.write(plot, out) for figure in FIGURES for plot in figure(data)]
 
 
@@ -51,7 +51,7 @@ def as_list(parts: Sequence[str]) -> str:
 
 
 def _shorter_bases(data: ReportData, curves: Curves) -> dict[str, int]:
-    """Return the bases measured only at shorter lengths, with their longest; a dashed line extends them."""
+    """Return bases measured only at shorter lengths, with their longest length."""
     longest = max(max(curve) for curve in curves.values())
     return {label: max(curve) for label, curve in curves.items() if label in data.bases and max(curve) < longest}
 
@@ -63,7 +63,7 @@ def _data(curves: Curves) -> list[list[Any]]:
 
 
 def perplexity_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot perplexity by window, a line for each row; logarithmic if a model fails."""
+    """Plot perplexity by window, a line for each row."""
     curves = data.curves("perplexity", "perplexity")
     if not any(math.isfinite(number.value.mean) for curve in curves.values() for number in curve.values()):
         return
@@ -93,7 +93,7 @@ def _intervals(curves: Curves, factor: int = 1) -> dict[str, dict[int, Interval]
 
 
 def found_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot for each task the share of right answers by length, with 95% intervals."""
+    """Plot the share of right answers by length, for each task."""
     for task in data.shorts("found"):
         yield _found_plot(task, data.curves("found", task), data)
 
@@ -104,7 +104,7 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
 
     def draw(axes: "Axes", ink: str) -> None:
         for label, curve in curves.items():
-            places = []  # the bars of a length stand side by side around its tick
+            places = []  # bars of a length are side by side around its tick
             for n in curve:
                 at_length = [other for other in curves if n in curves[other]]
                 offset = at_length.index(label) - (len(at_length) - 1) / 2
@@ -146,7 +146,7 @@ def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
 
 
 def _without_digits(task: str, rows: Sequence[Row], length: int) -> str:
-    """Count the misses without a digit: such an answer shows nothing about reach."""
+    """Count misses without a digit, which show nothing about reach."""
     counts = []
     for row in rows:
         misses = [trial.answer for trial in row.trials[task].get(length, {}).values() if not trial.hit]
@@ -157,12 +157,12 @@ def _without_digits(task: str, rows: Sequence[Row], length: int) -> str:
 
 
 def _file_name(task: str) -> str:
-    """Return the name of a task's files; an unknown task, which may hold a path, gets a hash."""
+    """Return the name of a task's files; unknown tasks get a hash."""
     return task if task in TASKS else f"task-{hashlib.sha256(task.encode()).hexdigest()[:8]}"
 
 
 def depth_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot for each task and extended model the share found by depth and length, as a heat map."""
+    """Plot right answers by depth and length as heat maps."""
     rows = [row for row in data.rows if row.judged and row.found]
     for number, row in enumerate(rows, 1):
         for task, lengths in row.trials.items():
@@ -178,9 +178,9 @@ def _depth_plot(
 ) -> Plot:
     table: list[list[Any]] = [
         [label, length, i / parts, (i + 1) / parts, len(hits), sum(hits)]
-        for length, asked in trials.items()
+        for length, by_number in trials.items()
         for i in range(parts)
-        for hits in [[t.hit for t in asked.values() if min(int(t.depth * parts), parts - 1) == i]]
+        for hits in [[t.hit for t in by_number.values() if min(int(t.depth * parts), parts - 1) == i]]
     ]
 
     def draw(axes: "Axes", ink: str) -> None:
@@ -206,7 +206,7 @@ def _draw_heat_map(
     colour: str,
     unit: str,
 ) -> None:
-    """Draw a share for each (length, row), or a dash for None; ``unit`` is the title of the colour scale."""
+    """Draw a share for each (length, row), a dash for None."""
     for length, y, share in cells:
         x = lengths.index(length) + 0.5
         if share is not None:
@@ -222,7 +222,7 @@ def _draw_heat_map(
 
 
 def ruler_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot RULER's averages by length, and for each model a heat map of its tasks."""
+    """Plot RULER's averages by length, and heat maps of its tasks."""
     rows = [row for row in data.rows if row.ruler and row.model in data.ruler_models]
     if averages := {row.model: curve for row in rows if (curve := data.curves("ruler").get(row.model))}:
         tasks, note = data.ruler_tasks, data.ruler_note
@@ -271,7 +271,7 @@ def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
 
 
 def position_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot by position the gain by far text and the loss over the base, and the perplexity of the first tokens."""
+    """Plot gain by far text and loss over the base by position."""
     if not data.evaluated:
         return
     read = [*(judged.row for judged in data.judged), *(row for row in data.rows if row.label in data.bases)]
@@ -295,7 +295,7 @@ def position_plots(data: ReportData) -> Iterator[Plot]:
             ("position (tokens)", "difference (nats per token)"),
             _intervals(data.curves("position", EXCESS.short)),
             as_list(bases),
-            "The loss minus the base's, which predicts the same tokens in windows of its own length. Below zero, the model is "
+            "The loss minus the base's, which predicts the same tokens in windows of its original length. Below zero, the model is "
             "better than its base.",
         ),
         (
@@ -315,7 +315,7 @@ def position_plots(data: ReportData) -> Iterator[Plot]:
 
 
 def loss_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot training loss over tokens, or over steps without token counts; a repeated step replaces the older one."""
+    """Plot training loss over tokens; a repeated step replaces the older one."""
     logs: dict[tuple[str, str], dict[int, TrainingRecord]] = {}
     for folder in data.folders:
         for r in folder.records:
@@ -356,7 +356,7 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
 
 
 def _has_more_terms(settings: Mapping[str, Any]) -> bool:
-    """Return True if the training loss is more than the mean loss of the labels."""
+    """Return True if the training loss has terms besides the labels'."""
     weights = settings.get("data.answer_weight", 1), settings.get("data.first_digit_weight") or 1
     prompts = settings.get("data.retrieval") or settings.get("data.retrieval_end")
     return settings.get("teacher.weight") is not None or bool(prompts and weights != (1, 1))
@@ -379,7 +379,7 @@ def step_plots(data: ReportData) -> Iterator[Plot]:
 
 
 def coverage_plots(data: ReportData) -> Iterator[Plot]:
-    """Plot the probability that one example trains each relative distance (the paper's ``fig:prob``)."""
+    """Plot the probability that one example trains a distance (``fig:prob``)."""
     found: dict[object, tuple[str, CoverageRecord]] = {}
     for folder in data.folders:
         for r in folder.records:
@@ -455,7 +455,7 @@ def curve_plot(
     percent: bool = False,
     near: bool = False,
 ) -> Plot:
-    """Plot a line for each label over lengths or steps; logarithmic for a wide range of values.
+    """Plot a line for each label over lengths or steps.
 
     ``axis`` has the names of both axes, with units. ``curves`` maps label -> x -> value; finite intervals are bands. Labels
     of arms have the arm's look, unless ``looks`` has another. Dashed lines mark the ``original`` length in tokens and each
@@ -503,7 +503,7 @@ def curve_plot(
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Return the exponential moving average over a fifteenth of the curve, unbiased at its start."""
+    """Return the unbiased moving average over a fifteenth of the curve."""
     keep = 1 - 1 / max(1.0, len(values) / 15)
     mean = weight = 0.0
     smoothed = []

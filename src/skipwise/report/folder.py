@@ -31,13 +31,13 @@ class Folder:
         return next((model for model in self.models if model["label"] == arm), None)
 
     def base_of(self, arm: str) -> str:
-        """Return the label of the base of a model; empty without a base."""
+        """Return the label of a model's base, or empty."""
         if model := self.model(arm):
             return str(model.get("base") or "")
         return "" if arm == "original" else "original"
 
     def length(self, key: str, arm: str) -> int | None:
-        """Return the ``original`` or ``target`` length of a model in tokens; None if unknown."""
+        """Return the ``original`` or ``target`` length in tokens, or None."""
         facts = self.model(arm) or self.info.get("model", {})
         length: int | None = facts.get(key, facts.get(f"{key}_length"))
         return length
@@ -77,7 +77,7 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
 
 
 def _printable(value: Any) -> Any:
-    """Escape control characters in the texts of a record or of ``run.json``: a terminal would obey them."""
+    """Escape control characters, which a terminal would obey."""
     match value:
         case str():
             return printable(value)

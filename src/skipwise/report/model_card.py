@@ -77,7 +77,7 @@ def write_card(
     base: str = "",
     data: ReportData | None = None,
 ) -> None:
-    """Write the card into the model's ``folder``, with a copy of the ``figure`` (PNG)."""
+    """Write the card into ``folder``, with a copy of the PNG ``figure``."""
     data = data or ReportData([])
     lines = ["---", _head(printable(title), base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
@@ -91,7 +91,7 @@ def write_card(
 
 
 def _head(title: str, base: str, data: ReportData) -> str:
-    """Return the card's YAML. A base without a name on the hub is left out."""
+    """Return the card's YAML, without a base that is local."""
     results = eval_results(data)
     head = ModelCardData(
         base_model=base if is_hub_name(base) and not Path(base).exists() else None,
@@ -127,7 +127,7 @@ def is_hub_name(name: str) -> bool:
 
 
 def license_of(base: str) -> str | None:
-    """Return the license of a base from its card on this machine; None if unknown."""
+    """Return the license in a base's local card, or None."""
     folder = Path(resolve(base)) if base else None
     card = folder / "README.md" if folder and folder.is_dir() else None
     if card is None and is_hub_name(base):

@@ -31,7 +31,7 @@ _MOST_MODELS = 4  # with tables and figures of RULER's tasks
 
 
 def format_number(value: float) -> str:
-    """Format a perplexity in two to three digits: 4.84, 15.7, 134, 1.2e4, ∞."""
+    """Format a perplexity in two or three digits: 4.84, 134, 1.2e4."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -110,13 +110,13 @@ EXCESS = Measure("loss over the base, nats", "position", "over the base (nats)",
 
 
 def task_title(task: str) -> str:
-    """Return the title of a retrieval task; an unknown task is its own title."""
+    """Return the title of a retrieval task, or its name."""
     return TASKS[task].title if task in TASKS else task
 
 
 @dataclass(frozen=True)
 class Number:
-    """One measured number, with its place in a table: title, row [label] and column [length]."""
+    """One measured number, with its table, row [label] and column [length]."""
 
     model: str
     text: str
@@ -180,7 +180,7 @@ class ReportData:
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """Look of each label; the base of an evaluation has the look of a run's original."""
+        """Look of each label; an evaluation's base looks like a run's original."""
         arms = [row.arm if row.judged or row.arm in ARM_LOOKS else "original" for row in self.rows]
         looks = dict(zip([row.label for row in self.rows], looks_of(arms), strict=True))
         return {row.model: looks[row.label] for row in reversed(self.rows)} | looks
@@ -192,7 +192,7 @@ class ReportData:
 
     @property
     def bases(self) -> set[str]:
-        """Labels of an evaluation's bases, which have only windows of their original length; figures extend their lines."""
+        """Labels of an evaluation's bases, measured inside their original length only."""
         bases = {name for row in self.rows if not row.judged for name in (row.label, row.model)}
         return bases if self.evaluated else set()
 
@@ -203,7 +203,7 @@ class ReportData:
         return lengths.pop() if len(lengths) == 1 else None
 
     def few(self, labels: Sequence[str]) -> list[str]:
-        """Return the labels for a caption: all, or of many the extended models."""
+        """Return all labels, or of many the extended models'."""
         return list(labels) if len(self.rows) <= 4 else [label for label in labels if label in self.extended]
 
     @cached_property
@@ -218,7 +218,7 @@ class ReportData:
 
     @cached_property
     def ruler_models(self) -> list[str]:
-        """Models with tables and figures of RULER's tasks: the bases and the first four extended models."""
+        """Bases and the first four extended models, with tables of RULER's tasks."""
         rows = [row for row in self.rows if row.ruler]
         first = [row for row in rows if row.judged][:_MOST_MODELS]
         return [row.model for row in rows if row in first or not row.judged]
@@ -230,7 +230,7 @@ class ReportData:
         return f"the first {_MOST_MODELS} of {models} models; numbers.csv has all" if models > _MOST_MODELS else ""
 
     def ruler_task(self, task: str) -> str:
-        """Return the name of a RULER task, marked if another text replaces RULER's."""
+        """Return a RULER task's name, marked if its text is replaced."""
         return f"{task} (style)" if task in self.stand_in_tasks else task
 
     @property
@@ -279,7 +279,7 @@ def _numbers(data: ReportData) -> Iterator[Number]:
 
 
 def _ruler_scores(data: ReportData, row: Row, scores: RulerScores) -> Iterator[Number]:
-    """Yield the score of each task: in a table by length of one model, or by model of each length."""
+    """Yield the score of each task, for tables by length or model."""
     name, note = data.ruler_name, f" ({data.ruler_note})" if data.ruler_note else ""
     hub = "skipwise/ruler-{task}", f"{name}, {{task}}", "accuracy", "mean score, prompts of {length:,} tokens"
     several = sum(row.judged for row in data.rows if row.ruler) > 1
@@ -317,7 +317,7 @@ def _judged(judgement: Judgement, title: str) -> Iterator[Number]:
 
 
 def _differences(data: ReportData) -> Iterator[Number]:
-    """Yield the share of each further extended model minus the first one's, on the same prompts.
+    """Yield the scores of further extended models minus the first one's.
 
     RULER's is of the average over ``data.ruler_tasks``.
     """
@@ -379,7 +379,7 @@ def with_average(scores: Mapping[str, Score]) -> dict[str, Score]:
 
 
 def paper_differences(folders: Sequence[Folder]) -> dict[str, dict[str, Score]]:
-    """Return by model and task the scores of the paper's benchmarks minus the base's, with their average."""
+    """Return each model's paper scores minus its base's, by task."""
     found = paper_records(benchmarks_of(folders))
     bases = {m["label"]: found.get(str(m.get("base") or ""), {}) for folder in folders for m in folder.models}
     differences = {

@@ -29,7 +29,7 @@ _SECTIONS = ("model", "training", "data", "probe", "machine", "versions")
 
 
 def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of an evaluation, a run or several runs, and return its path.
+    """Write the page of an evaluation or of runs; return its path.
 
     ``out`` is the page, or a folder for it [``report.html`` in the only folder]. ``figures/`` and ``numbers.csv`` are next to
     the page.
@@ -114,7 +114,7 @@ def _title(data: ReportData) -> str:
 
 
 def _conditions(data: ReportData) -> list[str]:
-    """Return sentences on how the numbers were measured, with a range if records differ."""
+    """Return sentences on how the numbers were measured."""
     records = [record for folder in data.folders for record in folder.records]
     readings = [r for r in records if isinstance(r, ReadingRecord) and r.mode == "sliding" and r.step is None]
     trials = [r for r in records if isinstance(r, TrialRecord)]

@@ -31,7 +31,7 @@ def publish(
     base: str | None = None,
     license: str | None = None,
 ) -> None:
-    """Show the files and the card of a run's or folder's model, and with ``upload`` publish them as OWNER/NAME.
+    """Show a model's files and card; with ``upload`` publish them as OWNER/NAME.
 
     ``base`` (a hub name) and ``license`` (an identifier of the hub) replace those of the card.
 
@@ -81,7 +81,7 @@ def publish(
 
 @contextmanager
 def _with_hub_base(folder: Path, base: str | None) -> Iterator[Path]:
-    """Give the folder, or a copy with ``base`` of an adapter whose base is a local folder."""
+    """Yield the folder, or a copy of a local-base adapter with ``base``."""
     own = lora.base_of(str(folder))
     if own is None or is_hub_name(own):
         yield folder

@@ -42,7 +42,7 @@ class Row:
         return f"{self.model} ({self.text})" if self.text else self.model
 
     def readings(self, window: int) -> list[ReadingRecord]:
-        """Return the readings at a window, sorted by document: sums do not depend on the order of measurement."""
+        """Return the readings at a window, sorted by document for equal sums."""
         read = self.sliding.get(window, {})
         return [read[name] for name in sorted(read)]
 
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def whole(self) -> list[ReadingRecord]:
-        """Readings in the longest window, where each token has its whole document as context."""
+        """Readings in the longest window, with the whole document as context."""
         return self.readings(max(self.sliding)) if self.sliding else []
 
     def edges(self) -> list[int]:
@@ -142,7 +142,7 @@ class Judgement:
 
     @property
     def ruler_sentence(self) -> str:
-        """Length by RULER's rule, and the score against the base; empty without RULER."""
+        """Length by RULER's rule and score against the base, or empty."""
         parts = [self.ruler.text] if self.ruler else []
         if self.ruler_difference:
             length, change = self.ruler_difference
@@ -159,7 +159,7 @@ def format_points(share: Interval) -> str:
 
 
 def rows_of(folders: Sequence[Folder]) -> list[Row]:
-    """Return a row for each model and text of the folders, baselines first.
+    """Return a row for each model and text, baselines first.
 
     A repeated measurement replaces the older one. A baseline with equal results in several runs is one row.
     """
@@ -177,7 +177,7 @@ def rows_of(folders: Sequence[Folder]) -> list[Row]:
             row.sliding.setdefault(r.window, {})[r.document] = r
 
         def prompts_of(arm: str, folder: Folder = folder, run: str = run) -> Row:
-            """Return the first row of a model, which has its prompts: they belong to no text."""
+            """Return the first row of a model, which has its prompts."""
             first = next((row for key, row in rows.items() if key[:2] == (folder.name, arm)), None)
             return first or rows.setdefault((folder.name, arm, ""), _row(folder, run, arm))
 
@@ -205,7 +205,7 @@ def _row(folder: Folder, run: str, arm: str, data: str = "", text: str = "") -> 
 
 
 def _short_names(texts: set[str]) -> dict[str, str]:
-    """Return the last part of each path, or the whole path if two have the same last part."""
+    """Return the last part of each path, or the path if ambiguous."""
     last = {text: text.rstrip("/").rpartition("/")[2] or text for text in texts}
     return {text: name if list(last.values()).count(name) == 1 else text for text, name in last.items()}
 
@@ -239,7 +239,7 @@ def judgements(rows: Sequence[Row]) -> list[Judgement]:
 
 
 def _judge(row: Row, base: Row | None) -> Judgement:
-    """Judge a model against its base, or without one against itself, in windows of the original length."""
+    """Judge a model against its base (or itself) in original-length windows."""
     control = base or row
     original = row.original or control.original or min(control.sliding, default=0)
     window = max((w for w in control.sliding if w <= original), default=0)
@@ -268,7 +268,7 @@ def _judge(row: Row, base: Row | None) -> Judgement:
 
 
 def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
-    """Return the loss by position: a quarter of the original length, then each bucket twice as long."""
+    """Return the loss by position, in buckets that double in length."""
     edges = row.edges()
     if len(edges) < 2 or not row.original:
         return []
@@ -289,7 +289,7 @@ def _buckets(row: Row, theirs: Sequence[ReadingRecord]) -> list[Bucket]:
 
 @dataclass(frozen=True)
 class OtherText:
-    """One measure of a model on one kind of other text, inside the original window."""
+    """One measure on one kind of other text, inside the original window."""
 
     arm: str
     kind: str
@@ -302,7 +302,7 @@ class OtherText:
 
 
 def other_texts(folder: Folder) -> list[OtherText]:
-    """Compare every extended model with its base on each kind of other text, over the segments that both read."""
+    """Compare extended models with their bases on shared segments of other text."""
     read: dict[str, dict[str, dict[int, ReadingRecord]]] = {}  # by arm, kind and first token
     for r in folder.records:
         if isinstance(r, ReadingRecord) and r.data == OTHER_TEXT:
@@ -329,7 +329,7 @@ def other_texts(folder: Folder) -> list[OtherText]:
 
 
 def other_text_warning(folder: Folder) -> str:
-    """Return a warning if the loss of a model rises too much on a kind of other text; else empty."""
+    """Return a warning of high loss on other text, or empty."""
     losses = [text for text in other_texts(folder) if text.measure == _OTHER_TEXT_MEASURES[0][0]]
     high: dict[str, list[str]] = {}
     for text in losses:
@@ -345,7 +345,7 @@ def other_text_warning(folder: Folder) -> str:
 
 
 def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:
-    """Return one record for each model, task and metric: of those with most questions the last."""
+    """Return the record with most questions of each model, task and metric."""
     kept: dict[tuple[str, str, int, str], BenchmarkRecord] = {}
     for record in (r for folder in folders for r in folder.records if isinstance(r, BenchmarkRecord)):
         same = record.arm, record.task, record.fewshot, record.metric
@@ -355,7 +355,7 @@ def benchmarks_of(folders: Iterable[Folder]) -> list[BenchmarkRecord]:
 
 
 def perplexity_by_step(folder: Folder) -> dict[tuple[str, int], dict[int, Interval]]:
-    """Return the perplexity of the first text during training, by (mode, window in tokens) and step.
+    """Return perplexity during training by (mode, window in tokens) and step.
 
     In sliding windows all tokens count, in segments those beyond the original window. A step with missing records, after a
     kill, is left out.

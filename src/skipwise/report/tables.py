@@ -53,7 +53,7 @@ def tables_of(data: ReportData, groups: Iterable[str] = GROUPS, *, brief: bool =
 
 
 def _table(data: ReportData, numbers: Sequence[Number], brief: bool) -> Table:
-    """Arrange the numbers of one table by row and column, a dash for each missing one."""
+    """Arrange the numbers of one table by row and column."""
     group = numbers[0].measure.group
     cells: dict[tuple[Any, Any], Number] = {(n.row or n.label, n.column or n.length): n for n in numbers}
     ranks: dict[Any, int] = {}
@@ -84,9 +84,9 @@ def _strong(labels: Sequence[str], extended: Collection[str]) -> frozenset[int]:
 
 
 def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
-    """Return the paper's Table 3: a row for each model, bases first, and each difference to a base.
+    """Return the paper's Table 3, with differences to bases.
 
-    Standard errors follow the values, or if ``brief`` those of differences have their own row.
+    Standard errors follow the values, or if ``brief`` those of differences have a separate row.
     """
     found, differences = paper_records(benchmarks_of(folders)), paper_differences(folders)
     scores = {label: with_average({task: score(r) for task, r in own.items()}) for label, own in found.items()}
@@ -109,7 +109,7 @@ def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
 
 
 def _task_head(task: str, brief: bool) -> str:
-    """Return the head of a paper's task, on several lines in a brief table."""
+    """Return the head of a paper's task; brief heads have several lines."""
     if task not in PAPER:
         return task
     title, shots = PAPER[task].title, f"{PAPER[task].fewshot}-shot"
@@ -124,7 +124,7 @@ def _score(value: Score | None, form: str, brief: bool) -> str:
 
 
 def _error(value: Score | None) -> str:
-    """Format a standard error, with a star for an unpaired difference; empty if unknown."""
+    """Format a standard error, with a star for an unpaired difference."""
     if value is None or value.error is None:
         return ""
     return f"{value.error:.2f}" + ("*" if value.paired is False else "")
@@ -141,7 +141,7 @@ def rich_table(table: Table) -> RenderableType:
 
 
 def summary_table(folder: Folder) -> RenderableType:
-    """Return the results of a run for the terminal: one joined table if it fits 80 columns."""
+    """Return a run's results for the terminal, in 80 columns."""
     data = ReportData([folder])
     tables = tables_of(data, SUMMARY, brief=True)
     if sum(len(table.head) - 1 for table in tables) <= _MOST_COLUMNS:
@@ -155,7 +155,7 @@ def summary_table(folder: Folder) -> RenderableType:
 
 
 def summary_markdown(data: ReportData) -> str:
-    """Return the results of a run as a Markdown table; empty without results."""
+    """Return a run's results as a Markdown table, or empty."""
     table = _joined(tables_of(data, SUMMARY, brief=True), " ")
     if not table.rows:
         return ""
@@ -163,7 +163,7 @@ def summary_markdown(data: ReportData) -> str:
 
 
 def _joined(tables: Sequence[Table], separator: str) -> Table:
-    """Join tables side by side. Heads have the group; with line breaks only each table's first head."""
+    """Join tables side by side, with their groups in the heads."""
     head, strong = [f"{separator.strip(' ')}arm"], {table.rows[i][0] for table in tables for i in table.strong}
     cells: dict[str, dict[int, str]] = {}
     for table in tables:
@@ -196,7 +196,7 @@ def evaluation_summary(folder: Folder) -> RenderableType:
 
 
 def missing_benchmarks(folder: Folder) -> str:
-    """Return how to run the paper's benchmarks in an evaluation without them; else empty."""
+    """Return how to run missing benchmarks of the paper, or empty."""
     ran = {record.task for record in benchmarks_of([folder]) if is_of_paper(record)}
     if not folder.models or ran >= set(PAPER):
         return ""
@@ -208,7 +208,7 @@ def missing_benchmarks(folder: Folder) -> str:
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Return a Markdown table; its first ``left`` columns are left-aligned, the others right-aligned."""
+    """Return a Markdown table with ``left`` left-aligned columns."""
     rows = [head, ["---"] * left + ["---:"] * (len(head) - left), *lines]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

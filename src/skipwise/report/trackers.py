@@ -25,7 +25,7 @@ PROJECT = "skipwise"
 
 @contextmanager
 def one_run(run: RunFolder) -> Iterator[None]:
-    """Let all trackers log into one run, also after a resume, with files in the run folder.
+    """Let all trackers log into one run, also after a resume.
 
     The user's own environment variables take precedence.
     """

@@ -1,6 +1,5 @@
 """Results of each model: effective length, gain by far text, cost, other text."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -151,31 +150,12 @@ def test_a_high_cost_has_a_warning(more, warned) -> None:
     assert bool(one.cost.warning) is warned
 
 
-def test_one_document_has_no_interval() -> None:
-    one = judged(*readings("original", 256, 15.0, documents=1), *readings("pose", 256, 15.0, documents=1))
-    assert not any("inf" in sentence for sentence in one.sentences)
-
-
 def test_without_a_base_the_model_is_its_own_control(tmp_path) -> None:
     records = [r for w in WINDOWS for r in readings("m", w, 15.0)]
     [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records, base=""))]))
     assert one.cost is None
     assert one.buckets[-1].excess is None
     assert one.buckets[-1].gain is not None
-
-
-def test_buckets_split_at_any_original_length() -> None:
-    edges = [1, 16, 32, 64, 66, 128, 256]
-    nll = [float(n) for n in np.diff(edges)]
-    records = [
-        replace(r, window=window, edges=edges, nll=nll, hits=[1] * 6)
-        for name in ("original", "pose")
-        for window in (66, 256)
-        for r in readings(name, window, 1.0)
-    ]
-    one = judged(*records, info={"model": {"original_length": 66, "target_length": 256}})
-    assert [b.begin for b in one.buckets if b.gain is None] == [1, 16, 32, 64]
-    assert [b.begin for b in one.buckets if b.gain] == [66, 128]
 
 
 def test_baselines_are_first_and_equal_ones_are_merged() -> None:
@@ -290,19 +270,13 @@ def test_an_evaluation_counts_its_missing_records(tmp_path) -> None:
     assert read_folder(folder).unfinished == ""
 
 
-@pytest.mark.parametrize("info", [{}, {"model": {}}, {"evaluation": {"windows": []}}, {"own": [3]}])
-def test_every_key_of_run_json_may_be_missing(tmp_path, info) -> None:
-    [one] = judgements(rows_of([read_folder(run_folder(tmp_path / "a", [*ORIGINAL, *POSE], info))]))
-    assert one.effective.tokens == 2048
-
-
-def test_unreadable_folders_are_refused(tmp_path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    for folder in (tmp_path / "none", empty, evaluation_folder(tmp_path / "e", [])):
+def test_run_json_may_lack_keys_but_not_be_damaged(tmp_path) -> None:
+    for number, info in enumerate(({}, {"model": {}}, {"evaluation": {"windows": []}}, {"own": [3]})):
+        [one] = judgements(rows_of([read_folder(run_folder(tmp_path / str(number), [*ORIGINAL, *POSE], info))]))
+        assert one.effective.tokens == 2048
+    (tmp_path / "0" / "run.json").write_text("[1]")
+    (tmp_path / "empty").mkdir()
+    evaluation_folder(tmp_path / "e", [])
+    for name in ("0", "none", "empty", "e"):
         with pytest.raises(RunError):
-            read_folder(folder)
-    broken = run_folder(tmp_path / "run", POSE[:2])
-    (broken / "run.json").write_text(json.dumps([1]))
-    with pytest.raises(RunError, match=r"run\.json"):
-        read_folder(broken)
+            read_folder(tmp_path / name)
