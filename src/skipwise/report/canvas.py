@@ -156,6 +156,13 @@ def percent_axis(axis: "Axis", title: str) -> None:
     axis.set_label_text(title)
 
 
+def count_axis(axis: "Axis") -> None:
+    """Set ticks with SI prefixes, e.g. 20k."""
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter(sep=""))
+
+
 def shade(colour: str, share: float) -> dict[str, Any]:
     """Return a colour, more opaque for a larger share."""
     return {"color": colour, "alpha": 0.05 + 0.7 * share}

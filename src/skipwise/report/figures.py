@@ -336,16 +336,14 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
             axes.plot(x, _smooth([r.loss for r in log]), label=named(label), markevery=0.15, **look.line)
         axes.set_ylabel("loss (nats per token)")
         axes.set_xlabel("tokens trained on" if by_tokens else "optimizer step")
-        axes.xaxis.set_major_formatter(lambda value, _: _short_count(value))
+        canvas.count_axis(axes.xaxis)
         axes.set_xlim(left=0)
 
     trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
-    caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
-    if any(_has_more_terms(folder.info.get("settings", {})) for folder in data.folders):
-        caption += (
-            " The loss includes the teacher's term and weighted answers of prompts, so it is not the loss of the text, and it "
-            "rises in steps with more of them."
-        )
+    caption = (
+        f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}. The loss includes the recipe's terms for teacher and "
+        "prompts: it rises in steps with more of them."
+    )
     columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
     table = [
         [label, r.step, r.tokens, r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second]
@@ -353,13 +351,6 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
         for r in log
     ]
     yield Plot("loss", "Training loss", columns, table, draw, caption)
-
-
-def _has_more_terms(settings: Mapping[str, Any]) -> bool:
-    """Return True if the training loss has terms besides the labels'."""
-    weights = settings.get("data.answer_weight", 1), settings.get("data.first_digit_weight") or 1
-    prompts = settings.get("data.retrieval") or settings.get("data.retrieval_end")
-    return settings.get("teacher.weight") is not None or bool(prompts and weights != (1, 1))
 
 
 def step_plots(data: ReportData) -> Iterator[Plot]:
@@ -391,10 +382,7 @@ def coverage_plots(data: ReportData) -> Iterator[Plot]:
     several = Counter(r.label for r in curves)
     labels = [r.label if several[r.label] == 1 else f"{run} · {r.label}" for run, r in found.values()]
     longest, looks = max(r.target_length for r in curves), looks_of([r.label for r in curves])
-    skipping = [
-        r for r in curves if any(p for d, p in zip(r.distances, r.probability, strict=True) if d >= r.train_length)
-    ]
-    trained = max(r.train_length for r in skipping or curves)
+    trained = max(r.train_length for r in curves)
 
     def draw(axes: "Axes", ink: str) -> None:
         for i, (label, r) in enumerate(zip(labels, curves, strict=True)):
@@ -410,9 +398,8 @@ def coverage_plots(data: ReportData) -> Iterator[Plot]:
         axes.set_ylabel("probability")
         axes.set_ylim(0, 1.04)
 
-    reach = "skipped positions train every distance up to the target" if skipping else "these runs skip no positions"
     caption = (
-        f"Training windows of {trained:,} tokens alone train no distance above {trained - 1:,}; {reach}. Retrieval prompts and "
+        f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}. Retrieval prompts and "
         "self-generated text are not counted."
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
@@ -511,10 +498,3 @@ def _smooth(values: list[float]) -> list[float]:
         mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
         smoothed.append(mean / weight)
     return smoothed
-
-
-def _short_count(value: float) -> str:
-    for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{suffix}"
-    return f"{value:.3g}"

@@ -61,21 +61,22 @@ def publish(
         if not upload:
             console.print(f"Nothing was published. To publish these files as {name}, add --upload.")
             return
+        api = HfApi()
         try:
             card.validate()  # by the hub, before a repository is made
-            api = HfApi()
             url = api.create_repo(name, private=private or None, exist_ok=True)
-            if private and not api.repo_info(name).private:
-                raise RunError(f"{name} exists and is public; make it private on the hub, or give another name")
-            api.upload_folder(repo_id=name, folder_path=published, ignore_patterns=_LEFT_OUT)
-            api.upload_file(repo_id=name, path_or_fileobj=str(card).encode(), path_in_repo=_CARD)
-        except RunError:
-            raise
+            public = private and not api.repo_info(name).private
+            if not public:
+                api.upload_folder(repo_id=name, folder_path=published, ignore_patterns=_LEFT_OUT)
+                api.upload_file(repo_id=name, path_or_fileobj=str(card).encode(), path_in_repo=_CARD)
         except Exception as error:  # of the hub's HTTP client
+            text = reason(ValueError(" ".join(str(error).split())))
             raise RunError(
-                f"the hub refuses {name} ({type(error).__name__}: {reason(ValueError(' '.join(str(error).split())))}); log in "
-                "with `hf auth login`, unset HF_HUB_OFFLINE, check name, license and network, and run the command again"
+                f"the hub refuses {name} ({type(error).__name__}: {text}); log in with `hf auth login`, unset "
+                "HF_HUB_OFFLINE, check name, license and network, and run the command again"
             ) from error
+        if public:
+            raise RunError(f"{name} exists and is public; make it private on the hub, or give another name")
         console.print(f"published: {url}")
 
 

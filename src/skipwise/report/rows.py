@@ -15,6 +15,7 @@ from skipwise.results.scores import RulerLength, RulerScores, paired, ruler_leng
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
+_LESS_COST = "Raise teacher.weight or teacher.written_weight, or train on such text too"
 _OTHER_TEXT_MEASURES: list[tuple[str, Sums, int]] = [("loss (nats)", "nll", 1), ("accuracy (%)", "hits", 100)]
 
 
@@ -109,9 +110,8 @@ class Cost:
         if self.loss.mean <= COST_LIMIT:
             return ""
         return (
-            f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than "
-            f"{COST_LIMIT}: it reads short texts worse than its base. Raise teacher.weight or "
-            "teacher.written_weight, train on such text too, or take another interpolation."
+            f"The extension costs {self.loss.mean:.3f} nats a token inside the original window, more than {COST_LIMIT}: it reads "
+            f"short texts worse than its base. {_LESS_COST}, or take another interpolation."
         )
 
 
@@ -338,8 +338,7 @@ def other_text_warning(folder: Folder) -> str:
     named = len({text.arm for text in losses}) > 1
     return " ".join(
         f"{f'{arm_name(arm)}: ' if named else ''}Inside the original window the loss rises by {' and '.join(rises)} (nats "
-        f"per token), more than {COST_LIMIT}: the model reads such text worse than its base. Raise teacher.weight or "
-        "teacher.written_weight, or train on such text too."
+        f"per token), more than {COST_LIMIT}: the model reads such text worse than its base. {_LESS_COST}."
         for arm, rises in high.items()
     )
 

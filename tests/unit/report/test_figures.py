@@ -212,16 +212,6 @@ def test_a_repeated_training_step_counts_once():
     assert [row[:4] for row in plots_of(run(*logs))["loss"].data] == [["PoSE", 1, 8, 3], ["PoSE", 2, 16, 2]]
 
 
-def test_a_training_loss_with_more_terms_has_a_note():
-    def caption(**settings: object) -> str:
-        info = {**INFO, "settings": {key.replace("__", "."): value for key, value in settings.items()}}
-        return plots_of(Folder("run", LOG, info))["loss"].caption
-
-    plain = caption()
-    assert caption(data__retrieval=0.0, data__answer_weight=8.0) == plain
-    assert len({plain, caption(teacher__weight=0.0), caption(data__retrieval=0.1, data__answer_weight=8.0)}) == 2
-
-
 def test_equal_coverage_of_several_runs_is_drawn_once():
     other = CoverageRecord.of(coverage(256, 1024, ChunkRules(skips="end_anchored")), "2 chunks")
     data = plots_of(run(CURVE))["coverage"].data
