@@ -19,7 +19,7 @@ from skipwise.evaluation.specification import specification_for
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder
-from skipwise.report.summary import judgements, rows_of
+from skipwise.report.rows import judgements, rows_of
 
 
 def in_blocks(model: Any, block: int) -> Any:

@@ -32,7 +32,7 @@ from skipwise.model.loading import load_model
 from skipwise.model.precision import AUTOCAST, choose_precision, default_device
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
-from skipwise.report.table import markdown_table
+from skipwise.report.tables import markdown_table
 from skipwise.results.records import CostRecord, append_record, read_records
 
 FACTORS = (2, 4, 8, 16, 32, 64)

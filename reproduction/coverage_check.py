@@ -11,7 +11,7 @@ from skipwise.method.coverage import Coverage, closed_form, coverage
 from skipwise.method.lengths import format_length
 from skipwise.method.positions import ChunkRules
 from skipwise.report.figures import coverage_figure
-from skipwise.report.table import markdown_table
+from skipwise.report.tables import markdown_table
 from skipwise.results.records import CoverageRecord
 
 SIZES = ((256, 2048), (2048, 16384))  # the embedded model's, and the paper's

@@ -24,8 +24,8 @@ from reproduction.verdicts import Finding
 from skipwise.errors import RecipeError, RunError
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
-from skipwise.report.table import markdown_table
-from skipwise.report.tables import format_number, format_share
+from skipwise.report.numbers import format_number, format_share
+from skipwise.report.tables import markdown_table
 from skipwise.results.records import Measured, read_records
 from skipwise.results.run_folder import RunFolder
 

@@ -15,8 +15,8 @@ from reproduction.verdicts import Finding, judge
 from skipwise.evaluation.specification import specification_of
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
-from skipwise.report.table import markdown_table
-from skipwise.report.tables import format_number, format_share, task_title
+from skipwise.report.numbers import format_number, format_share, task_title
+from skipwise.report.tables import markdown_table
 from skipwise.results.statistics import perplexity_of, wilson_interval
 
 Rows = Mapping[str, Scores]

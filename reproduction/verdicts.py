@@ -9,7 +9,7 @@ from reproduction.claims import Claim, Falls, Finds, FindsMore, Holds, Keeps, Lo
 from reproduction.intervals import seeds_interval
 from reproduction.scores import Scores
 from skipwise.recipes.names import arm_name
-from skipwise.report.tables import format_share
+from skipwise.report.numbers import format_share
 from skipwise.results.statistics import share_difference
 
 

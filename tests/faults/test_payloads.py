@@ -367,7 +367,7 @@ def test_a_page_holds_names_as_text(pages: list[str]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_card_holds_names_as_text(name: str) -> None:
-    write_card(Path("model"), title=name, headline="a", facts={"text": name}, table="", figure=None)
+    write_card(Path("model"), title=name, headline="a", facts={"text": name})
     lines = Path("model/README.md").read_text().split("\n")
     shown = [line for line in lines if line.startswith(("# ", "- text: "))]
     assert len(shown) == 2

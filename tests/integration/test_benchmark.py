@@ -15,7 +15,7 @@ from lm_eval.tasks import TaskManager
 from skipwise.evaluation import harness
 from skipwise.model.config import resolve
 from skipwise.report.folder import read_folder
-from skipwise.report.shown import Shown
+from skipwise.report.numbers import ReportData
 from skipwise.report.tables import tables_of
 from skipwise.results.records import BenchmarkRecord, read_records
 from skipwise.results.scores import PAPER
@@ -299,7 +299,9 @@ def test_one_command_measures_all_and_shows_the_papers_table(tmp_path, monkeypat
     assert "The paper's benchmarks (its Table 3) in %" in printed
     assert "less its base" in printed
     assert "were not run" not in printed
-    table, *_ = tables_of(Shown([read_folder(tmp_path / "x")]))  # the others are metrics that the paper does not report
+    table, *_ = tables_of(
+        ReportData([read_folder(tmp_path / "x")])
+    )  # the others are metrics that the paper does not report
     records = [r for r in read_records(tmp_path / "x" / "results.jsonl") if isinstance(r, BenchmarkRecord)]
     assert [row[0] for row in table.rows] == ["base (base)", "mine", "mine less its base"]
     for number, (task, how) in enumerate(PAPER.items(), 1):

@@ -76,7 +76,7 @@ def test_perplexity_and_passkey_are_commands_of_their_own(monkeypatch, capsys, t
     run(monkeypatch, *passkeys)
     (tmp_path / "parts").mkdir()
     (tmp_path / "r.jsonl").replace(tmp_path / "parts" / "results.jsonl")
-    assert "skipwise evaluate makes a page" in refused(monkeypatch, capsys, "report", tmp_path / "parts")
+    run(monkeypatch, "report", tmp_path / "parts")
     monkeypatch.undo()
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     message = refused(monkeypatch, capsys, "passkey", model, "--lengths", "64", "--trials", "1")
@@ -179,7 +179,6 @@ def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(monkeypatch, 
         (["--skips", "end_anchored", "--chunks", "1"], "needs 2 chunks, not 1"),
         (["--target", "1000000000"], "1,000,000,000"),
         (["--figure", tmp_path / "c.jpg"], "must end in .svg or .png"),
-        (["--figure", Path(__file__) / "c.svg"], "cannot be written"),
     ):
         assert rule in refused(monkeypatch, capsys, "coverage", *words)
 

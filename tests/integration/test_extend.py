@@ -18,9 +18,7 @@ from transformers import GPT2Config
 from skipwise.data.documents import is_held_out
 from skipwise.model.loading import load_model
 from skipwise.report.folder import read_folder
-from skipwise.report.longppl_table import long_perplexities
-from skipwise.report.price import price_warning
-from skipwise.report.summary import judgements, rows_of
+from skipwise.report.rows import judgements, other_text_warning, rows_of
 from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrainingRecord, TrialRecord, read_records
 from skipwise.training.run import recipe_of
@@ -119,9 +117,9 @@ def test_the_price_on_other_text_is_measured_and_shown(finished: Path) -> None:
 
 def test_a_high_price_is_said_in_terminal_page_and_card(finished, monkeypatch, capsys, tmp_path) -> None:
     copy = shutil.copytree(finished, tmp_path / "run")
-    monkeypatch.setattr("skipwise.report.price.COST_LIMIT", -9)
+    monkeypatch.setattr("skipwise.report.rows.COST_LIMIT", -9)
     run(monkeypatch, "extend", "--resume", "--out", copy)
-    warning = price_warning(read_folder(copy))
+    warning = other_text_warning(read_folder(copy))
     assert "on prose and" in warning
     assert warning in " ".join(capsys.readouterr().out.split())
     for name in ("report.html", "model/README.md"):
@@ -136,19 +134,6 @@ def test_report_and_model_card_have_one_headline(finished: Path) -> None:
     page = (finished / "report.html").read_text().replace("\u00a0", " ")
     assert f"<h1>{one.headline}</h1>" in page
     assert one.effective.rule in page
-
-
-def test_page_and_card_tell_longppl_of_the_readings_that_are_made_anyway(finished: Path) -> None:
-    [one] = long_perplexities([read_folder(finished)])
-    readings = [
-        r for r in of_kind(finished, ReadingRecord) if (r.arm, r.window) == ("pose", 512) and r.mode == "sliding"
-    ]
-    candidates = sum(r.tokens - 255 for r in readings)  # those behind the first window of 256
-    assert f" of {candidates:,} in 2 documents" in one.sentence
-    assert f"\n\n{one.sentence}\n".replace("[", "&#91;") in (finished / "model" / "README.md").read_text()
-    assert "lower than in windows of 256 tokens" in one.sentence
-    page = (finished / "report.html").read_text()
-    assert f" of {candidates:,} in 2 documents, chosen by PoSE" in page
 
 
 def test_a_process_without_skipwise_loads_the_same_model(finished: Path, tmp_path: Path) -> None:

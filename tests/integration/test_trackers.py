@@ -1,4 +1,4 @@
-"""TensorBoard's events of a run: in the run folder, training, measured steps, final numbers, table and figures, also resumed."""
+"""TensorBoard's events of a run, also resumed: training, measured steps and results, in the run folder."""
 
 from pathlib import Path
 
@@ -38,9 +38,6 @@ def test_a_runs_events_hold_what_its_records_hold(tmp_path: Path, monkeypatch) -
         read = [r for r in records if isinstance(r, ReadingRecord) and r.step == step and r.mode == "sliding"]
         assert steps[step] == pytest.approx(perplexity_of(loss(read).mean), rel=1e-5)
     assert {"results/perplexity 512/PoSE", "results/passkey 512/original"} <= set(found.Tags()["scalars"])
-    assert "results/perplexity" in found.Tags()["images"]
-    [table] = [tag for tag in found.Tags()["tensors"] if tag.startswith("results/table")]
-    assert b"| PoSE |" in found.Tensors(table)[0].tensor_proto.string_val[0]
     count = len(list((out / "events").iterdir()))
     run(monkeypatch, *command(model, text, out, "--resume", **changes))  # finished: nothing is logged twice
     assert len(list((out / "events").iterdir())) == count

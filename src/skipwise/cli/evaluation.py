@@ -53,12 +53,6 @@ def evaluate(
         int | None, typer.Option(help="how many at the most, the longest first; default: 16, or 0 with --server")
     ] = None,
     tokens_per_document: Tokens = None,
-    key_gain: Annotated[
-        float | None, typer.Option(help="LongPPL: nats that far text gives a key token at the least; default: 2")
-    ] = None,
-    key_loss: Annotated[
-        float | None, typer.Option(help="LongPPL: loss in nats of a key token at the most; default: 2")
-    ] = None,
     tasks: Annotated[
         str, typer.Option(help="of passkey,keys,lines,ruler; ruler:vt,cwe is two of RULER's thirteen; or none")
     ] = "passkey,keys,lines",
@@ -114,8 +108,6 @@ def evaluate(
         trials=trials,
         seed=seed,
         precision=choose_precision(precision),
-        key_gain=key_gain,
-        key_loss=key_loss,
         server=serving.engine if serving else None,
     )
     _require_read(specification, benchmarks, bool(data_dir or include_path or limit))
@@ -174,9 +166,8 @@ def perplexity(
     from skipwise.evaluation.models import find_models
     from skipwise.evaluation.single import measure_perplexity, perplexity_settings
     from skipwise.model.precision import choose_precision
-    from skipwise.report.longppl_table import longppl_by_position
-    from skipwise.report.tables import perplexity_table, rich_table
-    from skipwise.results import token_losses
+    from skipwise.report.command_tables import perplexity_table
+    from skipwise.report.tables import rich_table
 
     asked = read_lengths(windows)
     [found] = find_models([model], base="", length=max(asked, default=None))
@@ -191,11 +182,8 @@ def perplexity(
         precision=choose_precision(precision),
         text=text.read(),
     )
-    with token_losses.losses_folder(out) as losses:
-        readings, ends = measure_perplexity(found, how, out, console, losses)
-        console.print(rich_table(perplexity_table(how.mode, readings, ends)))
-        if how.mode == "by-position" and (told := longppl_by_position(readings, losses)):
-            console.print(told, markup=False, highlight=False, soft_wrap=True)
+    readings, ends = measure_perplexity(found, how, out, console)
+    console.print(rich_table(perplexity_table(how.mode, readings, ends)))
 
 
 @grouped
@@ -216,7 +204,8 @@ def passkey(
     from skipwise.evaluation.single import measure_retrieval
     from skipwise.evaluation.specification import Specification, doubled_windows
     from skipwise.model.precision import choose_precision
-    from skipwise.report.tables import rich_table, trials_table
+    from skipwise.report.command_tables import trials_table
+    from skipwise.report.tables import rich_table
 
     asked = read_lengths(lengths)
     [found] = find_models([model], base="", length=max(asked, default=None))
@@ -271,7 +260,8 @@ def benchmark(
     from skipwise.evaluation.models import find_models
     from skipwise.evaluation.single import run_benchmarks
     from skipwise.model.precision import choose_precision
-    from skipwise.report.tables import benchmarks_table, rich_table
+    from skipwise.report.command_tables import benchmarks_table
+    from skipwise.report.tables import rich_table
 
     chosen = Benchmarks(tasks, data_dir, include_path, limit, batch_size)
     [found] = find_models([model], base="", length=read_length(target))

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
-from skipwise.evaluation.batches import Batch, Readings, keeping_losses
+from skipwise.evaluation.batches import Batch, Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.other_text import other_text
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
@@ -20,7 +20,6 @@ from skipwise.model.extension import Extension
 from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Arm, Recipe
-from skipwise.results import token_losses
 from skipwise.results.records import ReadingRecord, Record
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
@@ -166,9 +165,8 @@ def plan_evaluation(
 
 
 def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
-    """Measure every arm; what the results hold already is not measured again. Losses of single tokens are kept for LongPPL."""
+    """Measure every arm; what the results hold already is not measured again."""
     for arm in evaluation.recipe.evaluation.arms:
         model = evaluation.model(arm, run.model)
         load = partial(model.load, evaluation.specification.precision)
-        batches = keeping_losses(evaluation.batches(model), run.path / token_losses.FOLDER)
-        answered(load, batches, run.results, console)
+        answered(load, evaluation.batches(model), run.results, console)

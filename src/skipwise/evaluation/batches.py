@@ -6,7 +6,6 @@ A request is a record whose answer is still empty. A batch answers its requests 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -17,7 +16,6 @@ from skipwise.evaluation.questions import AskedPrompt
 from skipwise.evaluation.retrieval import Answer, Question, answers
 from skipwise.evaluation.server import Server
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.token_losses import save_losses
 
 OnProgress = Callable[[int], None]
 
@@ -28,7 +26,6 @@ class Readings:
 
     requests: Sequence[ReadingRecord]
     documents: Sequence[np.ndarray]  # the tokens for each request, int [tokens]
-    losses: Path | None = None  # the folder where the losses of single tokens are kept; None keeps none
 
     @property
     def tokens(self) -> int:
@@ -66,10 +63,8 @@ class Readings:
             precision=how.precision,
             on_progress=on_progress,
         )
-        for request, document, score in zip(self.requests, self.documents, scores, strict=True):
+        for request, score in zip(self.requests, scores, strict=True):
             nll, hits = score.buckets(request.edges)
-            if self.losses is not None:
-                save_losses(self.losses, request.key, document, score.nll)
             yield replace(request, nll=nll.round(4).tolist(), hits=hits.tolist(), seconds=round(score.seconds, 3))
 
 
@@ -126,18 +121,3 @@ class Prompts:
 
 
 Batch = Readings | Prompts
-
-
-def keeping_losses(batches: Sequence[Batch], folder: Path) -> list[Batch]:
-    """The same batches; of each text the shortest and the longest window keep the losses of single tokens, for LongPPL."""
-    windows: dict[str, set[int]] = {}  # by text, of which one may fill fewer windows than another
-    for batch in batches:
-        if isinstance(batch, Readings) and batch.slides:
-            windows.setdefault(batch.data, set()).add(batch.length)
-    ends = {(data, end(lengths)) for data, lengths in windows.items() for end in (min, max)}
-    return [
-        replace(batch, losses=folder)
-        if isinstance(batch, Readings) and batch.slides and (batch.data, batch.length) in ends
-        else batch
-        for batch in batches
-    ]

@@ -4,7 +4,6 @@
 puts the shards together.
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from skipwise.data.ruler import read_ruler_data
 from skipwise.errors import DataError, RunError, counted, out_of_room
-from skipwise.evaluation.batches import Batch, Prompts, keeping_losses
+from skipwise.evaluation.batches import Batch, Prompts
 from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
 from skipwise.evaluation.forecast import measured_here, told_measuring
 from skipwise.evaluation.models import EvaluatedModel, assumed_length, other_base
@@ -31,7 +30,6 @@ from skipwise.model.config import load_config
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin, read_origin
 from skipwise.model.precision import default_device
-from skipwise.results import token_losses
 from skipwise.results.files import new_folder
 from skipwise.results.records import Measured, append_record, drop_cut_off_record, read_records
 from skipwise.results.run_folder import RunFolder
@@ -135,8 +133,7 @@ def evaluate(
         records = read_records(folder.results)
         for model in models:
             load = partial(model.load, specification.precision)
-            planned = keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
-            answered(load, planned, folder.results, console, None if model.control else server, shard)
+            answered(load, plan.batches[model.label], folder.results, console, None if model.control else server, shard)
             if found := tasks.get(model.label):
                 found.run(specification.precision, records, partial(append_record, folder.results), console)
     return folder
@@ -198,10 +195,6 @@ def merge(parts: Sequence[Path], out: Path) -> RunFolder:
         with new_folder(out) as drafted:  # a merge that a full disk or a kill ends is repeated
             draft = RunFolder(drafted)
             draft.begin(**facts[0])
-            for folder in folders:
-                for kept in (folder.path / token_losses.FOLDER).glob(f"*{token_losses.ENDING}"):
-                    (drafted / token_losses.FOLDER).mkdir(exist_ok=True)
-                    shutil.copyfile(kept, drafted / token_losses.FOLDER / kept.name)
             append_record(draft.results, *merged.values())
     except (OSError, ValueError) as error:
         if out_of_room(error):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import RecipeError, RunError, at_least, one_of
-from skipwise.evaluation.batches import Batch, keeping_losses
+from skipwise.evaluation.batches import Batch
 from skipwise.evaluation.benchmarks import Benchmarks
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, read_texts
@@ -100,12 +100,9 @@ def perplexity_settings(
 
 
 def measure_perplexity(
-    model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console, losses: Path | None = None
+    model: EvaluatedModel, how: PerplexitySettings, out: Path | None, console: Console
 ) -> tuple[list[ReadingRecord], list[int]]:
-    """Read the longest documents that the model was not trained on; return also the windows that the text fills.
-
-    By position, the losses of single tokens are kept in the folder ``losses`` if it is given.
-    """
+    """Read the longest documents that the model was not trained on; return also the windows that the text fills."""
     _keep(out)
     _warn(how.specification, model, console)
     trained = [origin] if (origin := read_origin(model.name)) else []
@@ -117,8 +114,6 @@ def measure_perplexity(
         # The longest window is read in one pass; by position the shortest one slides, by half of it.
         specification = replace(specification, stride=max(1, ends[0] // 2))
     batches: list[Batch] = list(plan_readings(specification, model, [text], windows))
-    if how.mode == "by-position" and losses is not None:
-        batches = keeping_losses(batches, losses)
     records = answered(lambda: model.load(specification.precision), batches, out, console)
     return [record for record in records if isinstance(record, ReadingRecord)], ends
 

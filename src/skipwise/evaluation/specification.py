@@ -1,6 +1,5 @@
 """What is measured of every model: texts, windows, prompts, precision. Each command hands one to the runner."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -53,8 +52,6 @@ class Specification:
         depths: how the place of the hidden number is drawn: ``random`` as in the paper, or ``spread`` over tenths.
         ruler_data: folder with RULER's essays and questions; None: a text stands in for the essays.
         precision: bf16, fp16 or float32.
-        key_gain: of LongPPL, the least gain in nats that far text gives a key token; None: as published.
-        key_loss: of LongPPL, the greatest loss in nats of a key token; None: as published.
         server: the engine of the server that answers the prompts, as ``vllm 0.32.0``; None: they are answered here.
 
     Raises:
@@ -78,14 +75,9 @@ class Specification:
     depths: Literal["random", "spread"] = "spread"
     ruler_data: Path | None = None
     precision: str = "float32"
-    key_gain: float | None = None
-    key_loss: float | None = None
     server: str | None = None
 
     def __post_init__(self) -> None:
-        for name, nats in (("key_gain", self.key_gain), ("key_loss", self.key_loss)):
-            if nats is not None and not 0 < nats < math.inf:
-                raise RecipeError(f"{name} {nats:g} must be a number of nats above 0; published is 2")
         for name, value, least in (
             ("documents", self.documents, 0),
             ("trials", self.trials, 1 if self.tasks else 0),

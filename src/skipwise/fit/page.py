@@ -10,8 +10,7 @@ from markupsafe import Markup
 from skipwise.fit.result import FILE, PUBLISHED, Fit
 from skipwise.method.lengths import format_length
 from skipwise.recipes.loading import to_text
-from skipwise.report.canvas import Plot, base_line, length_axis, mark_original, write
-from skipwise.report.shown import ARM_LOOKS
+from skipwise.report.canvas import ARM_LOOKS, Plot, base_line, length_axis, mark_original, write
 from skipwise.results.files import write_text
 
 if TYPE_CHECKING:

@@ -1,20 +1,22 @@
-"""A plot with its data -> SVG, PNG and CSV. The only file that imports matplotlib.
+"""Draw a plot as SVG, PNG and CSV. The only file that imports matplotlib.
 
-The SVG takes its text colour from the page (``currentColor``) and keeps text as text, so that one file reads
-on light and dark; the same records give the same bytes.
+The SVG has the text colour of its page (``currentColor``) and keeps text as text, so that one file is readable on light and
+dark. Equal records give equal bytes.
 """
 
+import html
 import io
 import math
+import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from skipwise.errors import RecipeError, RunError
+from skipwise.errors import RecipeError
 from skipwise.method.lengths import format_length
-from skipwise.report.svg import FAINT, INK, for_any_page, standalone
+from skipwise.recipes.names import BASELINES
 from skipwise.results.files import replacing, write_csv, write_text
 
 if TYPE_CHECKING:
@@ -22,37 +24,72 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 _PNG_INK, _PNG_FAINT = "#2b3138", "#e2e5e9"
+_INK, _FAINT = "#010203", "#040506"  # no palette has these: they become the page's text colour
+# A mid-tone, 4:1 against white and against near-black, because a file does not know its page.
+_STANDALONE = "<style>svg{color:#757e89;font-family:system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}</style>"
 # On a phone the figure is about 340 pixels wide, so the smallest text, of 9 points, is at least 10 pixels high.
 _WIDTH, _HEIGHT = 4.2, 3.1  # inches
 _STYLE: dict[str, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.linewidth": 0.8,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.linewidth": 0.8,
-    "ytick.left": False,
-    "xtick.major.size": 3.5,
-    "lines.markersize": 5.5,
-    "legend.frameon": False,
-    "legend.fontsize": 9.5,
-    "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5,
-    "axes.labelsize": 9.5,
-    "legend.handlelength": 1.8,
-    "legend.columnspacing": 1.4,
-    "text.parse_math": False,
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "axes.spines.left", "ytick.left"), False),
+    **dict.fromkeys(("legend.frameon", "text.parse_math"), False),
+    **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize", "axes.labelsize"), 9.5),
+    **dict.fromkeys(("axes.linewidth", "grid.linewidth", "hatch.linewidth"), 0.8),
+    **{"axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True, "xtick.major.size": 3.5},
+    **{"font.size": 10, "lines.markersize": 5.5, "legend.handlelength": 1.8, "legend.columnspacing": 1.4},
     "svg.fonttype": "none",
-    "hatch.linewidth": 0.8,
 }
+
+
+class Look(NamedTuple):
+    """Style of a model; markers and hatches differ for colour-blind readers."""
+
+    colour: str
+    marker: str  # on lines
+    hatch: str  # on bars
+    dash: Any = "-"
+    width: float = 2.2
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Arguments of Matplotlib's ``plot``."""
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.dash, "lw": self.width}
+
+
+# Mid-tones, at least 3:1 against white and against #15181c.
+ARM_LOOKS = {
+    "original": Look("#848c96", "o", ""),
+    "pi-only": Look("#d9760f", "s", "///"),
+    "pose": Look("#2f7de1", "D", ""),
+    "full": Look("#1a9a60", "^", "\\\\\\"),
+    "randpos": Look("#a162d6", "v", "xxx"),
+    "cream": Look("#0f97a8", "X", "---"),
+    "short": Look("#a8693d", "P", "..."),
+    "skipwise": Look("#e0334c", "h", ""),
+}
+OTHER_LOOK = Look("#c9508f", "*", "|||")
+# For labels that are not arms: blue first, the original's grey last.
+_FREE = [*(ARM_LOOKS[arm] for arm in ("pose", "pi-only", "full", "randpos", "cream", "short")), OTHER_LOOK]
+_FREE += [ARM_LOOKS["original"]]
+DASHES = ["-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2))]
+
+
+def looks_of(labels: Sequence[str]) -> list[Look]:
+    """Return a look for each label; repeated labels differ in dash."""
+    looks = {label: ARM_LOOKS[label] for label in labels if label in ARM_LOOKS}
+    free = [look for look in _FREE if look not in looks.values()]
+    others = dict.fromkeys(label for label in labels if label not in looks)
+    looks |= {label: free[turn % len(free)] for turn, label in enumerate(others)}
+    return [
+        looks[label]._replace(
+            dash=DASHES[list(labels[:i]).count(label) % len(DASHES)], width=1.5 if label in BASELINES else 2.2
+        )
+        for i, label in enumerate(labels)
+    ]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that was written, as ``NAME.svg``, ``.png`` and ``.csv``; ``svg`` is to be put into a page."""
+    """A written figure: ``NAME.svg``, ``.png`` and ``.csv``; ``svg`` is for a page."""
 
     name: str
     title: str
@@ -62,7 +99,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure to be drawn: its data as a table, the function that draws it on ``(axes, ink)``, and its caption."""
+    """A figure to draw; ``draw`` takes the axes and the text colour."""
 
     name: str
     title: str
@@ -74,36 +111,32 @@ class Plot:
 
 
 def write(plot: Plot, folder: Path, *, png: bool = True) -> Figure:
-    """Draw a plot as ``NAME.svg``, ``.csv`` and, if asked, ``.png``, replacing what lies there."""
+    """Draw a plot as ``NAME.svg``, ``.csv`` and ``.png``, replacing older files."""
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(folder / f"{plot.name}.csv", [plot.columns, *plot.data])
     if png:
         with replacing(folder / f"{plot.name}.png") as file:
-            file.write(_png(plot))
+            file.write(_render(plot, "png"))
     svg = _svg(plot)
-    write_text(folder / f"{plot.name}.svg", standalone(svg))
+    write_text(folder / f"{plot.name}.svg", _standalone(svg))
     return Figure(plot.name, plot.title, svg, plot.caption)
 
 
 def write_one(plot: Plot, path: Path) -> None:
-    """Draw a plot into one file, ``.svg`` or ``.png``."""
+    """Draw a plot into one ``.svg`` or ``.png`` file."""
     require_figure_ending(path)
-    drawn = _png(plot) if path.suffix == ".png" else standalone(_svg(plot)).encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(drawn)
-    except OSError as error:
-        raise RunError(f"figure {path} cannot be written: {error}; give another path") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(_render(plot, "png") if path.suffix == ".png" else _standalone(_svg(plot)).encode())
 
 
 def require_figure_ending(path: Path) -> None:
-    """Require a path whose ending says how to draw."""
+    """Require a path that ends in .svg or .png."""
     if path.suffix not in (".svg", ".png"):
         raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
 
 
 def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
-    """A logarithmic x axis of lengths in tokens or of steps: ticks at powers of two, nine at the most."""
+    """Set a logarithmic x axis with at most nine ticks."""
     axes.set_xscale("log", base=2)
     ticks = powers_of_two(lengths[0], lengths[-1])
     ticks = ticks[:: math.ceil(len(ticks) / 9)]
@@ -113,23 +146,30 @@ def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:
 
 
 def powers_of_two(low: int, high: int) -> list[int]:
-    """The powers of two from ``low`` to ``high``, and if these are no powers, the next ones outside."""
+    """Return the powers of two that enclose ``low`` to ``high``."""
     return [2**k for k in range(max(low, 1).bit_length() - 1, (high - 1).bit_length() + 1)]
 
 
-def percent_axis(axis: "Axis", title: str, step: int = 25) -> None:
-    """Ticks from 0 to 100; the title says of what they are per cent."""
-    axis.set_ticks(range(0, 101, step))
+def percent_axis(axis: "Axis", title: str) -> None:
+    """Set ticks from 0 to 100."""
+    axis.set_ticks(range(0, 101, 25))
     axis.set_label_text(title)
 
 
+def count_axis(axis: "Axis") -> None:
+    """Set ticks with SI prefixes, e.g. 20k."""
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter(sep=""))
+
+
 def shade(colour: str, share: float) -> dict[str, Any]:
-    """A colour that is seen through the less, the more is found; so it is right on light and dark pages."""
+    """Return a colour, more opaque for a larger share."""
     return {"color": colour, "alpha": 0.05 + 0.7 * share}
 
 
 def draw_scale(axes: "Axes", colour: str, title: str) -> None:
-    """Beside a heat map, what its colours mean: ``title`` says of what they are per cent."""
+    """Draw the colour scale of a heat map."""
     scale, steps = axes.inset_axes((1.04, 0, 0.05, 1)), 20
     for step in range(steps):
         scale.bar(0, 100 / steps, 1, 100 * step / steps, lw=0, **shade(colour, step / (steps - 1)))
@@ -144,12 +184,12 @@ def draw_scale(axes: "Axes", colour: str, title: str) -> None:
 
 
 def base_line(axes: "Axes", value: float, colour: str, label: str = "") -> None:
-    """A level dashed line over the whole width: what a base scored, or the zero of differences."""
+    """Draw a horizontal dashed line: a score of the base, or zero."""
     axes.axhline(value, color=colour, lw=1.4, ls=(0, (4, 3)), zorder=1.5, label=label or None)
 
 
 def log_axis(axes: "Axes", low: float, high: float) -> None:
-    """Ticks at 1, 2, 5 times powers of ten (over three decades, the powers alone)."""
+    """Set a logarithmic y axis with ticks at 1, 2 and 5."""
     axes.set_yscale("log")
     steps = (1, 2, 5) if high / low < 1000 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -159,7 +199,7 @@ def log_axis(axes: "Axes", low: float, high: float) -> None:
 
 
 def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
-    """A dashed line at the original length; its name stands above the curves."""
+    """Draw a dashed vertical line at the original length."""
     if length is None:
         return
     low, high = axes.get_ylim()
@@ -172,27 +212,43 @@ def mark_original(axes: "Axes", length: int | None, ink: str) -> None:
 
 
 def named(label: str) -> str:
-    """The label as a legend shows it: a long one without its middle. Matplotlib hides what begins with an underscore."""
+    """Shorten a label for a legend; Matplotlib hides those with leading underscore."""
     label = label if len(label) <= 44 else f"{label[:22]}…{label[-21:]}"
     return f"\u200b{label}" if label.startswith("_") else label
 
 
-def _png(plot: Plot) -> bytes:
-    return _render(plot, "png", _PNG_INK, _PNG_FAINT)
-
-
 def _svg(plot: Plot) -> str:
-    return for_any_page(_render(plot, "svg", INK, FAINT).decode(), plot.title)
+    """Return the SVG of a plot without fixed text colours, fonts and ids."""
+    svg = _render(plot, "svg").decode()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"font: (\d+ )?([\d.]+)px [^;\"]*", _font, svg)
+    svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
+    svg = svg.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.14")
+    svg = svg.replace(_INK, "currentColor")
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(plot.title)}" ', 1)
 
 
-def _render(plot: Plot, kind: Literal["svg", "png"], ink: str, faint: str) -> bytes:
+def _font(match: re.Match[str]) -> str:
+    weight = f"font-weight: {match[1].strip()}; " if match[1] else ""
+    return f"{weight}font-size: {match[2]}px"
+
+
+def _standalone(svg: str) -> str:
+    """Return the SVG as a file, readable on light and dark."""
+    return svg.replace(">", f">{_STANDALONE}", 1)
+
+
+def _render(plot: Plot, kind: Literal["svg", "png"]) -> bytes:
     from matplotlib import style as styles
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
+    ink, faint = (_INK, _FAINT) if kind == "svg" else (_PNG_INK, _PNG_FAINT)
     inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
     style: Any = {**_STYLE, **dict.fromkeys(inked, ink), "grid.color": faint, "svg.hashsalt": plot.name}
-    # Matplotlib reads a matplotlibrc of the working folder, which may have LaTeX run on our texts: begin without it.
+    # A matplotlibrc in the working folder could run LaTeX on our texts: leave it out.
     with styles.context(style, after_reset=True):
         figure = Canvas(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         FigureCanvasAgg(figure)

@@ -1,141 +1,302 @@
-"""Records -> figures with their captions; ``canvas.py`` makes files of them.
+"""Numbers -> figures with their captions; ``canvas.py`` writes their files.
 
-A figure is a function from ``Shown`` to the plots that the records allow. To add one, write such a function and put it
+A figure is a function from ``ReportData`` to the plots that the records allow. To add one, write such a function and put it
 into ``FIGURES``.
 """
 
+import hashlib
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from skipwise.data.retrieval_prompts import TASKS
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import arm_name
-from skipwise.report.by_step import perplexity_by_step
-from skipwise.report.canvas import (
-    Figure,
-    Plot,
-    base_line,
-    length_axis,
-    log_axis,
-    mark_original,
-    named,
-    percent_axis,
-    powers_of_two,
-    write,
-    write_one,
-)
+from skipwise.report import canvas
+from skipwise.report.canvas import ARM_LOOKS, Figure, Look, Plot, looks_of, named
 from skipwise.report.folder import Folder
-from skipwise.report.retrieval_figures import depth_plots, found_plots
-from skipwise.report.ruler_figures import ruler_plots
-from skipwise.report.shown import ARM_LOOKS, DASHES, OTHER_LOOK, Look, Shown, listed, looks_of
-from skipwise.report.summary import Row
-from skipwise.report.table import format_number
-from skipwise.results.records import CoverageRecord, TrainingRecord
+from skipwise.report.numbers import EXCESS, GAIN, Curves, ReportData, format_number, format_share, task_title
+from skipwise.report.rows import Row, perplexity_by_step
+from skipwise.results.records import CoverageRecord, TrainingRecord, TrialRecord
+from skipwise.results.scores import THRESHOLD
 from skipwise.results.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_NEAR = 2  # times the lowest curve's end
-_COVERAGE_LOOKS = {
-    "original": ("#848c96", DASHES[0]),
-    "1 chunk": ("#848c96", DASHES[0]),
-    "2 chunks": ("#2f7de1", DASHES[0]),
-    "3 chunks": ("#1a9a60", DASHES[1]),
-    "RandPos": ("#a162d6", DASHES[2]),
-    "CREAM": ("#0f97a8", DASHES[3]),
-}
+_FAR = 2  # times the lowest curve's end: curves above it may leave the figure
+_FEW_TRIALS = 100  # prompts of a length: with fewer, depths are in five parts instead of ten
+_FOUND = "found (% of prompts)"
+_ROW, _LINE = 0.21, 0.14  # inches, of a row of a heat map, and of each further line of a task's name
+_NAME = 24  # letters in a line of a task's name
 
 
-def draw_figures(shown: Shown, out: Path) -> list[Figure]:
-    """Draw what the records allow into the folder ``out``, replacing files of the same names."""
-    return [write(plot, out) for figure in FIGURES for plot in figure(shown)]
+def draw_figures(data: ReportData, out: Path) -> list[Figure]:
+    """Draw all figures that the records allow into ``out``."""
+    return [canvas.write(plot, out) for figure in FIGURES for plot in figure(data)]
 
 
-def perplexity_plots(shown: Shown) -> Iterator[Plot]:
-    """Perplexity by window, a line for each row; logarithmic where a model fails."""
-    rows = [row for row in shown.rows if row.perplexity]
-    points = [(row, w, p) for row in rows for w, p in row.perplexity.items()]
-    values = [p.mean for _, _, p in points if math.isfinite(p.mean)]
-    if not values:
+def as_list(parts: Sequence[str]) -> str:
+    """Join parts in a sentence: one, two and three."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def _shorter_bases(data: ReportData, curves: Curves) -> dict[str, int]:
+    """Return bases measured only at shorter lengths, with their longest length."""
+    longest = max(max(curve) for curve in curves.values())
+    return {label: max(curve) for label, curve in curves.items() if label in data.bases and max(curve) < longest}
+
+
+def _data(curves: Curves) -> list[list[Any]]:
+    """Return label, length, count and interval of each number."""
+    numbers = [(label, length, number) for label, curve in curves.items() for length, number in curve.items()]
+    return [[label, n, x.count, x.value.mean, x.value.low, x.value.high] for label, n, x in numbers]
+
+
+def perplexity_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot perplexity by window, a line for each row."""
+    curves = data.curves("perplexity", "perplexity")
+    if not any(math.isfinite(number.value.mean) for curve in curves.values() for number in curve.values()):
         return
-    log = max(values) / min(values) > 3
-    longest = max(w for _, w, _ in points)
-    bases = [row for row in rows if row in shown.bases and max(row.perplexity) < longest]
+    bases = _shorter_bases(data, curves)
+    ends = {
+        label: [format_number(curve[end(curve)].value.mean) for end in (min, max)] for label, curve in curves.items()
+    }
+    changes = [f"{label} {' to '.join(dict.fromkeys(ends[label]))}" for label in data.few(list(curves))]
+    caption = f"Lower is better. From the shortest window to the longest: {as_list(changes)}."
+    caption += "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
+    if data.evaluated:
+        caption += (
+            " A level curve beyond the original length is necessary but proves little: sliding windows of any length score "
+            "well on their last few hundred tokens."
+        )
+    levels = [(curves[label][length].value.mean, data.looks[label].colour, "") for label, length in bases.items()]
+    axes, title = ("window (tokens)", "perplexity"), "Perplexity by window"
+    plot = curve_plot(
+        "perplexity", title, axes, _intervals(curves), data.original, caption, looks=data.looks, levels=levels
+    )
+    columns = ["model", "window", "documents", "perplexity", "low_95", "high_95"]
+    yield replace(plot, columns=columns, data=_data(curves))
+
+
+def _intervals(curves: Curves, factor: int = 1) -> dict[str, dict[int, Interval]]:
+    return {label: {n: number.value.times(factor) for n, number in curve.items()} for label, curve in curves.items()}
+
+
+def found_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot the share of right answers by length, for each task."""
+    for task in data.shorts("found"):
+        yield _found_plot(task, data.curves("found", task), data)
+
+
+def _found_plot(task: str, curves: Curves, data: ReportData) -> Plot:
+    lengths = sorted({n for curve in curves.values() for n in curve})
+    bases = _shorter_bases(data, curves)
 
     def draw(axes: "Axes", ink: str) -> None:
-        for row in rows:
-            curve = {w: p.mean for w, p in row.perplexity.items() if math.isfinite(p.mean)}
-            axes.plot(list(curve), list(curve.values()), label=named(row.label), **shown.looks[row.label].line)
-        for row in bases:
-            base_line(axes, row.perplexity[max(row.perplexity)].mean, shown.looks[row.label].colour)
-        length_axis(axes, sorted({w for _, w, _ in points}), "window (tokens)")
-        axes.set_ylabel("perplexity")
-        if log:
-            log_axis(axes, min(values), max(values))
-        mark_original(axes, shown.original, ink)
+        for label, curve in curves.items():
+            places = []  # bars of a length are side by side around its tick
+            for n in curve:
+                at_length = [other for other in curves if n in curves[other]]
+                offset = at_length.index(label) - (len(at_length) - 1) / 2
+                places.append(lengths.index(n) + offset * 0.84 / len(curves))
+            shares = [number.value for number in curve.values()]
+            mean, low, high = (np.array([100 * getattr(s, end) for s in shares]) for end in ("mean", "low", "high"))
+            look, spans = data.looks[label], [np.clip(mean - low, 0, None), np.clip(high - mean, 0, None)]
+            style: dict[str, Any] = {
+                "alpha": 1.0 if look.dash == "-" else 0.55,
+                "hatch": look.hatch,
+                "edgecolor": "#ffffff",
+            }
+            axes.bar(places, mean, 0.74 / len(curves), label=named(label), color=look.colour, lw=0, **style)
+            axes.errorbar(places, mean, spans, fmt="none", ecolor=ink, elinewidth=0.8, alpha=0.5)
+            for x, share in zip(places, shares, strict=True):
+                if len(lengths) * len(curves) <= 10:  # else the numbers would touch
+                    axes.text(x, 100 * share.high + 2, format_share(share.mean)[:-1], ha="center", fontsize=9)
+        for label in bases:
+            canvas.base_line(axes, 100 * curves[label][bases[label]].value.mean, data.looks[label].colour)
+        axes.set_xticks(range(len(lengths)), [format_length(n) for n in lengths])
+        axes.set_xlabel("prompt length (tokens)")
+        axes.set_ylim(0, 114)
+        canvas.percent_axis(axes.yaxis, _FOUND)
 
-    changes = [_change(row) for row in shown.few if row.perplexity]
-    caption = f"Lower is better. From the shortest window to the longest, {listed(changes)}."
-    caption += "".join(f" The dashed line is {row.label} at {max(row.perplexity):,} tokens." for row in bases)
-    if shown.evaluated:
-        caption += (
-            " A level curve beyond the original length is needed but proves little, because sliding windows of any "
-            "length score well on their last few hundred tokens."
-        )
-    columns = ["model", "window", "documents", "tokens_scored", "perplexity", "low_95", "high_95"]
-    data = [
-        [row.label, w, len(read), sum(r.tokens for r in read), p.mean, p.low, p.high]
-        for row, w, p in points
-        for read in [row.readings(w)]
+    few = [label for label in data.few(list(curves)) if label not in bases]
+    last = lengths[-1]
+    at_last = [f"{label} {format_share(curves[label][last].value.mean)}" for label in few if last in curves[label]]
+    caption = (
+        "Five digits are hidden in the prompt, and all must be right. "
+        + (f"At {last:,} tokens: {as_list(at_last)}. " if at_last else "")
+        + _without_digits(task, [row for row in data.rows if row.model in few and task in row.trials], last)
+        + "Thin lines are 95% intervals."
+        + "".join(f" The dashed line is {label} at {length:,} tokens." for label, length in bases.items())
+    )
+    columns = ["model", "length", "trials", "hits", "share", "low_95", "high_95"]
+    table = [[label, n, count, round(count * mean), mean, *ends] for label, n, count, mean, *ends in _data(curves)]
+    title = f"{task_title(task).capitalize()} found, by prompt length"
+    return Plot(_file_name(task), title, columns, table, draw, caption)
+
+
+def _without_digits(task: str, rows: Sequence[Row], length: int) -> str:
+    """Count misses without a digit, which show nothing about reach."""
+    counts = []
+    for row in rows:
+        misses = [trial.answer for trial in row.trials[task].get(length, {}).values() if not trial.hit]
+        if misses:  # records escape control characters, e.g. as \\x0a
+            none = sum(not re.search(r"\d", re.sub(r"\\(x\w{2}|u\w{4})", "", answer)) for answer in misses)
+            counts.append(f"{row.model} {none} of {len(misses)}")
+    return f"Misses there whose answer has no number: {as_list(counts)}. " if counts else ""
+
+
+def _file_name(task: str) -> str:
+    """Return the name of a task's files; unknown tasks get a hash."""
+    return task if task in TASKS else f"task-{hashlib.sha256(task.encode()).hexdigest()[:8]}"
+
+
+def depth_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot right answers by depth and length as heat maps."""
+    rows = [row for row in data.rows if row.judged and row.found]
+    for number, row in enumerate(rows, 1):
+        for task, lengths in row.trials.items():
+            parts = 5 if max(map(len, lengths.values())) < _FEW_TRIALS else 10
+            model = f", {shorten(row.model, 48, placeholder='…')}" if len(rows) > 1 else ""
+            name = f"{_file_name(task)}-depth" + (f"-{number}" if len(rows) > 1 else "")
+            title = f"{task_title(task).capitalize()} found{model}, by depth"
+            yield _depth_plot(name, title, row.model, data.looks[row.label].colour, lengths, parts)
+
+
+def _depth_plot(
+    name: str, title: str, label: str, colour: str, trials: Mapping[int, Mapping[int, TrialRecord]], parts: int
+) -> Plot:
+    table: list[list[Any]] = [
+        [label, length, i / parts, (i + 1) / parts, len(hits), sum(hits)]
+        for length, by_number in trials.items()
+        for i in range(parts)
+        for hits in [[t.hit for t in by_number.values() if min(int(t.depth * parts), parts - 1) == i]]
     ]
-    yield Plot("perplexity", "Perplexity by window" + " (log scale)" * log, columns, data, draw, caption)
+
+    def draw(axes: "Axes", ink: str) -> None:
+        cells = [(n, round(top * parts), hits / prompts if prompts else None) for _, n, top, _, prompts, hits in table]
+        _draw_heat_map(axes, list(trials), parts, cells, colour, _FOUND)
+        axes.set_yticks([parts * k / 5 for k in range(6)], ["0", "20", "40", "60", "80", "100"])
+        axes.set_ylabel("depth in the prompt (%)")
+
+    empty = " A dash is a part without prompts." if any(not row[4] for row in table) else ""
+    caption = (
+        "Depth 0% is the start of the prompt, farthest from the question. Each cell is the share of right answers in per "
+        f"cent.{empty}"
+    )
+    columns = ["model", "length", "depth_from", "depth_to", "trials", "hits"]
+    return Plot(name, title, columns, table, draw, caption)
 
 
-def _change(row: Row) -> str:
-    """How a model goes from its shortest window to its longest."""
-    first, last = (row.perplexity[end(row.perplexity)].mean for end in (min, max))
-    ends = format_number(first), format_number(last)
-    if len(row.perplexity) == 1:
-        return f"{row.label} has {ends[0]} at {min(row.perplexity):,} tokens, its only window"
-    if last > 1.1 * first or last < first / 1.1:
-        return f"{row.label} {'rises' if last > first else 'falls'} from {ends[0]} to {ends[1]}"
-    return f"{row.label} stays level ({ends[0]} and {ends[1]})"
+def _draw_heat_map(
+    axes: "Axes",
+    lengths: Sequence[int],
+    rows: int,
+    cells: Iterable[tuple[int, int, float | None]],
+    colour: str,
+    unit: str,
+) -> None:
+    """Draw a share for each (length, row), a dash for None."""
+    for length, y, share in cells:
+        x = lengths.index(length) + 0.5
+        if share is not None:
+            axes.bar(x, 0.92, 0.94, y + 0.04, lw=0, **canvas.shade(colour, share))
+        text = "–" if share is None else format_share(share)[:-1]
+        axes.text(x, y + 0.52, text, ha="center", va="center", fontsize=9)
+    axes.set_xlim(0, len(lengths))
+    axes.set_ylim(rows, 0)
+    axes.set_xticks([x + 0.5 for x in range(len(lengths))], [format_length(n) for n in lengths])
+    axes.set_xlabel("prompt length (tokens)")
+    axes.grid(visible=False)
+    canvas.draw_scale(axes, colour, unit)
 
 
-def position_plots(shown: Shown) -> Iterator[Plot]:
-    """What far text is worth by position, the loss over the base by position, and perplexity of the first tokens."""
-    if not shown.evaluated:
+def ruler_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot RULER's averages by length, and heat maps of its tasks."""
+    rows = [row for row in data.rows if row.ruler and row.model in data.ruler_models]
+    if averages := {row.model: curve for row in rows if (curve := data.curves("ruler").get(row.model))}:
+        tasks, note = data.ruler_tasks, data.ruler_note
+        caption = (
+            f"The mean of {counted(len(tasks), 'task')}: {', '.join(tasks)}. The dashed line is RULER's limit, {THRESHOLD:.1%}: "
+            f"what Llama-2-7B scores at 4,096 tokens. Bands are 95% intervals.{f' Shown: {note}.' if note else ''}"
+        )
+        curves, axes = _intervals(averages, 100), ("prompt length (tokens)", "score (%)")
+        title, levels = f"{data.ruler_name}, average by prompt length", [(100 * THRESHOLD, "", "")]
+        plot = curve_plot(
+            "ruler", title, axes, curves, data.original, caption, looks=data.looks, percent=True, levels=levels
+        )
+        columns = ["model", "length", "tasks", "score", "low_95", "high_95"]
+        yield replace(plot, columns=columns, data=_data(averages))
+    for number, row in enumerate(rows, 1):
+        yield _ruler_heat_map(row, data, f"ruler-tasks-{number}" if len(rows) > 1 else "ruler-tasks")
+
+
+def _ruler_heat_map(row: Row, data: ReportData, name: str) -> Plot:
+    numbers = {task: data.curves("ruler by task", task).get(row.model, {}) for task in data.shorts("ruler by task")}
+    tasks = [task for task, curve in numbers.items() if curve]
+    lengths, colour = sorted({n for task in tasks for n in numbers[task]}), data.looks[row.label].colour
+    names = [fill(re.sub("[:,]", r"\g<0> ", data.ruler_task(task)), _NAME) for task in tasks]
+    table: list[list[Any]] = [
+        [row.model, task, n, numbers[task][n].count, numbers[task][n].value.mean]
+        for task in tasks
+        for n in lengths
+        if n in numbers[task]
+    ]
+
+    def draw(axes: "Axes", ink: str) -> None:
+        cells = [(length, tasks.index(task), mean) for _, task, length, _, mean in table]
+        _draw_heat_map(axes, lengths, len(tasks), cells, colour, "score (%)")
+        axes.set_yticks([y + 0.5 for y in range(len(tasks))], names)
+        axes.set_ylabel("task")
+
+    model = f": {shorten(row.model, 40, placeholder='…')}" if len([r for r in data.rows if r.ruler]) > 1 else ""
+    caption = (
+        "The mean score of each task in per cent. Empty cells were not measured: the task has no prompt that short, or the model "
+        "is a base, measured only inside its own window."
+    )
+    columns = ["model", "task", "length", "prompts", "score"]
+    title = f"{data.ruler_name} by task{model}"
+    height = 1.0 + len(tasks) * (_ROW + _LINE * max(name.count("\n") for name in names))
+    return Plot(name, title, columns, table, draw, caption, height=height)
+
+
+def position_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot gain by far text and loss over the base by position."""
+    if not data.evaluated:
         return
-    gain = {j.row.label: {b.end: b.gain for b in j.buckets if b.gain} for j in shown.judged}
-    excess = {j.row.label: {b.end: b.excess for b in j.buckets if b.excess} for j in shown.judged}
-    read = [*(j.row for j in shown.judged), *shown.bases]
+    read = [*(judged.row for judged in data.judged), *(row for row in data.rows if row.label in data.bases)]
     first = {row.label: {n: Interval(p.mean, math.nan, math.nan) for n, p in row.truncated().items()} for row in read}
-    bases = listed([row.label for row in shown.bases])
+    bases = [row.label for row in read if not row.judged]
+
+    grey = ARM_LOOKS["original"].colour
     for name, title, axes, curves, zero, caption in (
         (
             "gain",
             "Gain by far text, by position",
             ("position (tokens)", "gain (nats per token)"),
-            gain,
+            _intervals(data.curves("position", GAIN.short)),
             "no gain",
-            "How much better a token is predicted with all of its document before it than in a window of the original "
-            "length. Above zero, far text is used. Each point stands for the tokens since the point before it.",
+            "Loss of a token in a window of the original length, minus its loss with the whole document as context. Above zero, "
+            "the model uses far text. Each point covers the tokens since the point before it.",
         ),
         (
             "excess",
             "Loss over the base, by position",
             ("position (tokens)", "difference (nats per token)"),
-            excess,
-            bases,
-            "The loss less that of the base, which predicts the same tokens in windows of its own length. Below zero, "
-            "the model is better than its base.",
+            _intervals(data.curves("position", EXCESS.short)),
+            as_list(bases),
+            "The loss minus the base's, which predicts the same tokens in windows of its original length. Below zero, the model is "
+            "better than its base.",
         ),
         (
             "first-tokens",
@@ -143,19 +304,20 @@ def position_plots(shown: Shown) -> Iterator[Plot]:
             ("tokens read", "perplexity"),
             first,
             "",
-            "From one pass over each document: what follows a token does not change its loss."
-            + (f" {bases} reads no farther than its own window." if len(shown.bases) == 1 else ""),
+            "From one pass over each document: a token's loss does not depend on later text."
+            + (f" {bases[0]} reads no farther than its own window." if len(bases) == 1 else ""),
         ),
     ):
         curves = {label: curve for label, curve in curves.items() if curve}
         if any(len(curve) > 1 for curve in curves.values()):
-            yield curve_plot(name, title, axes, curves, shown.original, caption, looks=shown.looks, zero=zero)
+            levels = [(0.0, grey, zero)] if zero else []
+            yield curve_plot(name, title, axes, curves, data.original, caption, looks=data.looks, levels=levels)
 
 
-def loss_plots(shown: Shown) -> Iterator[Plot]:
-    """Training loss over tokens where they are known, else over steps; a step that was logged twice counts last."""
+def loss_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot training loss over tokens; a repeated step replaces the older one."""
     logs: dict[tuple[str, str], dict[int, TrainingRecord]] = {}
-    for folder in shown.folders:
+    for folder in data.folders:
         for r in folder.records:
             if isinstance(r, TrainingRecord):
                 logs.setdefault((folder.name, r.arm), {})[r.step] = r
@@ -163,7 +325,7 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
     if not any(len(log) > 1 for log in steps.values()):
         return
     by_tokens = all(a.tokens < b.tokens for log in steps.values() for a, b in pairwise(log))
-    several = len(shown.folders) > 1
+    several = len(data.folders) > 1
     labels = [f"{run} · {arm_name(arm)}" if several else arm_name(arm) for run, arm in steps]
     lines = list(zip(labels, steps.values(), looks_of([arm for _, arm in steps]), strict=True))
 
@@ -174,66 +336,43 @@ def loss_plots(shown: Shown) -> Iterator[Plot]:
             axes.plot(x, _smooth([r.loss for r in log]), label=named(label), markevery=0.15, **look.line)
         axes.set_ylabel("loss (nats per token)")
         axes.set_xlabel("tokens trained on" if by_tokens else "optimizer step")
-        axes.xaxis.set_major_formatter(lambda value, _: _short_count(value))
+        canvas.count_axis(axes.xaxis)
         axes.set_xlim(left=0)
 
     trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
-    caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
-    beside = [term for folder in shown.folders for term in _beside_text(folder.info.get("settings", {}))]
-    if beside:
-        caption += (
-            f" The loss holds {listed(list(dict.fromkeys(beside)))}, so it is not that of the text, and it rises in steps that "
-            "have more of this."
-        )
+    caption = (
+        f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}. The loss includes the recipe's terms for teacher and "
+        "prompts: it rises in steps with more of them."
+    )
     columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
-    data = [
+    table = [
         [label, r.step, r.tokens, r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second]
         for label, log, _ in lines
         for r in log
     ]
-    yield Plot("loss", "Training loss", columns, data, draw, caption)
+    yield Plot("loss", "Training loss", columns, table, draw, caption)
 
 
-def _beside_text(settings: Mapping[str, Any]) -> list[str]:
-    """What the training loss of a run with these settings holds besides the mean loss of its labels."""
-    weights = settings.get("data.answer_weight", 1), settings.get("data.first_digit_weight") or 1
-    prompts = settings.get("data.retrieval") or settings.get("data.retrieval_end")
-    return [
-        *(["the teacher's term"] if settings.get("teacher.weight") is not None else []),
-        *(["answers with their weights"] if prompts and weights != (1, 1) else []),
-    ]
-
-
-def step_plots(shown: Shown) -> Iterator[Plot]:
-    """Perplexity of the model in training, at the steps that were measured."""
+def step_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot perplexity during training, at the measured steps."""
     curves = {}
-    for folder in shown.folders:
+    for folder in data.folders:
         for (mode, window), curve in perplexity_by_step(folder).items():
-            read = f"windows of {window:,} tokens" if mode == "sliding" else "far text"
-            curves[f"{folder.name} · {read}" if len(shown.folders) > 1 else read] = curve
+            name = f"windows of {window:,} tokens" if mode == "sliding" else "far text"
+            curves[f"{folder.name} · {name}" if len(data.folders) > 1 else name] = curve
     if not any(len(curve) > 1 for curve in curves.values()):
         return
-    lowest = listed([f"{label} at step {min(c, key=lambda step: c[step].mean):,}" for label, c in curves.items()])
+    lowest = as_list([f"{label} at step {min(c, key=lambda step: c[step].mean):,}" for label, c in curves.items()])
     caption = f"Of the first text. Lower is better; lowest: {lowest}."
     if any("far text" in label for label in curves):
-        caption += " Far text: the tokens beyond the original window, by which the best step is chosen."
-    looks = dict(zip(curves, looks_of(list(curves)), strict=True))
-    columns = ["read", "step", "perplexity", "low_95", "high_95"]
-    data = [[label, step, p.mean, p.low, p.high] for label, curve in curves.items() for step, p in curve.items()]
-
-    def draw(axes: "Axes", ink: str) -> None:
-        for label, curve in curves.items():
-            axes.plot(list(curve), [p.mean for p in curve.values()], label=named(label), **looks[label].line)
-        axes.set_xlabel("optimizer step")
-        axes.set_ylabel("perplexity")
-
-    yield Plot("steps", "Perplexity by training step", columns, data, draw, caption)
+        caption += " Far text: the tokens beyond the original window, which decide the best step."
+    yield curve_plot("steps", "Perplexity by training step", ("optimizer step", "perplexity"), curves, caption=caption)
 
 
-def coverage_plots(shown: Shown) -> Iterator[Plot]:
-    """The probability that one example trains each relative distance (the paper's ``fig:prob``)."""
+def coverage_plots(data: ReportData) -> Iterator[Plot]:
+    """Plot the probability that one example trains a distance (``fig:prob``)."""
     found: dict[object, tuple[str, CoverageRecord]] = {}
-    for folder in shown.folders:
+    for folder in data.folders:
         for r in folder.records:
             if isinstance(r, CoverageRecord):  # equal curves of several runs are one
                 found.setdefault((r.label, tuple(r.probability)), (folder.name, r))
@@ -242,44 +381,37 @@ def coverage_plots(shown: Shown) -> Iterator[Plot]:
     curves = [r for _, r in found.values()]
     several = Counter(r.label for r in curves)
     labels = [r.label if several[r.label] == 1 else f"{run} · {r.label}" for run, r in found.values()]
-    longest = max(r.target_length for r in curves)
-    skipping = [
-        r for r in curves if any(p for d, p in zip(r.distances, r.probability, strict=True) if d >= r.train_length)
-    ]
-    trained = max(r.train_length for r in skipping or curves)
+    longest, looks = max(r.target_length for r in curves), looks_of([r.label for r in curves])
+    trained = max(r.train_length for r in curves)
 
     def draw(axes: "Axes", ink: str) -> None:
         for i, (label, r) in enumerate(zip(labels, curves, strict=True)):
-            colour, dash = _COVERAGE_LOOKS.get(r.label, (OTHER_LOOK.colour, OTHER_LOOK.dash))
-            if several[r.label] > 1:
-                dash = DASHES[i % len(DASHES)]
+            colour, dash = looks[i].colour, looks[i].dash
             p, error = np.array(r.probability), 1.96 * np.array(r.standard_error)
             axes.plot(r.distances, p, lw=1.8, color=colour, linestyle=dash, label=named(label))
             if error.any():
                 axes.fill_between(r.distances, p - error, p + error, color=colour, alpha=0.2, lw=0)
-        ticks = [n for n in powers_of_two(1, longest) if longest / 8 <= n <= longest]  # shorter ones would touch
+        ticks = [n for n in canvas.powers_of_two(1, longest) if longest / 8 <= n <= longest]  # shorter ones would touch
         axes.set_xticks([0, *ticks], ["0", *map(format_length, ticks)])
         axes.set_xlabel("relative distance (tokens)")
         axes.set_xlim(0, longest)
         axes.set_ylabel("probability")
         axes.set_ylim(0, 1.04)
 
-    with_skips = "; with skipped positions every distance up to the target gets its share of examples"
-    with_skips = with_skips if skipping else ", and these runs skip no positions"
     caption = (
-        f"Training windows of {trained:,} tokens alone never show the model two tokens farther apart than "
-        f"{trained - 1:,}{with_skips}. Examples that are retrieval prompts or text of the base are not counted."
+        f"Windows of {trained:,} tokens without skips train no distance above {trained - 1:,}. Retrieval prompts and "
+        "self-generated text are not counted."
     )
     columns = ["label", "train_length", "target_length", "distance", "probability", "standard_error"]
-    data = [
+    table = [
         [label, r.train_length, r.target_length, *point]
         for label, r in zip(labels, curves, strict=True)
         for point in zip(r.distances, r.probability, r.standard_error, strict=True)
     ]
-    yield Plot("coverage", "Chance that one example trains a distance", columns, data, draw, caption)
+    yield Plot("coverage", "Chance that one example trains a distance", columns, table, draw, caption)
 
 
-FIGURES: list[Callable[[Shown], Iterator[Plot]]] = [
+FIGURES: list[Callable[[ReportData], Iterator[Plot]]] = [
     perplexity_plots,
     found_plots,
     depth_plots,
@@ -292,9 +424,9 @@ FIGURES: list[Callable[[Shown], Iterator[Plot]]] = [
 
 
 def coverage_figure(records: Sequence[CoverageRecord], path: Path) -> None:
-    """Draw coverage curves into one file, ``.svg`` or ``.png``."""
-    [plot] = coverage_plots(Shown([Folder("", list(records))]))
-    write_one(plot, path)
+    """Draw coverage curves into one ``.svg`` or ``.png`` file."""
+    [plot] = coverage_plots(ReportData([Folder("", list(records))]))
+    canvas.write_one(plot, path)
 
 
 def curve_plot(
@@ -306,22 +438,21 @@ def curve_plot(
     caption: str = "",
     *,
     looks: Mapping[str, Look] | None = None,
-    zero: str = "",
+    levels: Sequence[tuple[float, str, str]] = (),
     percent: bool = False,
     near: bool = False,
 ) -> Plot:
-    """A line for each label over lengths or steps, logarithmic where values lie far apart.
+    """Plot a line for each label over lengths or steps.
 
-    ``axis`` names the x axis and the y axis, with their units. ``curves`` maps label -> x -> value; finite intervals are
-    drawn as a band. A label that is an arm looks as the arm, if ``looks`` does not say otherwise. A dashed line marks the
-    ``original`` length in tokens, and another one what ``zero`` names. ``percent`` values have an axis from 0 to 100. With
-    ``near`` the axis reaches as far as the curves that end near the lowest one; others leave the figure, and the legend says
-    where they end.
+    ``axis`` has the names of both axes, with units. ``curves`` maps label -> x -> value; finite intervals are bands. Labels
+    of arms have the arm's look, unless ``looks`` has another. Dashed lines mark the ``original`` length in tokens and each
+    level (value, colour [text], name). ``percent`` sets an axis from 0 to 100. With ``near`` the axis covers the curves that end near the
+    lowest one; the legend has the ends of the others.
     """
     places = sorted({x for curve in curves.values() for x in curve})
     finite = {label: [v.mean for _, v in sorted(c.items()) if math.isfinite(v.mean)] for label, c in curves.items()}
     ends = {label: values[-1] for label, values in finite.items() if values}
-    far = {label for label, end in ends.items() if near and end > _NEAR * min(ends.values())}
+    far = {label for label, end in ends.items() if near and end > _FAR * min(ends.values())}
     low = min(min(values) for values in finite.values() if values)
     high = max(max(values) for label, values in finite.items() if values and label not in far)
     looks = looks or dict(zip(curves, looks_of(list(curves)), strict=True))
@@ -339,26 +470,27 @@ def curve_plot(
             band = {x: v for x, v in points.items() if math.isfinite(v.low) and math.isfinite(v.high)}
             edges = [v.low for v in band.values()], [v.high for v in band.values()]
             axes.fill_between(list(band), *edges, color=looks[label].colour, alpha=0.15, lw=0)
-        if zero:
-            base_line(axes, 0, ARM_LOOKS["original"].colour, named(zero))
-        length_axis(axes, places, axis[0])
+        for value, colour, name in levels:
+            canvas.base_line(axes, value, colour or ink, named(name))
+        canvas.length_axis(axes, places, axis[0])
         axes.set_ylabel(axis[1])
         if percent:
             axes.set_ylim(-4, 104)
-            percent_axis(axes.yaxis, axis[1])
-        elif low > 0 and high / low > 3 and not zero:
-            log_axis(axes, low, high)
+            canvas.percent_axis(axes.yaxis, axis[1])
+        elif low > 0 and high / low > 3 and all(value > 0 for value, *_ in levels):
+            canvas.log_axis(axes, low, high)
+            axes.set_ylabel(f"{axis[1]} (log scale)")
         if far:
             axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-        mark_original(axes, original, ink)
+        canvas.mark_original(axes, original, ink)
 
     columns = ["label", axis[0], title, "low_95", "high_95"]
-    data = [[label, x, v.mean, v.low, v.high] for label, curve in curves.items() for x, v in sorted(curve.items())]
-    return Plot(name, title, columns, data, draw, caption)
+    table = [[label, x, v.mean, v.low, v.high] for label, curve in curves.items() for x, v in sorted(curve.items())]
+    return Plot(name, title, columns, table, draw, caption)
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Exponential moving average over about a fifteenth of the curve, without bias at its start."""
+    """Return the unbiased moving average over a fifteenth of the curve."""
     keep = 1 - 1 / max(1.0, len(values) / 15)
     mean = weight = 0.0
     smoothed = []
@@ -366,10 +498,3 @@ def _smooth(values: list[float]) -> list[float]:
         mean, weight = keep * mean + (1 - keep) * value, keep * weight + (1 - keep)
         smoothed.append(mean / weight)
     return smoothed
-
-
-def _short_count(value: float) -> str:
-    for size, suffix in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{suffix}"
-    return f"{value:.3g}"

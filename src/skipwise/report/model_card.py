@@ -1,13 +1,14 @@
-"""The model card: the ``README.md`` beside an extended model, with what was measured and how each engine loads it.
+"""Write the model card: the ``README.md`` of an extended model, with its results and how to load it.
 
-Its head is what the model hub reads (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
+Its head is for the model hub (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
 """
 
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
@@ -20,59 +21,49 @@ from skipwise.model.origin import promised_length
 from skipwise.recipes.names import arm_name, expanded
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import Folder
-from skipwise.report.price import price_warning
-from skipwise.report.ruler_tables import ruler_name
-from skipwise.report.shown import Shown
-from skipwise.report.summary import Row
-from skipwise.report.tables import plain, summary_markdown, task_title
+from skipwise.report.numbers import ReportData, task_title
+from skipwise.report.rows import other_text_warning
+from skipwise.report.tables import plain, summary_markdown
 from skipwise.results.files import replacing, write_text
 from skipwise.results.run_folder import RunFolder
 
-HERE = "path/to/this/folder"  # in the lines of a card, the model itself
+HERE = "path/to/this/folder"  # the model, in commands of the card
 _SHORT_OF_MEMORY = (
-    "Where memory is short pass `dtype=torch.bfloat16`. Do not cast the loaded model, because that rounds the rotary "
-    "frequencies."
+    "To save memory pass `dtype=torch.bfloat16`. Do not cast the loaded model: that rounds the rotary frequencies."
 )
 
 
 def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
-    """Write the card of a run's model from what was measured."""
-    facts, original, shown = run.read(), extension.rope.original_length, Shown([measured])
-    trained, text, best = facts["model"], facts["data"], {}
+    """Write the card of a run's model."""
+    facts, original, data = run.read(), extension.rope.original_length, ReportData([measured])
+    best = {}
     margin = (
         f", for {extension.reach:,} tokens: a margin of {extension.margin:g} of the target" if extension.margin else ""
     )
     if kept := facts.get("kept"):
-        chosen_on = recipe.measured_sources[0]
         best["step"] = (
             f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out documents "
-            f"of {chosen_on}"
+            f"of {recipe.measured_sources[0]}"
         )
+    folder = Path(expanded(recipe.model))
+    base = folder.absolute().name if folder.is_dir() else recipe.model  # without a local path
     write_card(
         run.model,
-        title=f"{_base_name(recipe.model)}, extended from {original:,} to {extension.target_length:,} tokens",
-        headline=shown.judged[0].headline if shown.judged else "How far it reads was not measured",
-        warning=price_warning(measured),
+        title=f"{base}, extended from {original:,} to {extension.target_length:,} tokens",
+        headline=data.judged[0].headline if data.judged else "The effective length was not measured",
+        warning=other_text_warning(measured),
         facts={
-            "method": f"{arm_name(recipe.arm)}, trained on windows of {trained['train_length']:,} tokens",
+            "method": f"{arm_name(recipe.arm)}, trained on windows of {facts['model']['train_length']:,} tokens",
             "interpolation": f"{extension.told} x{extension.factor:g}{margin}",
-            "text": f"{recipe.data.source} (fingerprint {text['fingerprint'][:16]})",
+            "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
             **best,
             "seed": str(recipe.seed),
             "made by": f"skipwise {facts.get('versions', {}).get('skipwise', '')}, {time.strftime('%Y-%m-%d')}",
         },
-        table=summary_markdown(measured),
-        longppl=[one.sentence for one in shown.longppl],
         figure=run.figures / "perplexity.png",
         base=recipe.model,
-        rows=shown.rows,
+        data=data,
     )
-
-
-def _base_name(model: str) -> str:
-    """The name of a base in the title, which may be published: of a folder not the path to it."""
-    folder = Path(expanded(model))
-    return folder.absolute().name if folder.is_dir() else model
 
 
 def write_card(
@@ -82,21 +73,16 @@ def write_card(
     headline: str,
     warning: str = "",
     facts: Mapping[str, str],
-    table: str,
-    longppl: Sequence[str] = (),
-    figure: Path | None,
+    figure: Path | None = None,
     base: str = "",
-    rows: Sequence[Row] = (),
+    data: ReportData | None = None,
 ) -> None:
-    """Write the card into the model's ``folder``: headline, warning if there is one, facts, table (Markdown), a sentence on
-    LongPPL for each text of which it was measured, and a copy of the figure (PNG); in its head the name and the license of
-    the ``base``, and the results of the extended model's ``rows``."""
-    lines = ["---", _head(printable(title), base, rows), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
+    """Write the card into ``folder``, with a copy of the PNG ``figure``."""
+    data = data or ReportData([])
+    lines = ["---", _head(printable(title), base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
-    lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", table]
-    for sentence in longppl:
-        lines += ["", plain(sentence)]
+    lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
     if figure is not None and figure.exists():
         with replacing(folder / figure.name) as copy:
             copy.write(figure.read_bytes())
@@ -104,10 +90,10 @@ def write_card(
     write_text(folder / "README.md", "\n".join(lines) + "\n")
 
 
-def _head(title: str, base: str, rows: Sequence[Row]) -> str:
-    """What the hub reads of the card, as YAML; a base that has no name on the hub is not named."""
-    results = [result for row in rows if row.judged for result in _results(row)]
-    data = ModelCardData(
+def _head(title: str, base: str, data: ReportData) -> str:
+    """Return the card's YAML, without a base that is local."""
+    results = eval_results(data)
+    head = ModelCardData(
         base_model=base if is_hub_name(base) and not Path(base).exists() else None,
         license=license_of(base),
         library_name="transformers",
@@ -116,54 +102,32 @@ def _head(title: str, base: str, rows: Sequence[Row]) -> str:
         model_name=title if results else None,
         eval_results=results or None,
     )
-    return data.to_yaml().strip()
+    return head.to_yaml().strip()
 
 
-def _results(row: Row) -> list[EvalResult]:
-    """Perplexity by window, and the share of prompts answered by task and length."""
-    text = printable(row.data)
-    results = [
-        _result(
-            text, f"{text}, held out", "perplexity", f"perplexity, sliding windows of {window:,} tokens", measured.mean
-        )
-        for window, measured in row.perplexity.items()
-    ]
-    results += [
-        _result(
-            f"skipwise/{task}", task_title(task), "accuracy", f"share found, prompts of {n:,} tokens", right / asked
-        )
-        for task, lengths in row.found.items()
-        for n, (right, asked) in lengths.items()
-    ]
-    if row.ruler:
-        name = ruler_name([row.ruler])
-        results += [
-            _result(
-                f"skipwise/ruler-{task}", f"{name}, {task}", "accuracy", f"mean score, prompts of {n:,} tokens", score
+def eval_results(data: ReportData) -> list[EvalResult]:
+    """Return the results of the extended models for the hub."""
+    results = []
+    for number in data.numbers:
+        if number.measure.hub and number.label in data.extended:
+            task = number.measure.short
+            fields = {"text": printable(number.text), "task": task, "title": task_title(task), "length": number.length}
+            names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
+            about: dict[str, Any] = dict(
+                zip(names, (part.format(**fields) for part in number.measure.hub), strict=True)
             )
-            for task, n, score in row.ruler.means
-        ]
+            value = round(number.value.mean, 3)
+            results.append(EvalResult(task_type="text-generation", metric_value=value, **about))
     return results
 
 
-def _result(dataset: str, title: str, metric: str, name: str, value: float) -> EvalResult:
-    return EvalResult(
-        task_type="text-generation",
-        dataset_type=dataset,
-        dataset_name=title,
-        metric_type=metric,
-        metric_name=name,
-        metric_value=round(value, 3),
-    )
-
-
 def is_hub_name(name: str) -> bool:
-    """Return whether a name could be that of a model on the hub, OWNER/NAME."""
+    """Return True for OWNER/NAME, which may be a model on the hub."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) is not None
 
 
 def license_of(base: str) -> str | None:
-    """Return the license that the card of a base names, where that is on this machine; None if it is not known."""
+    """Return the license in a base's local card, or None."""
     folder = Path(resolve(base)) if base else None
     card = folder / "README.md" if folder and folder.is_dir() else None
     if card is None and is_hub_name(base):
@@ -179,32 +143,20 @@ def license_of(base: str) -> str | None:
 
 
 def _ways_to_load(folder: Path) -> list[str]:
-    """The lines on transformers, vLLM and llama.cpp."""
+    """Return the lines on transformers, vLLM and llama.cpp."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    path, length = HERE, promised_length(str(folder)) or config["max_position_embeddings"]
+    length = promised_length(str(folder)) or config["max_position_embeddings"]
     if base := lora.base_of(str(folder)):
         return [
-            "This is an adapter. It is right only on a base that has this folder's `config.json`, which holds the "
-            "extended RoPE.",
-            "",
-            "```python",
-            serving.peft(resolve(base), path),
-            "```",
-            "",
-            "peft warns that it does not know `rope_parameters`: they stand there as a reminder. " + _SHORT_OF_MEMORY,
-            "",
-            'Engines that serve it need it merged: `model.merge_and_unload().save_pretrained("merged")`, which is '
-            "what `lora.saved: merged` would have saved.",
+            "This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.\n",
+            f"```python\n{serving.peft(resolve(base), HERE)}\n```\n",
+            f"Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}\n",
+            'Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.saved: merged` in the recipe.',
         ]
     return [
-        "Stock transformers loads it; the interpolation is in `config.json`:",
-        "",
-        "```python",
-        serving.transformers(path),
-        "```",
-        "",
-        _SHORT_OF_MEMORY,
-        "",
-        f"- vLLM: {serving.vllm(length, path)}",
-        f"- llama.cpp: {serving.llama_cpp(config, length, path)}",
+        "Stock transformers loads it; the interpolation is in `config.json`:\n",
+        f"```python\n{serving.transformers(HERE)}\n```\n",
+        f"{_SHORT_OF_MEMORY}\n",
+        f"- vLLM: {serving.vllm(length, HERE)}",
+        f"- llama.cpp: {serving.llama_cpp(config, length, HERE)}",
     ]

@@ -1,140 +1,137 @@
-"""Rows -> tables of text, and how a terminal and Markdown show them."""
+"""Numbers -> tables of text, and their form in terminals and Markdown."""
 
 import html
-import math
-from collections.abc import Sequence
-from itertools import pairwise
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from skipwise.data.names import printable
-from skipwise.data.retrieval_prompts import TASKS
 from skipwise.method.lengths import format_length
-from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
-from skipwise.report.difference_table import differences_table
 from skipwise.report.folder import Folder
-from skipwise.report.longppl_table import longppl_tables
-from skipwise.report.price import price_warning
-from skipwise.report.ruler_tables import ruler_tables
-from skipwise.report.shown import Shown
-from skipwise.report.summary import Judgement, Row, standing_out
-from skipwise.report.table import Table, format_interval, format_number, markdown_table
-from skipwise.results.records import BenchmarkRecord, ReadingRecord, TrialRecord
-from skipwise.results.statistics import Interval, difference, found, loss, perplexity, wilson_interval
+from skipwise.report.numbers import Number, ReportData, paper_differences, with_average
+from skipwise.report.rows import benchmarks_of, other_text_warning
+from skipwise.results.scores import PAPER, Score, is_of_paper, paper_records, score
 
-_SIDE_BY_SIDE = 10  # columns of numbers that fit 80 columns of text
+_MOST_COLUMNS = 10  # of numbers, in 80 columns of text
+SUMMARY = ("perplexity", "found", "ruler")  # groups in the summary of a run
+# Groups of numbers in the order of the page, with the head of their rows' labels.
+GROUPS = {"perplexity": "window", "found": "prompt", "ruler": "prompt", "ruler by task": "task"}
+GROUPS |= {
+    "differences": "prompt",
+    "other text": "text",
+    "paper": "model",
+    "benchmarks": "task",
+    "position": "position",
+}
 
 
-def tables_of(shown: Shown, *, brief: bool = False) -> list[Table]:
-    """Every table that the records allow; ``brief`` leaves out intervals for want of room."""
-    folders, rows, evaluated = shown.folders, shown.rows, shown.evaluated
-    tables = [_perplexity_table([row for row in rows if row.perplexity], brief)]
-    tables += [
-        _found_table(task, [row for row in rows if task in row.found], brief, evaluated)
-        for task in dict.fromkeys(task for row in rows for task in row.found)
-    ]
-    tables += ruler_tables([row for row in rows if row.ruler], brief)
-    if evaluated:
-        tables.append(differences_table(rows))
-    tables += longppl_tables(shown.longppl, brief)
-    for folder in folders:
-        tables += ability_tables(folder, f" ({folder.name})" if len(folders) > 1 else "")
-    tables += benchmark_tables(folders, brief)
-    if evaluated:
-        tables += [_position_table(judgement) for judgement in shown.judged]
+@dataclass(frozen=True)
+class Table:
+    """A table of text."""
+
+    title: str
+    group: str  # of its numbers: a short name for the heads of joined tables
+    head: list[str]  # of each column; the first is of the rows' labels
+    rows: list[list[str]]  # cells, the label first
+    strong: frozenset[int] = frozenset()  # numbers of the highlighted rows
+
+
+def tables_of(data: ReportData, groups: Iterable[str] = GROUPS, *, brief: bool = False) -> list[Table]:
+    """Return the tables of groups of numbers; ``brief`` tables have no intervals."""
+    tables = []
+    for group in groups:
+        numbers = [number for number in data.numbers if number.measure.group == group and number.table]
+        titles = dict.fromkeys(number.table for number in numbers)
+        tables += [_table(data, [number for number in numbers if number.table == title], brief) for title in titles]
+        tables += [_paper_table(data.folders, brief)] if group == "paper" else []
     return [table for table in tables if table.rows]
 
 
-def _perplexity_table(rows: Sequence[Row], brief: bool) -> Table:
-    windows = sorted({window for row in rows for window in row.perplexity})
-    cells = [[row.label, *(format_interval(row.perplexity.get(w), brief) for w in windows)] for row in rows]
-    title = "Perplexity by sliding window (lower is better)"
-    return Table(title, "perplexity", ["window", *map(format_length, windows)], cells, standing_out(rows))
+def _table(data: ReportData, numbers: Sequence[Number], brief: bool) -> Table:
+    """Arrange the numbers of one table by row and column."""
+    group = numbers[0].measure.group
+    cells: dict[tuple[Any, Any], Number] = {(n.row or n.label, n.column or n.length): n for n in numbers}
+    ranks: dict[Any, int] = {}
+    for places, number in cells.items():
+        ranks |= {place: min(number.measure.rank, ranks.get(place, number.measure.rank)) for place in places}
+    labels = sorted(dict.fromkeys(label for label, _ in cells), key=lambda label: ranks[label])
+    lengths = all(isinstance(column, int) for _, column in cells)
+    columns = sorted(
+        dict.fromkeys(column for _, column in cells), key=lambda column: column if lengths else ranks[column]
+    )
+    brief &= group != "found" or len(columns) > 4 or not data.evaluated
+
+    def write(number: Number | None) -> str:
+        return number.measure.form(number.value, brief) if number else "–"
+
+    rows = [[label, *(write(cells.get((label, column))) for column in columns)] for label in labels]
+    head = [GROUPS[group], *(format_length(column) if isinstance(column, int) else str(column) for column in columns)]
+    name = numbers[0].measure.short if group in SUMMARY else group
+    return Table(
+        numbers[0].table, name, head, rows, _strong(labels, data.extended) if group in SUMMARY else frozenset()
+    )
 
 
-def _found_table(task: str, rows: Sequence[Row], brief: bool, evaluated: bool) -> Table:
-    lengths = sorted({length for row in rows for length in row.found[task]})
-    brief &= len(lengths) > 4 or not evaluated
-    cells = [[row.model, *(_share(row.found[task].get(n), brief) for n in lengths)] for row in rows]
-    title = f"{task_title(task).capitalize()} found, by prompt length (higher is better)"
-    return Table(title, task, ["prompt", *map(format_length, lengths)], cells, standing_out(rows))
+def _strong(labels: Sequence[str], extended: Collection[str]) -> frozenset[int]:
+    """Return the numbers of the extended models among baselines."""
+    strong = frozenset(i for i, label in enumerate(labels) if label in extended)
+    return strong if len(strong) < len(labels) else frozenset()
 
 
-def task_title(task: str) -> str:
-    """What people call a retrieval task; the task's own name if it is unknown here."""
-    return TASKS[task].title if task in TASKS else task
+def _paper_table(folders: Sequence[Folder], brief: bool) -> Table:
+    """Return the paper's Table 3, with differences to bases.
 
-
-def _position_table(judgement: Judgement) -> Table:
-    rows = [
-        [f"{b.begin:,} .. {b.end - 1:,}", f"{b.loss.mean:.3f}", str(b.gain or "–"), str(b.excess or "–")]
-        for b in judgement.buckets
-    ]
-    head = ["position", "loss (nats)", "gain by far text (nats)", "over the base (nats)"]
-    known = [i for i in range(len(head)) if any(row[i] != "–" for row in rows)]
-    cells = [[row[i] for i in known] for row in rows]
-    return Table(f"Loss by position: {judgement.row.label}", "loss by position", [head[i] for i in known], cells)
-
-
-def perplexity_table(mode: str, readings: Sequence[ReadingRecord], ends: Sequence[int]) -> Table:
-    """What ``skipwise perplexity`` shows of one model.
-
-    ``ends`` are the windows asked for, and in the modes truncated and by-position the ends of the parts that are shown.
+    Standard errors follow the values, or if ``brief`` those of differences have a separate row.
     """
-    windows = sorted({r.window for r in readings})
-    of = {window: [r for r in readings if r.window == window] for window in windows}
-    if mode == "sliding":
-        rows = [
-            [format_length(w), *_with_span(perplexity(of[w])), f"{len(of[w])}", f"{sum(r.tokens for r in of[w]):,}"]
-            for w in windows
-        ]
-        head = ["window", "perplexity", "95% interval", "documents", "tokens"]
-        return Table("perplexity", "perplexity", head, rows)
-    short, whole = of[windows[0]], of[windows[-1]]
-    if mode == "truncated":
-        rows = [[format_length(end), *_with_span(perplexity(whole, end))] for end in ends]
-        return Table("perplexity of the first tokens", "perplexity", ["tokens", "perplexity", "95% interval"], rows)
-    rows = [
-        [f"{begin:,} .. {end - 1:,}", f"{loss(whole, begin, end).mean:.3f}", str(gain or "–")]
-        for begin, end in pairwise([1, *ends])
-        for gain in [difference(short, whole, begin, end)]
-    ]
-    title = f"loss by position; gain over windows of {windows[0]:,}"
-    return Table(title, "loss", ["position", "loss (nats)", "gain by far text (nats)"], rows)
-
-
-def trials_table(task: str, trials: Sequence[TrialRecord]) -> Table:
-    """What ``skipwise passkey`` shows of one model."""
+    found, differences = paper_records(benchmarks_of(folders)), paper_differences(folders)
+    scores = {label: with_average({task: score(r) for task, r in own.items()}) for label, own in found.items()}
+    columns = [task for task in (*PAPER, "average") if any(task in own for own in scores.values())]
+    bases = {str(model.get("base") or "") for folder in folders for model in folder.models}
     rows = []
-    for length in sorted({trial.length for trial in trials}):
-        hits, asked = found(trial for trial in trials if trial.length == length)
-        low, high = wilson_interval(hits, asked)
-        span = f"{100 * low:.0f} to {100 * high:.0f}%"
-        rows.append([format_length(length), f"{hits} of {asked}", format_share(hits / asked), span])
-    return Table(task, task, ["length", "found", "share", "95% interval"], rows)
+    for label in sorted(scores, key=lambda label: label not in bases):
+        rows.append([label, *(_score(scores[label].get(task), "{:.2f}", brief) for task in columns)])
+        if changes := differences.get(label):
+            named = "  less its base" if brief else f"{label} less its base"
+            rows.append([named, *(_score(changes.get(task), "{:+.2f}", brief) for task in columns)])
+            if brief:
+                rows.append(["  standard error", *(_error(changes.get(task)) or "–" for task in columns)])
+    limits = sorted({record.limit for own in found.values() for record in own.values() if record.limit})
+    some = f", only the first {' and '.join(map(str, limits))} questions of each" if limits else ""
+    starred = any(one.paired is False and _error(one) for changes in differences.values() for one in changes.values())
+    notes = "; ".join(filter(None, ["" if brief else "standard error", "* not paired" if starred else ""]))
+    title = f"The paper's benchmarks (its Table 3) in %{f' ({notes})' if notes else ''}{some}"
+    return Table(title, "benchmarks", ["model", *(_task_head(task, brief) for task in columns)], rows)
 
 
-def benchmarks_table(records: Sequence[BenchmarkRecord]) -> Table:
-    """What ``skipwise benchmark`` shows of one model, a row for each metric; values as the harness gives them."""
-    rows = [
-        [
-            r.task,
-            str(r.fewshot),
-            r.metric,
-            f"{r.value:.4f}",
-            "–" if r.standard_error is None else f"{r.standard_error:.4f}",
-            f"{r.samples:,}",
-        ]
-        for r in records
-    ]
-    head = ["task", "shots", "metric", "value", "standard error", "questions"]
-    return Table("benchmarks", "benchmarks", head, rows)
+def _task_head(task: str, brief: bool) -> str:
+    """Return the head of a paper's task; brief heads have several lines."""
+    if task not in PAPER:
+        return task
+    title, shots = PAPER[task].title, f"{PAPER[task].fewshot}-shot"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-\n", title) + f"\n{shots}" if brief else f"{title}, {shots}"
+
+
+def _score(value: Score | None, form: str, brief: bool) -> str:
+    if value is None:
+        return "–"
+    error = "" if brief else _error(value)
+    return form.format(value.value) + (f" ({error})" if error else "")
+
+
+def _error(value: Score | None) -> str:
+    """Format a standard error, with a star for an unpaired difference."""
+    if value is None or value.error is None:
+        return ""
+    return f"{value.error:.2f}" + ("*" if value.paired is False else "")
 
 
 def rich_table(table: Table) -> RenderableType:
-    """A table for the terminal, below its title."""
+    """Return a table for the terminal, below its title."""
     grid = RichTable(box=None, pad_edge=False, header_style="dim")
     for number, column in enumerate(table.head):
         grid.add_column(column, justify="right" if number else "left", no_wrap=True)
@@ -144,95 +141,78 @@ def rich_table(table: Table) -> RenderableType:
 
 
 def summary_table(folder: Folder) -> RenderableType:
-    """What a run measured, for the terminal; perplexity and passkeys are side by side unless that is too wide."""
-    tables = _summary(folder)
-    if sum(len(table.head) - 1 for table in tables) <= _SIDE_BY_SIDE:
-        head, rows, strong = _beside(tables, "\n")
-        tables = [Table("", "", head, rows, strong)]
+    """Return a run's results for the terminal, in 80 columns."""
+    data = ReportData([folder])
+    tables = tables_of(data, SUMMARY, brief=True)
+    if sum(len(table.head) - 1 for table in tables) <= _MOST_COLUMNS:
+        tables = [_joined(tables, "\n")]
     parts = [rich_table(table) for table in tables]
-    for table in ability_tables(folder):
+    for table in tables_of(data, ("other text",)):
         parts += [Text(""), rich_table(table)]
-    if warning := price_warning(folder):
+    if warning := other_text_warning(folder):
         parts.append(Text(warning, style="yellow"))
     return Group(*parts)
 
 
-def summary_markdown(folder: Folder) -> str:
-    """Perplexity and passkeys of a run as a Markdown table, for the model card; empty without results."""
-    head, rows = summary_cells(folder)
-    if not rows:
+def summary_markdown(data: ReportData) -> str:
+    """Return a run's results as a Markdown table, or empty."""
+    table = _joined(tables_of(data, SUMMARY, brief=True), " ")
+    if not table.rows:
         return ""
-    return markdown_table(head, [[plain(row[0]), *row[1:]] for row in rows]) + "\n"
+    return markdown_table(table.head, [[plain(row[0]), *row[1:]] for row in table.rows]) + "\n"
 
 
-def summary_cells(folder: Folder) -> tuple[list[str], list[list[str]]]:
-    """Perplexity and passkeys of a run: the head of the table, and its rows."""
-    head, rows, _ = _beside(_summary(folder), " ")
-    return head, rows
-
-
-def _summary(folder: Folder) -> list[Table]:
-    return [table for table in tables_of(Shown([folder]), brief=True) if table.group in ("perplexity", *TASKS, "ruler")]
-
-
-def _beside(tables: Sequence[Table], separator: str) -> tuple[list[str], list[list[str]], frozenset[int]]:
-    """Several tables as one: the head says the group of each column, or with line breaks of each first column."""
-    head = [f"{separator.strip(' ')}arm"]
+def _joined(tables: Sequence[Table], separator: str) -> Table:
+    """Join tables side by side, with their groups in the heads."""
+    head, strong = [f"{separator.strip(' ')}arm"], {table.rows[i][0] for table in tables for i in table.strong}
+    cells: dict[str, dict[int, str]] = {}
     for table in tables:
-        for number, column in enumerate(table.head[1:]):
-            head.append(f"{table.group if number == 0 or separator == ' ' else ''}{separator}{column}")
-    labels = list(dict.fromkeys(row[0] for table in tables for row in table.rows))
-    cells = [{row[0]: row[1:] for row in table.rows} for table in tables]
-    rows = [
-        [label, *(c for t, of in zip(tables, cells, strict=True) for c in of.get(label, ["–"] * (len(t.head) - 1)))]
-        for label in labels
-    ]
-    strong = {table.rows[i][0] for table in tables for i in table.strong}
-    return head, rows, frozenset(i for i, label in enumerate(labels) if label in strong)
+        for number, column in enumerate(table.head[1:], 1):
+            for row in table.rows:
+                cells.setdefault(row[0], {})[len(head)] = row[number]
+            head.append(f"{table.group if number == 1 or separator == ' ' else ''}{separator}{column}")
+    rows = [[label, *(row.get(place, "–") for place in range(1, len(head)))] for label, row in cells.items()]
+    return Table("", "", head, rows, _strong([row[0] for row in rows], strong))
 
 
 def evaluation_summary(folder: Folder) -> RenderableType:
-    """What an evaluation's page says, for the terminal."""
-    shown, parts = Shown([folder]), list[RenderableType]()
+    """Return the page of an evaluation for the terminal."""
+    data, parts = ReportData([folder]), list[RenderableType]()
     if folder.unfinished:
         parts.append(Text(folder.unfinished, style="yellow"))
-    for one in shown.judged:
-        parts.append(Text(f"{one.row.label}: {one.headline}", style="bold"))
-        parts += [Text(told) for told in (one.effective.next, one.ruler_sentence, one.cost_sentence) if told]
-        if one.cost and one.cost.warning:
-            parts.append(Text(one.cost.warning, style="yellow"))
-    parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in shown.judged)]
-    for table in tables_of(shown, brief=True):
+    for judgement in data.judged:
+        parts.append(Text(f"{judgement.row.label}: {judgement.headline}", style="bold"))
+        parts += map(Text, judgement.sentences)
+        if judgement.cost and judgement.cost.warning:
+            parts.append(Text(judgement.cost.warning, style="yellow"))
+    parts += [Text(rule, style="dim") for rule in dict.fromkeys(one.effective.rule for one in data.judged)]
+    for table in tables_of(data, brief=True):
         parts += [Text(""), rich_table(table)]
-    if warning := price_warning(folder):
+    if warning := other_text_warning(folder):
         parts.append(Text(warning, style="yellow"))
-    if told := benchmarks_sentence(folder):
-        parts += [Text(""), Text(told, style="dim")]
+    if sentence := missing_benchmarks(folder):
+        parts += [Text(""), Text(sentence, style="dim")]
     return Group(*parts)
 
 
-def format_share(share: float) -> str:
-    """Write a share in per cent; 0% and 100% only where they are exact."""
-    text = f"{100 * share:.0f}%"
-    if share < 1 and text == "100%":
-        return ">99%"
-    return "<1%" if share > 0 and text == "0%" else text
+def missing_benchmarks(folder: Folder) -> str:
+    """Return how to run missing benchmarks of the paper, or empty."""
+    ran = {record.task for record in benchmarks_of([folder]) if is_of_paper(record)}
+    if not folder.models or ran >= set(PAPER):
+        return ""
+    run = f"Of the paper's six benchmarks {len(ran)} were run" if ran else "The paper's six benchmarks were not run"
+    return (
+        f"{run}, because their data do not ship with Skipwise. To run them, repeat the command with --benchmarks paper "
+        "--data-dir DIR, with their data sets in DIR."
+    )
 
 
-def _with_span(value: Interval) -> list[str]:
-    """A perplexity and its interval; a dash where one document gives none."""
-    span = f"{format_number(value.low)} to {format_number(value.high)}"
-    return [format_number(value.mean), span if math.isfinite(value.high) else "–"]
-
-
-def _share(found: tuple[int, int] | None, brief: bool) -> str:
-    if found is None:
-        return "–"
-    share = format_share(found[0] / found[1])
-    low, high = wilson_interval(*found)
-    return share if brief else f"{share} [{100 * low:.0f}, {100 * high:.0f}]"
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a Markdown table with ``left`` left-aligned columns."""
+    rows = [head, ["---"] * left + ["---:"] * (len(head) - left), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def plain(text: str) -> str:
-    """Text that Markdown and the HTML inside it read as text; a bracket would begin a link."""
+    """Escape HTML, links and bars in a text for Markdown."""
     return html.escape(printable(text), quote=False).replace("|", "\\|").replace("[", "&#91;")

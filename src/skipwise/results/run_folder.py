@@ -5,7 +5,6 @@ run.json      versions, seed, machine, command, fingerprints of text and base, p
 checkpoints/  of the training, each with its manifest
 written.npy   self-generated text of the base, to be trained on
 model/        the extended checkpoint
-token_losses/ losses of single tokens in the shortest and the longest window, for LongPPL
 results.jsonl figures/ report.html
 """
 

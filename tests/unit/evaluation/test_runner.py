@@ -13,7 +13,7 @@ from rich.console import Console
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from skipwise.errors import EvaluationError, TooShortError
-from skipwise.evaluation.batches import Readings, keeping_losses
+from skipwise.evaluation.batches import Readings
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_perplexity
 from skipwise.evaluation.questions import _require_room
@@ -52,16 +52,6 @@ def requests(batches) -> list:
 
 def keys(batches) -> list[str]:
     return [request.key for request in requests(batches)]
-
-
-def test_of_each_text_the_shortest_and_the_longest_window_keep_the_losses_of_tokens(tmp_path) -> None:
-    """A text of shorter documents fills fewer windows, and has a LongPPL too."""
-    texts = [text_of(150, windows=(32, 64, 128)), text_of(90, source="y")]
-    kept = keeping_losses(list(plan_readings(READ, MODEL, texts)), tmp_path)
-    told = {(b.requests[0].data, b.length): b.losses for b in kept if b.requests[0].mode == "sliding"}
-    assert {key for key, folder in told.items() if folder == tmp_path} == {("x", 32), ("x", 128), ("y", 32), ("y", 64)}
-    assert told["x", 64] is None
-    assert all(b.losses is None for b in kept if b.requests[0].mode == "segment")
 
 
 def broken(error: Exception):

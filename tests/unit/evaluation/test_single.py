@@ -18,7 +18,6 @@ from skipwise.evaluation.specification import Specification
 from skipwise.recipes.schema import Data
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import difference, loss
-from skipwise.results.token_losses import losses_folder, read_losses
 from tests.tiny import checkpoint, corpus
 
 MODEL = EvaluatedModel("m", "nowhere", 256, 2048)
@@ -130,20 +129,3 @@ def test_a_length_beyond_the_models_own_is_warned_of(files, length, warned) -> N
     measure_retrieval(model, asked, None, consoles[1])
     for console in consoles:
         assert ("m was made for 400 tokens and is expected to fail beyond" in console.file.getvalue()) is warned
-
-
-def test_by_position_keeps_the_losses_of_single_tokens_beside_its_records(files, tmp_path) -> None:
-    name, text = files
-    model = EvaluatedModel("m", str(name), 64, 256)
-    asked = how(model=model, text=text, mode="by-position")
-    with losses_folder(tmp_path / "out.jsonl") as folder:
-        readings, _ = measure_perplexity(model, asked, tmp_path / "out.jsonl", QUIET, folder)
-    assert folder == tmp_path / "token_losses"
-    for reading in readings:
-        kept = read_losses(folder, reading.key)
-        assert kept is not None
-        assert kept.nll.sum() == pytest.approx(sum(reading.nll), rel=1e-5)
-    with losses_folder(None) as passing:
-        measure_perplexity(model, asked, None, QUIET, passing)
-        assert len(list(passing.iterdir())) == len(readings)
-    assert not passing.exists()

@@ -129,7 +129,7 @@ def test_the_cards_lines_load_an_adapter_without_skipwise(tmp_path: Path) -> Non
     name, folder = str(checkpoint(tmp_path / "base")), tmp_path / "model"
     model = adapted(name, ALL)
     save_extended(model, byte_tokenizer(), extension(name), folder, adapter_of=name)
-    write_card(folder, title="tiny", headline="tiny", facts={}, table="", figure=None)
+    write_card(folder, title="tiny", headline="tiny", facts={})
     card = (folder / "README.md").read_text(encoding="utf-8")
     lines = card.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(folder))
     torch.save(logits(model), tmp_path / "wanted.pt")
