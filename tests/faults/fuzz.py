@@ -145,13 +145,14 @@ def prepared_world(folder: Path) -> World:
     """Valid input in ``folder``, and a process in which every command is imported, so that forks start at once."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SKIPWISE_CACHE": str(folder / "cache")}
     huggingface_hub.constants.HF_HUB_OFFLINE = True  # it has read the environment when it was imported
+    import skipwise.evaluation.single
+
     import skipwise.cli
     import skipwise.data.documents
     import skipwise.engines.check
     import skipwise.engines.export
     import skipwise.evaluation.benchmarks
     import skipwise.evaluation.evaluate
-    import skipwise.evaluation.single
     import skipwise.extend
     import skipwise.report.figures
     import skipwise.training.plan

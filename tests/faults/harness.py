@@ -217,6 +217,7 @@ def _make_inputs(root: Path) -> None:
 
 
 def _import_everything() -> None:
+    import skipwise.evaluation.single
     import torch
 
     import skipwise.cli
@@ -224,7 +225,6 @@ def _import_everything() -> None:
     import skipwise.engines.check
     import skipwise.engines.export
     import skipwise.evaluation.evaluate
-    import skipwise.evaluation.single
     import skipwise.extend
     import skipwise.model.convert
     import skipwise.report.page

@@ -13,10 +13,10 @@ import datasets
 import numpy as np
 import pytest
 from rich.console import Console
+from skipwise.evaluation.batches import Prompts
 
 from benchmarks.cut_attention import in_blocks
 from skipwise.data.documents import is_held_out
-from skipwise.evaluation.batches import Prompts
 from skipwise.evaluation.evaluate import plan_models
 from skipwise.evaluation.models import EvaluatedModel, find_models
 from skipwise.evaluation.specification import specification_for
