@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from skipwise.evaluation.batches import Readings
 from transformers import PreTrainedModel
 
 from skipwise.errors import RunError
+from skipwise.evaluation.plan import Readings
 from skipwise.report.longppl_table import longppl_by_position
 from skipwise.report.table import format_number
 from skipwise.results.records import ReadingRecord

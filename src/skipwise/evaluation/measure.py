@@ -222,14 +222,15 @@ def require_memory(
 
 def too_long(parts: Iterable[Workload], config: PretrainedConfig, itemsize: int, weights: float, memory: float) -> str:
     """Return which length certainly exceeds ``memory`` bytes next to ``weights`` bytes; empty if none."""
-    settings = {True: "evaluation.windows and segment_lengths", False: "evaluation.prompt_lengths"}
     longest = {part.scored: part for part in sorted(parts, key=lambda part: part.length)}
-    for scored, part in longest.items():
-        each = token_bytes(config, itemsize, cached=not scored)
-        if (needed := weights + part.length * each) > memory:
-            most = int(max(0, memory - weights) // each)
-            return (
-                f"{part} take {needed / 1e9:,.1f} GB or more, and there are {memory / 1e9:,.1f} GB; at most {most:,} tokens may fit. "
-                f"Lower {settings[scored]} (--lengths), or use a larger GPU"
-            )
-    return ""
+    each = {scored: token_bytes(config, itemsize, cached=not scored) for scored in longest}
+    needed = {scored: weights + part.length * each[scored] for scored, part in longest.items()}
+    if not needed or max(needed.values()) <= memory:
+        return ""
+    scored = max(needed, key=lambda scored: needed[scored])
+    most = int(max(0, memory - weights) // each[scored])
+    setting = "evaluation.windows and segment_lengths" if scored else "evaluation.prompt_lengths"
+    return (
+        f"{longest[scored]} take {needed[scored] / 1e9:,.1f} GB or more, and there are {memory / 1e9:,.1f} GB; at most {most:,} "
+        f"tokens may fit. Lower {setting} (--lengths), or use a larger GPU"
+    )
