@@ -240,7 +240,7 @@ def test_a_loss_that_is_not_a_number_is_refused(model):
 
 def test_a_token_beyond_the_vocabulary_is_explained(model):
     documents = [*documents_of([5]), np.array([1, 2, 200])]
-    with pytest.raises(DataError, match=r"document 1: token 200 >= vocabulary 61; another model's tokenizer\?"):
+    with pytest.raises(DataError, match="document 1 has token 200"):
         sliding_perplexity(model, documents, window=8, stride=4)
 
 

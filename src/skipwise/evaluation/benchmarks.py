@@ -178,8 +178,8 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
         if data_dir is not None:
             places = [data_dir / name, data_dir / Path(name).name]
             name = str(next((place for place in places if place.is_dir()), places[0]))
-            if subset and (Path(name) / subset).is_dir() and not (Path(name) / "README.md").exists():
-                name, subset = str(Path(name) / subset), None  # the subset's own folder
+            if subset and (Path(name) / subset).is_dir() and subset not in _subsets(name):
+                name, subset = str(Path(name) / subset), None
             changes |= {"dataset_path": name, "dataset_name": subset}
         known = {key: options[key] for key in ("data_dir", "revision") if key in options}
         datasets.load_dataset_builder(name, subset, **known)
@@ -189,6 +189,14 @@ def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict
             f"{config['dataset_path']} into a folder, and give --data-dir"
         ) from error
     return changes
+
+
+def _subsets(folder: str) -> list[str]:
+    """Return the subsets that the card of a data set lists."""
+    try:
+        return list(datasets.get_dataset_config_names(folder))
+    except Exception:  # no data next to the card, or no card
+        return []
 
 
 @dataclass(frozen=True)
