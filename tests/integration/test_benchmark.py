@@ -12,7 +12,7 @@ import pytest
 import torch
 from lm_eval.tasks import TaskManager
 
-from skipwise.evaluation.benchmarks import Benchmarks
+from skipwise.evaluation import benchmarks
 from skipwise.model.config import resolve
 from skipwise.report.folder import read_folder
 from skipwise.report.shown import Shown
@@ -251,8 +251,8 @@ def test_the_papers_tasks_run_on_local_data(tmp_path, monkeypatch, capsys) -> No
 
 def test_an_evaluation_has_the_benchmarks_of_model_and_base(tasks, tmp_path, monkeypatch, capsys) -> None:
     base, found = checkpoint(tmp_path / "base", window=128), []
-    find = Benchmarks.find
-    monkeypatch.setattr(Benchmarks, "find", lambda *asked: found.append(asked) or find(*asked))
+    manager = benchmarks._manager
+    monkeypatch.setattr(benchmarks, "_manager", lambda *how: found.append(how) or manager(*how))
     words = ["--lengths", "128", "--tasks", "none", "--documents", "0", "--precision", "float32"]
     words += ["--benchmarks", "tiny_choice", "--data-dir", tmp_path / "data", "--include-path", tasks]
     run(monkeypatch, "evaluate", "nano", "--base", base, *words, "--limit", "2", "--out", tmp_path / "e")

@@ -128,10 +128,7 @@ def evaluate(
     chosen = _benchmarks(benchmarks, data_dir, include_path, limit, longest)
     if dry_run:
         plan = plan_models(found, specification, console).only(part)
-        console.print(
-            f"records: {plan.requests:,}; {plan.time(specification.precision, served=serving is not None)}",
-            soft_wrap=True,
-        )
+        console.print(f"records: {plan.requests:,}; {plan.time(specification.precision)}", soft_wrap=True)
         return
     folder = evaluate(
         found,

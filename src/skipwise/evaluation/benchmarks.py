@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
 from numbers import Real
 from pathlib import Path
@@ -29,15 +30,6 @@ from skipwise.results.records import BenchmarkRecord, Record
 from skipwise.results.scores import PAPER
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A task with its number of examples; ``changes`` are settings that locate its data."""
-
-    task: str
-    fewshot: int
-    changes: dict[str, Any]
 
 
 class HarnessModel(HFLM):
@@ -117,38 +109,74 @@ class Benchmarks:
     limit: int | None = None  # questions per task; None: all
     target: int | None = None  # tokens of a request, at most; None: the model's target length
 
-    def find(self) -> "FoundBenchmarks":
-        """Find the tasks and their data, before any work.
+    @cached_property
+    def found(self) -> tuple[TaskManager, dict[tuple[str, int], dict[str, Any]]]:
+        """The harness's manager, and by task and few-shot count the settings that locate its data.
 
         Raises:
             RecipeError: a task is unknown.
             DataError: a data set cannot be read.
         """
-        wanted = parse_tasks(self.tasks)
-        manager = self._manager([name for name, _ in wanted])
-        tasks = {}
+        wanted, tasks = parse_tasks(self.tasks), {}
+        manager = _manager([name for name, _ in wanted], self.include_path)
         for name, fewshot in wanted:
             for task in leaves(manager, name):
                 config = manager.task_index[task].cfg or {}
                 own = config.get("num_fewshot")
                 if own == 0 and fewshot:  # the harness would ignore it
                     raise RecipeError(f"{task} takes no few-shot examples; leave :{fewshot} out")
-                count = (own or 0) if fewshot is None else fewshot
-                tasks[task, count] = Benchmark(task, count, data_of(task, config, self.data_dir))
-        return FoundBenchmarks(self, manager, list(tasks.values()))
+                tasks[task, (own or 0) if fewshot is None else fewshot] = data_of(task, config, self.data_dir)
+        return manager, tasks
 
-    def _manager(self, names: Sequence[str]) -> TaskManager:
-        """Open the user's tasks, and the harness's, which take seconds, only if needed."""
-        path = str(self.include_path) if self.include_path else None
-        for defaults in (False, True) if path else (True,):
-            manager = TaskManager(include_path=path, include_defaults=defaults)
-            unknown = [task for name in names for task in leaves(manager, name) if task not in manager.task_index]
-            if not unknown:
-                return manager
-        raise RecipeError(
-            f"task {unknown[0]!r} is unknown to lm-eval{nearest(unknown[0], manager.all_tasks)}; lm-eval ls tasks lists all, "
-            "--include-path adds yours"
-        )
+    def run(
+        self,
+        model: EvaluatedModel,
+        precision: str,
+        known: Iterable[Record],
+        keep: Callable[..., None],
+        console: Console,
+    ) -> None:
+        """Run the tasks of which ``known`` lacks records; ``keep`` gets the records of each task when it is done."""
+        target = self.target or model.target
+        about: dict[str, Any] = {
+            "arm": model.label,
+            "digest": model.digest,
+            "target": target,
+            "limit": self.limit,
+            "precision": precision,
+            "harness": version("lm-eval"),
+        }
+        made: dict[tuple[str, int], dict[str, int]] = {}  # by task its recorded metrics, with their number
+        for record in known:
+            if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
+                made.setdefault((record.task, record.fewshot), {})[record.metric] = record.metrics
+        manager, tasks = self.found
+        wrapped = None
+        for (task, fewshot), changes in tasks.items():
+            before = made.get((task, fewshot), {})
+            if before and len(before) >= max(before.values()):
+                continue
+            wrapped = wrapped or HarnessModel.load(model, target, precision)
+            console.print(f"{task}, {fewshot}-shot, up to {target:,} tokens")
+            began = time.perf_counter()
+            results = _run_task(wrapped, manager, task, fewshot, self.limit, changes)
+            seconds = round(time.perf_counter() - began, 3)
+            records = _records(results, task, {**about, "fewshot": fewshot, "seconds": seconds})
+            keep(*(record for record in records if record.metric not in before))  # a kill came between two metrics
+
+
+def _manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
+    """Open the user's tasks, and the harness's, which take seconds, only if needed."""
+    path = str(include_path) if include_path else None
+    for defaults in (False, True) if path else (True,):
+        manager = TaskManager(include_path=path, include_defaults=defaults)
+        unknown = [task for name in names for task in leaves(manager, name) if task not in manager.task_index]
+        if not unknown:
+            return manager
+    raise RecipeError(
+        f"task {unknown[0]!r} is unknown to lm-eval{nearest(unknown[0], manager.all_tasks)}; lm-eval ls tasks lists all, "
+        "--include-path adds yours"
+    )
 
 
 def leaves(manager: TaskManager, name: str) -> list[str]:
@@ -199,87 +227,43 @@ def _subsets(folder: str) -> list[str]:
         return []
 
 
-@dataclass(frozen=True)
-class FoundBenchmarks:
-    """Tasks that are ready to run."""
-
-    wanted: Benchmarks
-    manager: TaskManager
-    tasks: list[Benchmark]
-
-    def run(
-        self,
-        model: EvaluatedModel,
-        precision: str,
-        known: Iterable[Record],
-        keep: Callable[..., None],
-        console: Console,
-    ) -> None:
-        """Run the tasks of which ``known`` lacks records; ``keep`` gets the records of each task when it is done."""
-        about: dict[str, Any] = {
-            "arm": model.label,
-            "digest": model.digest,
-            "target": self.wanted.target or model.target,
-            "limit": self.wanted.limit,
-            "precision": precision,
-            "harness": version("lm-eval"),
-        }
-        made: dict[tuple[str, int], dict[str, int]] = {}  # by task the metrics that are recorded, of how many
-        for record in known:
-            if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
-                made.setdefault((record.task, record.fewshot), {})[record.metric] = record.metrics
-        wrapped = None
-        for one in self.tasks:
-            before = made.get((one.task, one.fewshot), {})
-            if before and len(before) >= max(before.values()):
-                continue
-            wrapped = wrapped or HarnessModel.load(model, about["target"], precision)
-            console.print(f"{one.task}, {one.fewshot}-shot, up to {about['target']:,} tokens")
-            began = time.perf_counter()
-            results = run_task(wrapped, self.manager, one, self.wanted.limit)
-            seconds = round(time.perf_counter() - began, 3)
-            records = _records(results, one, {**about, "seconds": seconds})
-            keep(*(record for record in records if record.metric not in before))  # a kill came between two metrics
-
-
-def run_task(model: HarnessModel, manager: TaskManager, one: Benchmark, limit: int | None) -> dict[str, Any]:
+def _run_task(
+    model: HarnessModel, manager: TaskManager, name: str, fewshot: int, limit: int | None, changes: dict[str, Any]
+) -> dict[str, Any]:
     """Run one task; return the results of ``lm_eval.simple_evaluate`` with every question's scores."""
-    model.task = one.task
+    model.task = name
     # lm-eval takes changed settings from members of a group only.
-    task: Any = (
-        {"group": f"{one.task} of skipwise", "task": [{"task": one.task, **one.changes}]} if one.changes else one.task
-    )
+    task: Any = {"group": f"{name} of skipwise", "task": [{"task": name, **changes}]} if changes else name
     try:
         results: dict[str, Any] = lm_eval.simple_evaluate(
-            model=model, tasks=[task], num_fewshot=one.fewshot, limit=limit, task_manager=manager, log_samples=True
+            model=model, tasks=[task], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=True
         )
     except Exception as error:  # of the task's data, templates or packages
         if isinstance(error, SkipwiseError) or out_of_memory(error):
             raise
         raise EvaluationError(
-            f"task {one.task} fails in lm-eval ({type(error).__name__}: {reason(error)}); correct its data or packages, or leave "
+            f"task {name} fails in lm-eval ({type(error).__name__}: {reason(error)}); correct its data or packages, or leave "
             "it out. Finished tasks are kept"
         ) from error
     return results
 
 
-def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
+def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
     """Yield a record for each metric of a task; all share the fields ``about``."""
-    samples = sorted(results["samples"][one.task], key=lambda sample: sample["doc_id"])
-    scores = list(_scores(results["results"][one.task]))
+    samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+    scores = list(_scores(results["results"][task]))
     for metric, value, error in scores:
         name, _, kind = metric.partition(",")
         filtered = [sample for sample in samples if sample["filter"] == (kind or "none")]
         yield BenchmarkRecord(
             **about,
-            task=one.task,
+            task=task,
             metric=metric,
-            fewshot=one.fewshot,
-            samples=results["n-samples"][one.task]["effective"],
+            samples=results["n-samples"][task]["effective"],
             value=value,
             standard_error=error,
             scores=_by_question([sample.get(name) for sample in filtered], value),
-            questions=_digest(results["versions"].get(one.task), filtered),
+            questions=_digest(results["versions"].get(task), filtered),
             metrics=len(scores),
         )
 

@@ -21,7 +21,6 @@ from skipwise.evaluation.measure import answered, missing, require_memory, secon
 from skipwise.evaluation.models import EvaluatedModel, assumed_length
 from skipwise.evaluation.plan import (
     Batch,
-    Prompts,
     Readings,
     keeping_losses,
     plan_model,
@@ -83,13 +82,11 @@ class Plan:
         """Return part i of n of each model's requests."""
         return replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
 
-    def time(self, precision: str, *, served: bool) -> str:
-        """Return how long measuring takes on this machine, as a phrase; prompts of a server are not counted."""
+    def time(self, precision: str) -> str:
+        """Return how long measuring takes on this machine, without benchmarks, as a phrase."""
         seconds: Counter[str] = Counter()
         for model in self.models:
-            elsewhere = Prompts if served and not model.control else ()
-            batches = [batch for batch in self.batches[model.label] if not isinstance(batch, elsewhere)]
-            seconds.update(seconds_here(batches, load_config(model.name), precision))
+            seconds.update(seconds_here(self.batches[model.label], load_config(model.name), precision))
         return time_of(dict(seconds))
 
 
@@ -168,7 +165,8 @@ def evaluate(
         raise DataError(
             f"part {shard[0]} of {shard[1]} has no records; give longer --lengths, other --tasks, or fewer parts"
         )
-    tasks = benchmarks.find() if benchmarks and shard[0] == 1 else None
+    if benchmarks and shard[0] == 1:
+        _ = benchmarks.found  # refuses before any work
     if server:
         server.require_window(max(specification.prompt_lengths, default=0))
         console.print(f"{server.engine} answers the prompts with its model {server.name}", soft_wrap=True)
@@ -184,9 +182,9 @@ def evaluate(
         load = partial(model.load, specification.precision)
         batches = keeping_losses(plan.batches[model.label], folder.path / token_losses.FOLDER)
         answered(load, batches, folder.results, console, None if model.control else server, shard)
-        if tasks:
+        if benchmarks and shard[0] == 1:
             keep = partial(append_record, folder.results)
-            tasks.run(model, specification.precision, read_records(folder.results), keep, console)
+            benchmarks.run(model, specification.precision, read_records(folder.results), keep, console)
     return folder
 
 

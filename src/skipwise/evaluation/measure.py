@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -100,7 +99,7 @@ def measure(
 def explained_answers(
     model: PreTrainedModel, batch: Batch, on_progress: Callable[[int], None] | None = None
 ) -> Iterator[ReadingRecord | Request]:
-    """Answer a batch; explain too little memory, and positions beyond the model's.
+    """Answer a batch; explain too little memory.
 
     Raises:
         EvaluationError: with the length and the setting.
@@ -110,18 +109,12 @@ def explained_answers(
         yield from batch.answers(model, on_progress)
     except EvaluationError as error:
         raise EvaluationError(f"{label}: {error}") from error
-    except (MemoryError, RuntimeError, IndexError) as error:
-        if out_of_memory(error):
-            raise EvaluationError(
-                f"out of memory measuring {label} at {length:,} tokens; finished records are kept. Lower the lengths "
-                "(--lengths, evaluation.windows, evaluation.prompt_lengths), leave out evaluation.steps, and run the command again"
-            ) from error
-        most: Any = getattr(model.config, "max_position_embeddings", None)
-        beyond = isinstance(error, IndexError) or "device-side assert" in str(error)
-        if not beyond or not isinstance(most, int) or length <= most:
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
             raise
         raise EvaluationError(
-            f"{label} cannot read {length:,} tokens: its positions end at {most:,} (max_position_embeddings); lower the lengths"
+            f"out of memory measuring {label} at {length:,} tokens; finished records are kept. Lower the lengths (--lengths, "
+            "evaluation.windows, evaluation.prompt_lengths), leave out evaluation.steps, and run the command again"
         ) from error
 
 
@@ -211,11 +204,7 @@ def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) 
 def require_memory(
     parts: Iterable[Workload], config: PretrainedConfig, itemsize: int, weights: float, device: torch.device
 ) -> None:
-    """Require this machine's memory to hold every length; a lower bound, so that a length may still fail.
-
-    Raises:
-        EvaluationError: a length is certain not to fit.
-    """
+    """Require this machine's memory to hold every length, by a lower bound."""
     if (memory := machine_memory(device)) and (text := too_long(parts, config, itemsize, weights, memory)):
         raise EvaluationError(text)
 

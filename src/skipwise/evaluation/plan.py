@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from skipwise.data.ruler import RulerData, read_ruler_data, repeats, ruler_prompt
+from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
 from skipwise.data.tokenising import tokenise
 from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import TooShortError
@@ -266,22 +266,19 @@ def plan_prompts(
     *,
     required: bool = False,
 ) -> Iterator[Prompts]:
-    """Plan the prompts of every task at every length; print which lengths are too short, and which texts repeat.
+    """Plan the prompts of every task at every length; print which lengths are too short.
 
     Raises:
         TooShortError: prompts are ``required``, and no length is long enough.
     """
     data = read_ruler_data(specification.ruler_data) if any(map(is_ruler, specification.tasks)) else None
-    planned, short, repeated = [], dict[int, list[str]](), dict[int, list[str]]()
+    planned, short = [], dict[int, list[str]]()
     for task in specification.tasks:
         for length in specification.prompt_lengths:
             try:
                 planned.append(_first_request(specification, model, tokenizer, task, length, data))
             except TooShortError as error:
                 short.setdefault(length, []).append(f"{task} (from {error.shortest:,} tokens)")
-            else:
-                if data and is_ruler(task) and repeats(tokenizer, task.removeprefix(RULER), length, data):
-                    repeated.setdefault(length, []).append(task)
     too_short = "; ".join(
         f"{length:,} tokens are too few for {', '.join(tasks)}" for length, tasks in sorted(short.items())
     )
@@ -289,9 +286,6 @@ def plan_prompts(
         raise TooShortError(f"{too_short}; give longer prompts (--lengths, evaluation.prompt_lengths), or other tasks")
     if too_short:
         console.print(f"{model.label}: {too_short}; left out", style="yellow", soft_wrap=True)
-    for length, tasks in sorted(repeated.items()):
-        text = f"{model.label}: prompts of {length:,} tokens repeat their text: {', '.join(tasks)}; longer text: --ruler-data"
-        console.print(text, style="yellow", soft_wrap=True)
     for first, ask in planned:
         requests = [replace(first, trial=trial) for trial in range(specification.prompt_trials)]
         yield Prompts(requests, ask, tokenizer)

@@ -104,7 +104,7 @@ class Server:
                 choice = answer["choices"][0]
                 completion = Completion(choice["text"].strip(), choice.get("token_ids"))
             except (LookupError, TypeError, AttributeError) as error:
-                raise _other_protocol(client, str(answer)) from error
+                raise _other_protocol(client, answer) from error
             return number, completion, time.perf_counter() - began
 
 
@@ -156,10 +156,10 @@ async def _served(url: str, timeout: float) -> tuple[list[dict[str, Any]], str]:
         answer = await _json(client, "/v1/models")
         try:
             models = [model for model in answer["data"] if model["id"]]
+            if not models:
+                raise LookupError("no model")
         except (LookupError, TypeError) as error:
-            raise _other_protocol(client, str(answer)) from error
-        if not models:
-            raise _other_protocol(client, str(answer))
+            raise _other_protocol(client, answer) from error
         with suppress(httpx2.HTTPError, ValueError, LookupError, TypeError):
             return models, str((await client.get("/version")).json()["version"])
         return models, ""
@@ -170,7 +170,7 @@ async def _json(client: httpx2.AsyncClient, path: str, body: dict[str, Any] | No
     for wait in (*(_WAITS if body else ()), None):
         try:
             answer = await (client.get(path) if body is None else client.post(path, json=body))
-            if answer.status_code == 200:
+            if answer.is_success:
                 return answer.json()
             problem = f"HTTP {answer.status_code}: {reason(Exception(answer.text))}"
             if answer.status_code not in _BUSY:
@@ -192,10 +192,9 @@ async def _json(client: httpx2.AsyncClient, path: str, body: dict[str, Any] | No
     )
 
 
-def _other_protocol(client: httpx2.AsyncClient, answer: str) -> EvaluationError:
+def _other_protocol(client: httpx2.AsyncClient, answer: object) -> EvaluationError:
     return EvaluationError(
-        f"the server at {client.base_url} does not speak OpenAI's completions protocol: {answer[:60]!r}; give the address of a "
-        "server that does, e.g. vLLM's"
+        f"the server at {client.base_url} does not speak OpenAI's completions protocol: {str(answer)[:60]!r}; give another address"
     )
 
 

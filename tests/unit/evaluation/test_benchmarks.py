@@ -66,7 +66,7 @@ def write(folder: Path, *splits: str) -> Path:
 
 
 def found(words: str, tasks: Path, data: Path) -> list[tuple[str, int]]:
-    return [(one.task, one.fewshot) for one in Benchmarks(words, data, tasks).find().tasks]
+    return list(Benchmarks(words, data, tasks).found[1])
 
 
 def test_a_list_of_tasks_with_their_examples() -> None:

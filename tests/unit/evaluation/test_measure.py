@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import LlamaConfig
 
 from skipwise.errors import EvaluationError
 from skipwise.evaluation.measure import (
@@ -117,18 +117,6 @@ def test_too_little_memory_at_a_step_is_not_that_of_training(tmp_path) -> None:
     evaluation = SimpleNamespace(step_batches=lambda step: [batch])
     with pytest.raises(EvaluationError, match=r"evaluation\.steps"), _memory_errors(trainer):
         _measure_step(evaluation, run, llama(), 2)
-
-
-def test_positions_beyond_the_models_own_are_explained() -> None:
-    assertion = RuntimeError("CUDA error: device-side assert triggered")
-    with pytest.raises(EvaluationError, match="m cannot read 64 tokens: its positions end at 32"):
-        measure(llama(32), [broken(assertion)], QUIET, print)
-    for model, error in ((llama(32), RuntimeError("shapes differ")), (llama(64), IndexError("elsewhere"))):
-        with pytest.raises(type(error)):
-            measure(model, [broken(error)], QUIET, print)
-    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=257, n_positions=48, n_embd=16, n_layer=1, n_head=2))
-    with pytest.raises(EvaluationError, match="its positions end at 48"):
-        measure(gpt2, list(plan_prompts(ASKED, MODEL, byte_tokenizer(), QUIET)), QUIET, print)
 
 
 def test_nan_logits_leave_no_record() -> None:
