@@ -73,7 +73,8 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder [evaluations/NAME]")
+        Path | None,
+        typer.Option(parser=read_path, metavar="FOLDER", help="folder [evaluations/NAME, with --only NAME-ONLY]"),
     ] = None,
     precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; measure nothing")] = False,
@@ -125,6 +126,8 @@ def evaluate(
         key_loss=key_loss,
         server=serving.engine if serving else None,
     )
+    if only and out is None:
+        out = Path("evaluations") / f"{found[0].label.replace('/', '-')}-{only}"
     chosen = _benchmarks(benchmarks, data_dir, include_path, limit, longest)
     if dry_run:
         plan = plan_models(found, specification, console).only(part)

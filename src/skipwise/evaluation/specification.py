@@ -18,6 +18,7 @@ from skipwise.results.effective_length import FOUND
 from skipwise.results.statistics import (
     POWER,
     fewest_prompts,
+    least_hits,
     prompts_for_difference,
     smallest_difference,
     wilson_interval,
@@ -106,14 +107,16 @@ class Specification(Evaluation):
 
     @property
     def power(self) -> str:
-        """The smallest difference of two models that the prompts can show; empty without prompts."""
+        """What the prompts can show of two models, and of passkeys; empty without prompts."""
         if not self.tasks:
             return ""
-        points = 100 * smallest_difference(self.prompt_trials)
-        return (
-            f"{counted(self.prompt_trials, 'prompt')} a task and length can show {points:.0f} points between two models (95% "
-            f"interval, power {POWER:.0%}); 5 points take {prompts_for_difference(0.05):,}"
+        prompts, hits = self.prompt_trials, least_hits(FOUND, self.prompt_trials)
+        text = (
+            f"{counted(prompts, 'prompt')} a task and length can show {100 * smallest_difference(prompts):.0f} points between two "
+            f"models (95% interval, power {POWER:.0%}); 5 points take {prompts_for_difference(0.05):,}"
         )
+        passkeys = f"; {hits} right passkeys show {FOUND:.0%}" if hits and "passkey" in self.tasks else ""
+        return text + passkeys
 
 
 def is_ruler(task: str) -> bool:

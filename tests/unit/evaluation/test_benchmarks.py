@@ -12,15 +12,7 @@ from lm_eval.models.huggingface import HFLM
 
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation import benchmarks
-from skipwise.evaluation.benchmarks import (
-    Benchmarks,
-    HarnessModel,
-    _by_question,
-    _digest,
-    _scores,
-    data_of,
-    parse_tasks,
-)
+from skipwise.evaluation.benchmarks import Benchmarks, HarnessModel, _by_question, _scores, data_of, parse_tasks
 from skipwise.results.scores import PAPER
 from tests.tiny import byte_tokenizer, llama
 
@@ -144,15 +136,6 @@ def test_scores_are_metrics_with_their_errors() -> None:
 )
 def test_scores_of_questions_are_kept_where_the_value_is_their_mean(scores, value, kept) -> None:
     assert _by_question(scores, value) == kept
-
-
-def test_questions_are_told_apart_by_text_prompt_answer_order_and_version() -> None:
-    one, two = ({"doc_hash": n, "prompt_hash": "p", "target_hash": "t", "resps": n} for n in "ab")
-    first = _digest(1.0, [one, two])
-    assert first == _digest(1.0, [{**one, "resps": "other"}, two])
-    others = [(2.0, [one, two]), (1.0, [two, one]), (1.0, [one])]
-    others += [(1.0, [{**one, key: "other"}, two]) for key in ("doc_hash", "prompt_hash", "target_hash")]
-    assert len({first, *(_digest(*other) for other in others)}) == 7
 
 
 def instance(kind: str, *arguments: object) -> Instance:

@@ -68,12 +68,6 @@ def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> Non
     assert [m.original for m in find_models(["runs/mine/model"])] == [128]
 
 
-def test_the_length_is_what_a_model_was_extended_to_without_the_margin(base, tmp_path) -> None:
-    model = made(tmp_path / "mine", rope_type="default", rope_theta=4e4)
-    Origin("base", 32, Data(), target_length=112).write(model)
-    assert [m.target for m in find_models(["mine"], "")] == [112]
-
-
 def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_path) -> None:
     names = [str(made(tmp_path / folder / "m")) for folder in ("a", "b")]
     assert [m.label for m in find_models(names)] == names
@@ -99,12 +93,6 @@ def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_p
     assert replace(one, label="x", control=True).digest == one.digest
 
 
-def test_a_model_whose_answers_depend_on_what_it_read_is_refused(base, tmp_path) -> None:
-    name = str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))
-    with pytest.raises(ModelError):
-        find_models([name])
-
-
 def test_a_config_without_a_length_takes_the_one_that_is_asked_for(tmp_path, monkeypatch) -> None:
     folder = checkpoint(tmp_path / "m", window=128)
     for module in ("evaluation.models", "model.origin"):
@@ -113,3 +101,8 @@ def test_a_config_without_a_length_takes_the_one_that_is_asked_for(tmp_path, mon
         find_models([str(folder)])
     [found] = find_models([str(folder)], length=512)
     assert (found.original, found.target) == (512, 512)
+
+
+def test_dynamic_scaling_is_refused(base, tmp_path) -> None:
+    with pytest.raises(ModelError):
+        find_models([str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))])

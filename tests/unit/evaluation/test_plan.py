@@ -1,6 +1,5 @@
 """Which requests are planned, and how their keys differ."""
 
-import json
 from dataclasses import replace
 from io import StringIO
 from itertools import chain
@@ -22,7 +21,6 @@ from skipwise.evaluation.plan import (
     plan_prompts,
     plan_readings,
 )
-from skipwise.evaluation.retrieval import tenth_of
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from tests.tiny import byte_tokenizer, llama
@@ -102,13 +100,6 @@ def test_another_model_makes_other_requests(changes) -> None:
     assert not ours & theirs
 
 
-def test_another_token_of_a_document_makes_another_request() -> None:
-    other = text_of(90, 90, 70)
-    other.documents[1].tokens[-1] += 1
-    ours, theirs = (keys(plan_readings(READ, MODEL, [text])) for text in (TEXT, other))
-    assert [a == b for a, b in zip(ours, theirs, strict=True)].count(False) == 2  # its two windows
-
-
 @pytest.mark.parametrize("change", [{"stride": 8}, {"precision": "bf16"}])
 def test_other_readings_have_other_keys(change) -> None:
     ours = set(keys(plan_readings(READ, MODEL, [text_of(90)], [64])))
@@ -121,11 +112,6 @@ def test_other_prompts_have_other_keys(change) -> None:
     ours, theirs = (set(keys(prompts(s))) for s in (ASKED, changed(ASKED, **change)))
     assert not ours & theirs
     assert len(ours) == 3
-
-
-def test_more_trials_keep_the_first() -> None:
-    few, many = (keys(prompts(changed(ASKED, prompt_trials=n))) for n in (3, 5))
-    assert many[:3] == few
 
 
 def test_bucket_edges_hold_positions_windows_and_even_parts() -> None:
@@ -142,17 +128,6 @@ def test_progress_reaches_the_total() -> None:
         list(batch.answers(llama(512), steps.append))
         assert sum(steps) == batch.tokens
     assert batches[0].tokens == fed_tokens([d.tokens for d in TEXT.documents[:2]], 32, 16)
-
-
-def test_prompts_are_spread_over_the_tenths_and_drawn_by_number() -> None:
-    [batch] = prompts(changed(ASKED, prompt_lengths=[900], prompt_trials=10))
-    model = llama(2048)
-    made = {r.trial: r for r in batch.only({batch.requests[i].key for i in (3, 4, 8)}).answers(model)}
-    assert set(made) == {3, 4, 8}
-    for trial, record in made.items():
-        assert tenth_of(trial) / 10 - 0.03 <= record.depth <= (tenth_of(trial) + 1) / 10 + 0.03
-    [again] = batch.only({batch.requests[4].key}).answers(model)
-    assert replace(again, seconds=0.0) == replace(made[4], seconds=0.0)
 
 
 def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
@@ -211,13 +186,3 @@ def test_ruler_scores_the_share_of_the_answers(written: str, score: float) -> No
     assert question.score(text.lower() if "LOWER" in written else text) == pytest.approx(score)
     assert (question.most, question.settled) == (30, True)
     assert byte_tokenizer().decode(question.draft).strip() == drawn.answers[0]
-
-
-def test_a_length_that_only_some_questions_fit_is_left_out(tmp_path: Path) -> None:
-    paragraphs = [
-        {"context": text, "qas": [{"question": "What?", "is_impossible": False, "answers": [{"text": "a"}]}]}
-        for text in ("a short one", "a" * 2000)
-    ]
-    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-    rule = changed(RULED, tasks=["ruler:qa_squad"], prompt_lengths=[1200], prompt_trials=2, ruler_data=tmp_path)
-    assert prompts(rule) == []

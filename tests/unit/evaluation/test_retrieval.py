@@ -1,8 +1,6 @@
 """Retrieval: prompts by seed and number, greedy answers, what prompts share, and when an answer is right."""
 
-import re
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation import decoding, retrieval
 from skipwise.evaluation.retrieval import answers, draw_prompt, is_hit, question_of, retrieval_accuracy, retrieve
-from skipwise.model.cache_argument import CACHE
 
 LENGTH = 420
 
@@ -27,42 +24,6 @@ def tokenizer():
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", bos_token="<s>")
-
-
-class Scripted:
-    """Stands for a model: ``reply`` writes the continuation of each prompt's text."""
-
-    device, training, config = torch.device("cpu"), False, LlamaConfig(num_hidden_layers=1)
-
-    def __init__(self, tokenizer, reply):
-        self.tokenizer, self.reply, self.ids, self.fed = tokenizer, reply, [], []
-
-    def eval(self):
-        self.training = False
-
-    def train(self, mode):
-        self.training = mode
-
-    def get_input_embeddings(self):
-        return torch.nn.Embedding(len(self.tokenizer), 1)
-
-    def __call__(self, input_ids, position_ids, logits_to_keep, **rest):
-        rest[CACHE].update(*torch.zeros(2, 1, 1, input_ids.shape[1], 1), 0)  # older ones cannot go back when empty
-        self.fed.append(input_ids.shape[1])
-        self.ids[position_ids[0, 0] :] = input_ids[0].tolist()
-        logits = torch.zeros(1, logits_to_keep, len(self.tokenizer))
-        for place in range(logits_to_keep):
-            read = self.ids[: len(self.ids) - logits_to_keep + 1 + place]
-            prompt, question, written = self.tokenizer.decode(read).rpartition("? The pass key is")
-            if not written:
-                self.writes = self.tokenizer(self.reply(prompt + question) + "</s>")["input_ids"]
-            number = len(self.tokenizer(written)["input_ids"])
-            logits[0, place, self.writes[min(number, len(self.writes) - 1)]] = 1
-        return SimpleNamespace(logits=logits)
-
-
-def recall(text):
-    return " " + re.search(r"The pass key is (\d{5})\.", text).group(1) + "</s>"
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +62,6 @@ def texts(model, tokenizer, prompts):
     return [answer.text for answer in answers]
 
 
-def test_a_model_that_recalls_finds_every_number(tokenizer):
-    model, prompts = Scripted(tokenizer, recall), prompts_of(tokenizer, 20)
-    assert retrieval_accuracy(model, tokenizer, length=LENGTH, trials=20) == 1.0
-    written = texts(model, tokenizer, prompts)
-    assert written == [prompt.answer for prompt in prompts]
-    assert all(re.fullmatch(r"\d{5}", text) for text in written)
-    assert len(set(written)) == 20
-    # a token a byte: no sentence is longer than 23 of them, and the answer takes 6
-    assert all(LENGTH - 6 - 23 < len(prompt.ids) <= LENGTH - 6 for prompt in prompts)
-
-
 def test_prompts_are_drawn_from_seed_length_and_number(tokenizer):
     drawn = prompts_of(tokenizer, 6, seed=3)
     rngs = [np.random.default_rng([3, LENGTH, trial]) for trial in range(6)]
@@ -148,14 +98,6 @@ def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, m
     assert texts(llama, tokenizer, prompts) == shared
     assert tokens * 0.4 < shared_tokens < tokens * 0.8
     assert sum(fed) >= tokens
-
-
-def test_only_the_logits_of_the_answer_are_computed(llama, tokenizer):
-    widths = []
-    hook = llama.lm_head.register_forward_hook(lambda module, args, output: widths.append(output.shape[1]))
-    retrieval_accuracy(llama, tokenizer, length=LENGTH, trials=3)
-    hook.remove()
-    assert set(widths) <= {1, 7}  # the six ids of an answer in bytes, and one more
 
 
 @pytest.mark.parametrize(

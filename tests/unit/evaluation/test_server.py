@@ -179,14 +179,6 @@ def test_engine_and_window(served) -> None:
     assert (connect(served.url).window, connect(served.url).engine) == (None, "a server")
 
 
-def test_one_of_several_models(served) -> None:
-    served.names = ["one", "two"]
-    for name in (None, "three"):
-        with pytest.raises(RecipeError, match="one, two"):
-            connect(served.url, name)
-    assert connect(served.url, "two").name == "two"
-
-
 @pytest.mark.parametrize(
     "answer",
     [(400, b"too long"), (500, b""), (503, b"loading"), (200, b"{"), (200, b'{"choices": []}'), (200, b"\xff\xfe")],
@@ -210,14 +202,6 @@ def test_a_slow_server_is_refused(model, served, tmp_path) -> None:
             measured(model, served, tmp_path, timeout=0.2)
     finally:
         over.set()
-
-
-def test_prompts_beyond_the_window_are_refused_before_work(model, served, tmp_path) -> None:
-    served.window = 1024
-    with pytest.raises(EvaluationError, match="2,048"):
-        measured(model, served, tmp_path / "e", ASKED)
-    assert not (tmp_path / "e").exists()
-    assert not served.asked
 
 
 def test_the_command_measures_here_only_what_is_given(folder, served, tmp_path, monkeypatch, capsys) -> None:

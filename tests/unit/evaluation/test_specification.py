@@ -1,7 +1,5 @@
 """Settings of an evaluation: defaults, strides, tasks, and rules."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,6 @@ from skipwise.evaluation.specification import Specification, doubled_windows, re
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.loading import load_recipe
-from skipwise.recipes.schema import Data
 
 MINE, BASE = EvaluatedModel("mine", "", 256, 1024), EvaluatedModel("base", "", 256, 256, control=True)
 
@@ -90,9 +87,3 @@ def test_a_recipes_section_is_resolved() -> None:
     assert twice.prompt_lengths == [512, 256]
     none = specification_of(load_recipe(None, {"evaluation.prompt_trials": 0}), 256, 1024, "bf16")
     assert (none.tasks, none.prompt_lengths) == ([], [])
-
-
-def test_facts_are_json() -> None:
-    facts = specify(8, 16, texts=[Data(source="x")], tasks=["passkey"], prompt_trials=1).facts
-    assert json.loads(json.dumps(facts)) == facts
-    assert (facts["texts"][0]["source"], facts["windows"]) == ("x", [8, 16])
