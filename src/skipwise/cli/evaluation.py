@@ -160,16 +160,11 @@ def _benchmarks(
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(parser=read_path, help="run folders, of which several are compared; or an evaluation's"),
-    ],
+    runs: Annotated[list[Path], typer.Argument(parser=read_path, help="run folders, or the folder of an evaluation")],
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=read_path,
-            metavar="FOLDER",
-            help="for report.html and its figures, or FILE.html; default: the run folder; needed for several runs",
+            parser=read_path, metavar="FOLDER", help="folder, or FILE.html [the run folder]; needed for several runs"
         ),
     ] = None,
 ) -> None:

@@ -33,30 +33,25 @@ def extend(
     target: Target = None,
     interpolation: Interpolation = None,
     data: Annotated[
-        list[str] | None, typer.Option(help="text to train on: file, folder, data set name, stdlib", metavar="TEXT")
+        list[str] | None, typer.Option(help="training text: file, folder, data set name, stdlib", metavar="TEXT")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder; default: runs/ and a name")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder [runs/NAME]")] = None,
     recipe: RecipeName = None,
     method: MethodName = None,
     existing_rope: ExistingRope = None,
-    seed: Annotated[int | None, typer.Option(help="of examples and training")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of examples and training")] = None,
     lora: Lora = False,
     set_: Changes = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was stopped")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue a stopped run")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; train nothing")] = False,
-    launch: Annotated[
-        str | None, typer.Option(help="train in several processes: ddp, fsdp, zero3 or zero3-offload")
-    ] = None,
-    processes: Annotated[int | None, typer.Option(help="how many, with --launch; default: one a GPU")] = None,
+    launch: Annotated[str | None, typer.Option(help="several processes: ddp, fsdp, zero3 or zero3-offload")] = None,
+    processes: Annotated[int | None, typer.Option(help="number of processes with --launch [one per GPU]")] = None,
 ) -> None:
-    """Extend a model to a longer context, measure it beside its controls, and write a report."""
+    """Extend a model to a longer context, measure it and its baselines, and write a report."""
     console = prepare_process(trains=True)
     if launch is None and processes is not None:
         raise RecipeError(
-            f"--processes {processes} says how many processes --launch starts: give --launch ddp, fsdp, zero3 or "
-            "zero3-offload, or leave it out"
+            f"--processes {processes} needs --launch; give --launch ddp, fsdp, zero3 or zero3-offload, or leave it out"
         )
     if launch is not None:
         from skipwise.training.processes import launch as start
@@ -121,19 +116,19 @@ def plan(
     model: StartingModel = None,
     target: Target = None,
     interpolation: Interpolation = None,
-    gpus: Annotated[int, typer.Option(min=1, help="how many GPUs share the work")] = 1,
-    gpu_memory: Annotated[str, typer.Option(help="memory of each, as 80GB or 80GiB")] = "80GB",
-    tflops: Annotated[
-        float, typer.Option(min=1, help="bf16 TFLOP/s of each: 312 is an A100's, 989 an H100's or H200's")
-    ] = 312.0,
-    utilisation: Annotated[float, typer.Option(min=0.01, max=1, help="the share of them that training reaches")] = 0.4,
+    gpus: Annotated[int, typer.Option(min=1, help="number of GPUs")] = 1,
+    gpu_memory: Annotated[str, typer.Option(help="memory of each GPU, e.g. 80GB or 80GiB")] = "80GB",
+    tflops: Annotated[float, typer.Option(min=1, help="bf16 TFLOP/s of each GPU (A100: 312, H100: 989)")] = 312.0,
+    utilisation: Annotated[
+        float, typer.Option(min=0.01, max=1, help="share of the TFLOP/s that training reaches (MFU)")
+    ] = 0.4,
     recipe: RecipeName = None,
     method: MethodName = None,
     existing_rope: ExistingRope = None,
     lora: Lora = False,
     set_: Changes = None,
     coverage: Annotated[
-        bool, typer.Option("--coverage", help="print the probability that an example trains each distance")
+        bool, typer.Option("--coverage", help="print the probability of training each distance")
     ] = False,
 ) -> None:
     """Estimate memory and time of a run against full-length training, from the config."""
@@ -181,16 +176,12 @@ def _print_coverage(recipe: Any, console: Any) -> None:
 
 
 def convert(
-    checkpoint: Annotated[
-        str, typer.Argument(parser=expanded, help="a folder, a name on the model hub, or a GGUF file")
-    ],
+    checkpoint: Annotated[str, typer.Argument(parser=expanded, help="folder, hub name or GGUF file")],
     out: Annotated[Path, typer.Argument(parser=read_path, help="folder to write")],
-    original: Annotated[
-        str | None, typer.Option(help="original length of a checkpoint of PoSE's authors, e.g. 2k")
-    ] = None,
-    check: Annotated[bool, typer.Option(help="compare a GGUF file with llama.cpp if that is installed")] = True,
+    original: Annotated[str | None, typer.Option(help="original length (PoSE authors' checkpoints), e.g. 2k")] = None,
+    check: Annotated[bool, typer.Option(help="compare a GGUF file with llama.cpp, if installed")] = True,
 ) -> None:
-    """Write a GGUF file, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors as a stock checkpoint."""
+    """Convert GGUF, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors to a stock checkpoint."""
     console = prepare_process(private=False)
     if checkpoint.lower().endswith(".gguf"):
         from skipwise.engines.gguf_in import convert_gguf

@@ -28,30 +28,21 @@ def read_path(text: str) -> Path:
 
 
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
+    list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, e.g. training.learning_rate=1e-5")
 ]
-ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
+ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace the model's RoPE scaling")]
 Interpolation = Annotated[
     str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, power, theta, factors, fitted or a fit.json")
 ]
-Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")]
-MethodName = Annotated[
-    str | None, typer.Option(help="skipwise, or paper: PoSE as published; --set method=null for neither")
-]
-Model = Annotated[
-    str,
-    typer.Argument(parser=model_name, help="nano, smollm2, the folder of a model or a run, or a name on the model hub"),
-]
-RecipeName = Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")]
+Lora = Annotated[bool, typer.Option("--lora", help="train LoRA only")]
+MethodName = Annotated[str | None, typer.Option(help="skipwise, or paper (PoSE as published)")]
+Model = Annotated[str, typer.Argument(parser=model_name, help="nano, smollm2, a model or run folder, a hub name")]
+RecipeName = Annotated[str | None, typer.Option(help="YAML file, or name of a shipped recipe")]
 StartingModel = Annotated[
-    str | None,
-    typer.Argument(
-        parser=model_name,
-        help="nano (embedded, the default), smollm2, the folder of a model or a run, or a name on the model hub",
-    ),
+    str | None, typer.Argument(parser=model_name, help="nano, smollm2, a model or run folder, a hub name [nano]")
 ]
-Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
-Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the prompts: keys and depths")]
+Target = Annotated[str | None, typer.Option(help="target length, e.g. 32k [8 times the original]")]
+Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="seed of the prompts")]
 
 
 @dataclass(frozen=True)
@@ -59,19 +50,16 @@ class TextOptions:
     """The text to measure on."""
 
     data: Annotated[
-        str,
-        typer.Option(parser=expanded, metavar="TEXT", help="text to measure on: file, folder, data set name, stdlib"),
+        str, typer.Option(parser=expanded, metavar="TEXT", help="file, folder, data set name or stdlib")
     ] = "stdlib"
     text_field: Annotated[
-        str, typer.Option(metavar="FIELD", help="of JSON Lines, Parquet or a data set: what holds the text")
+        str, typer.Option(metavar="FIELD", help="field with the text (JSON Lines, Parquet, data sets)")
     ] = "text"
-    split: Annotated[str, typer.Option(metavar="NAME", help="of a Hugging Face data set")] = "train"
-    subset: Annotated[str | None, typer.Option(metavar="NAME", help="of a data set on the hub; default: its own")] = (
-        None
-    )
+    split: Annotated[str, typer.Option(metavar="NAME", help="split of a data set")] = "train"
+    subset: Annotated[str | None, typer.Option(metavar="NAME", help="subset of a data set [the default one]")] = None
 
     def read(self) -> "Data":
-        """The text as a recipe names it."""
+        """Return the text as a section of a recipe."""
         from skipwise.recipes.schema import Data
 
         return Data(source=self.data, text_field=self.text_field, split=self.split, subset=self.subset)

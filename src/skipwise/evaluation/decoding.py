@@ -113,16 +113,16 @@ class Reader:
             self._go_back(0)
         likeliest: list[int] = []
         while ids:
-            behind = len(self._ids)
+            cached = len(self._ids)
             # What is read from the beginning needs no mask.
-            size = _AT_ONCE if behind else len(ids)
+            size = _AT_ONCE if cached else len(ids)
             some, ids = ids[:size], ids[size:]
             self._ids += some
             row = torch.tensor([some], device=self._model.device)
             logits = self._model(
                 input_ids=row,
                 attention_mask=torch.ones(1, len(self._ids), dtype=torch.long, device=row.device),
-                position_ids=torch.arange(behind, len(self._ids), device=row.device)[None],
+                position_ids=torch.arange(cached, len(self._ids), device=row.device)[None],
                 use_cache=True,
                 logits_to_keep=min(wanted, len(some)),
                 **{CACHE: self._cache},

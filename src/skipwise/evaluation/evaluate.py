@@ -242,16 +242,16 @@ class RunEvaluation:
     @property
     def facts(self) -> dict[str, object]:
         """What is measured, for ``run.json``: a resumed run may need fewer records than there are."""
-        asked = self.specification
-        windows = {*asked.windows, self.extension.rope.original_length}
+        rule = self.specification
+        windows = {*rule.windows, self.extension.rope.original_length}
         return {
             "documents": {text.source: [one.document for one in text.documents] for text in self.texts},
             "tokens": {text.source: [len(one.tokens) for one in text.documents] for text in self.texts},
-            "windows": asked.windows,
-            "strides": {str(window): asked.stride_of(window) for window in sorted(windows)},
-            "tasks": [task.removeprefix(RULER) for task in asked.tasks],  # as in records
-            "prompt_lengths": asked.prompt_lengths,
-            "trials": asked.prompt_trials,
+            "windows": rule.windows,
+            "strides": {str(window): rule.stride_of(window) for window in sorted(windows)},
+            "tasks": [task.removeprefix(RULER) for task in rule.tasks],  # as in records
+            "prompt_lengths": rule.prompt_lengths,
+            "trials": rule.prompt_trials,
             "other": self.other is not None,
         }
 
@@ -267,7 +267,7 @@ class RunEvaluation:
         return EvaluatedModel(self.label(arm), name, *lengths, weights=weights_fingerprint(name), extension=extension)
 
     def batches(self, model: EvaluatedModel) -> list[Batch]:
-        """Plan an arm: the original also reads its own window; pi-only reads no text of other kinds."""
+        """Plan an arm: the original also reads the original window; pi-only reads no other text."""
         more = [model.original] if model.label == "original" else []
         other = [self.other] if self.other and model.label != "pi-only" else []
         return plan_model(self.specification, model, self.tokenizer, self.texts, QUIET, more=more, other=other)

@@ -143,26 +143,26 @@ def workloads(batches: Iterable[Batch]) -> list[Workload]:
 
 def planned(recipe: Recipe, original: int, target: int) -> Iterator[Workload]:
     """Yield the largest workloads of a recipe, before its texts are known; lengths are in tokens."""
-    asked, arms = specification_of(recipe, original, target, "float32"), recipe.evaluation.arms
-    document, texts = np.empty(asked.tokens_read(asked.windows[-1])), len(arms) * len(asked.texts)
-    readings = {length: texts * asked.documents for length in asked.windows}
-    if "original" in arms and original <= asked.windows[-1]:
-        readings.setdefault(original, len(asked.texts) * asked.documents)
+    rule, arms = specification_of(recipe, original, target, "float32"), recipe.evaluation.arms
+    document, texts = np.empty(rule.tokens_read(rule.windows[-1])), len(arms) * len(rule.texts)
+    readings = {length: texts * rule.documents for length in rule.windows}
+    if "original" in arms and original <= rule.windows[-1]:
+        readings.setdefault(original, len(rule.texts) * rule.documents)
     if steps := len(recipe.measured_steps):  # of the first text
-        readings[asked.windows[-1]] += steps * asked.documents
+        readings[rule.windows[-1]] += steps * rule.documents
     for length, documents in readings.items():
-        yield Workload("windows", length, documents * fed_tokens([document], length, asked.stride_of(length)))
-    segments = {length: texts for length in asked.segment_lengths}
-    if steps and asked.keep == "best":
+        yield Workload("windows", length, documents * fed_tokens([document], length, rule.stride_of(length)))
+    segments = {length: texts for length in rule.segment_lengths}
+    if steps and rule.keep == "best":
         segments[target] = segments.get(target, 0) + steps
     for length, times in segments.items():
-        yield Workload("windows", length, times * asked.segments * length)
-    if asked.other and (readers := len({*arms} - {"pi-only"})):
+        yield Workload("windows", length, times * rule.segments * length)
+    if rule.other and (readers := len({*arms} - {"pi-only"})):
         length = longest_segment(original)
         yield Workload("windows", length, readers * len(KINDS) * most_segments(length) * length)
-    for task in asked.tasks:
-        for length in asked.prompt_lengths:
-            yield Workload(f"{task} prompts", length, len(arms) * asked.prompt_trials * length, scored=False)
+    for task in rule.tasks:
+        for length in rule.prompt_lengths:
+            yield Workload(f"{task} prompts", length, len(arms) * rule.prompt_trials * length, scored=False)
 
 
 def measuring_seconds(parts: Iterable[Workload], cost: ForwardCost, speed: Speed) -> dict[str, float]:

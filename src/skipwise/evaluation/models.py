@@ -97,7 +97,7 @@ def _model(
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     if rope.get("rope_type") == "dynamic":
         raise ModelError(
-            f"model {name!r} has rope_type dynamic, whose answers depend on earlier prompts; set another rope_type, e.g. yarn"
+            f"model {name!r} has rope_type dynamic: answers depend on earlier prompts; set another rope_type, e.g. yarn"
         )
     origin = read_origin(name)
     target = promised_length(name, original) or length

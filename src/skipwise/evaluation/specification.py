@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError
 
 from skipwise.data import ruler
 from skipwise.data.documents import other_source
@@ -46,22 +46,6 @@ class Specification(Evaluation):
     key_loss: float | None = Field(None, gt=0)  # of LongPPL, nats
     ruler_data: Path | None = None  # type: ignore[assignment]
     server: str | None = None  # engine that answers the prompts
-
-    @field_validator("tasks")
-    @classmethod
-    def _known(cls, tasks: list[str]) -> list[str]:
-        for task in tasks:
-            if is_ruler(task):
-                ruler.ruler_task(task.removeprefix(RULER))
-            else:
-                one_of("task", task, [*TASKS, RULER.removesuffix(":"), *ruler.TASKS])
-        return tasks
-
-    @model_validator(mode="after")
-    def _strides_fit(self) -> "Specification":
-        for window in self.windows:
-            sliding_windows(window, window, self.stride_of(window))
-        return self
 
     def stride_of(self, window: int) -> int:
         """Return the stride: ``stride``, or max(original / 2, target / 16), at most half the window.
@@ -129,6 +113,9 @@ def read_tasks(names: Sequence[str], ruler_data: Path | None = None) -> list[str
 
     ``ruler`` is all of RULER's tasks that can be made: questions need files in ``ruler_data``. The part after a comma in
     ``vt:hops=2,chains=3`` belongs to the name before it.
+
+    Raises:
+        RecipeError: a task is unknown.
     """
     whole: list[str] = []
     for name in filter(None, (name.strip() for name in names)):
@@ -138,11 +125,13 @@ def read_tasks(names: Sequence[str], ruler_data: Path | None = None) -> list[str
             whole.append(name)
     tasks: list[str] = []
     for name in whole:
+        own = name.removeprefix(RULER)
         if name == RULER.removesuffix(":"):
             tasks += [RULER + task for task in ruler.possible_tasks(ruler.read_ruler_data(ruler_data))]
+        elif is_ruler(name) or own.partition(":")[0] in ruler.TASKS:
+            tasks.append(RULER + ruler.canonical(own))
         else:
-            own = name.removeprefix(RULER)
-            tasks.append(RULER + ruler.canonical(own) if own.partition(":")[0] in ruler.TASKS else name)
+            tasks.append(one_of("task", name, [*TASKS, RULER.removesuffix(":"), *ruler.TASKS]))
     return list(dict.fromkeys(tasks))
 
 
@@ -167,9 +156,12 @@ def specify(original: int, target: int, **settings: Any) -> Specification:
         "segment_lengths": settings.get("segment_lengths") or [],
     }
     try:
-        return Specification(**{**settings, **resolved, "original": original, "target": target})
+        made = Specification(**{**settings, **resolved, "original": original, "target": target})
     except ValidationError as error:
         raise RecipeError(f"{reason(error)}; correct it") from None
+    for window in windows:
+        sliding_windows(window, window, made.stride_of(window))  # refuses a stride that does not fit
+    return made
 
 
 def specification_of(recipe: Recipe, original: int, target: int, precision: str) -> Specification:
