@@ -15,7 +15,7 @@ from rich.console import Console
 
 from skipwise.evaluation.evaluate import evaluate
 from skipwise.evaluation.models import EvaluatedModel, find_models
-from skipwise.evaluation.specification import specification_for
+from skipwise.evaluation.specification import doubled_windows, specify
 from skipwise.model.precision import choose_precision
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder
@@ -45,14 +45,15 @@ def main() -> None:
     parser.add_argument("--data", default="stdlib")
     chosen = parser.parse_args()
     found, console = find_models([chosen.model], chosen.base), Console()
-    specification = specification_for(
-        found,
-        Data(source=chosen.data),
-        lengths=(),
-        target=None,
+    original, target = min(model.original for model in found), max(model.target for model in found)
+    specification = specify(
+        original,
+        target,
+        texts=[Data(source=chosen.data)],
+        windows=doubled_windows(original, target),
         documents=16,
-        tasks=("passkey",),
-        trials=100,
+        tasks=["passkey"],
+        prompt_trials=100,
         precision=choose_precision("auto"),
     )
     whole = EvaluatedModel.load

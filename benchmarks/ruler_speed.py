@@ -18,8 +18,8 @@ from lm_eval.models.huggingface import HFLM
 from rich.console import Console
 
 from skipwise.evaluation.models import find_models
+from skipwise.evaluation.plan import plan_prompts
 from skipwise.evaluation.retrieval import Question, answers
-from skipwise.evaluation.runner import plan_prompts
 from skipwise.evaluation.specification import Specification, read_tasks
 from skipwise.method.lengths import parse_length
 from skipwise.model.loading import load_model, load_tokenizer
@@ -54,7 +54,7 @@ def main() -> None:
         documents=0,
         tasks=read_tasks(["ruler"], asked.data),
         prompt_lengths=(parse_length(asked.length),),
-        trials=asked.trials,
+        prompt_trials=asked.trials,
         ruler_data=asked.data,
         precision=asked.precision,
     )
@@ -69,7 +69,7 @@ def main() -> None:
         f"| task, {asked.trials} prompts of {asked.length} | score | harness | skipwise | times |\n|---|---|---|---|---|"
     )
     for prompts in plan_prompts(specification, found, tokenizer, Console()):
-        questions = [prompts.ask(request).question for request in prompts.requests]
+        questions = [prompts.ask(request)[0] for request in prompts.requests]
         began = time.perf_counter()
         ours = {answer.number: answer for answer in answers(model, tokenizer, questions, precision=asked.precision)}
         fast = time.perf_counter() - began

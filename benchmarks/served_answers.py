@@ -18,7 +18,7 @@ from rich.console import Console
 from skipwise.evaluation.decoding import Reader
 from skipwise.evaluation.models import find_models
 from skipwise.evaluation.perplexity import inference
-from skipwise.evaluation.runner import plan_prompts
+from skipwise.evaluation.plan import plan_prompts
 from skipwise.evaluation.server import connect
 from skipwise.evaluation.specification import Specification, read_tasks
 from skipwise.method.lengths import parse_length
@@ -38,20 +38,22 @@ def main() -> None:
     [found] = find_models([asked.model], base="")
     lengths = tuple(parse_length(length) for length in asked.lengths.split(","))
     specification = Specification(
-        documents=0, tasks=read_tasks(asked.tasks.split(",")), prompt_lengths=lengths, trials=asked.trials
+        documents=0, tasks=read_tasks(asked.tasks.split(",")), prompt_lengths=lengths, prompt_trials=asked.trials
     )
     server, tokenizer = connect(asked.url), load_tokenizer(found.name)
     server.require_window(max(lengths))
     model = found.load(asked.precision)
     questions, labels = [], []
     for batch in plan_prompts(specification, found, tokenizer, Console()):
-        questions += [batch.ask(request).question for request in batch.requests]
+        questions += [batch.ask(request)[0] for request in batch.requests]
         labels += [f"{request.task} {request.length}" for request in batch.requests]
     bodies = [{"prompt": question.ids, "max_tokens": question.most} for question in questions]
     equal: Counter[str] = Counter()
     for number, completion, _ in server.completions(bodies):
         if completion.token_ids is None:
-            sys.exit(f"{server.engine} returns no token ids; compare its scores by skipwise passkey --server")
+            sys.exit(
+                f"{server.engine} returns no token ids; compare its scores by skipwise evaluate --only prompts --server"
+            )
         question, theirs = questions[number], completion.token_ids
         with inference(model, asked.precision):
             reader = Reader(model)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from skipwise.cli.options import Changes, given_options
+from skipwise.cli.options import Changes
 from skipwise.cli.terminal import explained, prepare_process
 from skipwise.errors import RecipeError, one_of
 
@@ -51,7 +51,12 @@ def reproduce(
     from skipwise.recipes.loading import parse_changes
 
     one_of("scale", scale, SCALES)
-    given = given_options(context)
+    given = [
+        option.opts[0]
+        for option in context.command.params
+        if (source := context.get_parameter_source(option.name or "")) and source.name == "COMMANDLINE"
+    ]
+    given = [name for name in given if name.startswith("--")]
     if not exhibits:
         if given:
             raise RecipeError(f"{given[0]} needs the name of an exhibit, or all; run without options to list them")

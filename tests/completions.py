@@ -23,7 +23,6 @@ class Served:
     engine: str = "vllm"
     version: str | None = "0.32.0"
     tells_ids: bool = True
-    tells_logprobs: bool = True
     disturb: Callable[[int], tuple[int, bytes] | None] = lambda number: None  # an answer in place of the right one
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)  # requests for completions
@@ -53,17 +52,12 @@ class Served:
         assert body["temperature"] == 0
         assert body["model"] in self.names
         ids = torch.tensor([body["prompt"]])
-        made = self.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=body["max_tokens"], do_sample=False, pad_token_id=0,
-            output_logits=True, return_dict_in_generate=True,
-        )  # fmt: skip
-        written = made.sequences[0, ids.shape[1] :].tolist()
+        mask, most = torch.ones_like(ids), body["max_tokens"]
+        made = self.model.generate(ids, attention_mask=mask, max_new_tokens=most, do_sample=False, pad_token_id=0)
+        written = made[0, ids.shape[1] :].tolist()
         choice: dict[str, Any] = {"index": 0, "text": self.tokenizer.decode(written, skip_special_tokens=True)}
         if self.tells_ids:
             choice["token_ids"] = written
-        if self.tells_logprobs and body.get("logprobs"):
-            told = [float(row[0].log_softmax(-1)[id]) for row, id in zip(made.logits, written, strict=True)]
-            choice["logprobs"] = {"token_logprobs": told}
         return choice
 
 

@@ -12,9 +12,8 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from skipwise.errors import counted
-from skipwise.evaluation.arms import RunEvaluation, measure_arms, plan_evaluation
-from skipwise.evaluation.forecast import require_measurable
-from skipwise.evaluation.runner import explained_answers
+from skipwise.evaluation.evaluate import RunEvaluation, measure_arms, plan_evaluation, require_measurable
+from skipwise.evaluation.measure import explained_answers
 from skipwise.fit.recipe import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.saving import require_saved
@@ -123,7 +122,7 @@ def _train(
     recipe = prepared.recipe
 
     def measure(step: int) -> None:
-        if step in evaluation.steps:
+        if step in recipe.measured_steps:
             _measure_step(evaluation, run, model, step)
 
     def best() -> int | None:

@@ -107,11 +107,12 @@ def _reader(name: str, words: list[str], *makes: str) -> Job:
 
 _TEXT = ["--data", "../text", "--documents", "1", "--precision", "float32"]
 _SECOND = ["extend", "run/model", "--data", "../text", "--target", "512", "--existing-rope", "replace", "--dry-run"]
-_PASSKEY = ["passkey", "run/model", "--lengths", "256", "--trials", "1", "--precision", "float32"]
-_GPTJ = ["passkey", "converted", "--lengths", "256", "--trials", "1", "--precision", "float32", "--out", "keys.jsonl"]
+_PROMPTS = ["--only", "prompts", "--tasks", "passkey"]
+_PASSKEY = ["evaluate", "run/model", *_PROMPTS, "--lengths", "256", "--trials", "1", "--precision", "float32"]
+_GPTJ = ["evaluate", "converted", *_PASSKEY[2:], "--out", "keys"]
 _OTHERS = [
     JOBS["evaluate"],
-    _reader("perplexity", ["perplexity", "run/model", "--windows", "64", *_TEXT]),
+    _reader("perplexity", ["evaluate", "run/model", "--only", "perplexity", "--lengths", "64", *_TEXT]),
     _reader("passkey", _PASSKEY),
     _reader("second extend", [*_SECOND, "--set", "method=null", "--set", "evaluation.prompt_trials=0"]),
     *([_reader("export", JOBS["export"].begin, "x.gguf")] if "export" in jobs() else []),
@@ -129,7 +130,7 @@ TARGETS = {
             _killed("extend LoRA, keep best", "middle of LoRA", _FOURTH, 0),
         ),
         Target("tokenising", "cache/tokens", [JOBS["tokenising"]], _finished("tokenising")),
-        Target("convert", "converted", [_reader("passkey", _GPTJ, "keys.jsonl")], _finished("convert")),
+        Target("convert", "converted", [_reader("passkey", _GPTJ, "keys")], _finished("convert")),
     )
 }
 

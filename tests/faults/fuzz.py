@@ -31,7 +31,7 @@ from tests.command_line import run
 from tests.faults.inputs import CASES, Case, World, make
 
 LIMIT = 10.0  # seconds; what takes longer hangs
-_SLOW = {"check": 60.0, "export": 60.0, "benchmark": 60.0}  # these start engines, or list thousands of tasks
+_SLOW = {"check": 60.0, "export": 60.0}  # these start engines, or list thousands of tasks
 _MEMORY = 4 * 2**30  # bytes that a case may take
 _LONGEST = 1500  # characters of a message
 _ENDS = ("done", "message", "poor", "traceback", "hang", "killed")
@@ -145,13 +145,13 @@ def prepared_world(folder: Path) -> World:
     """Valid input in ``folder``, and a process in which every command is imported, so that forks start at once."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SKIPWISE_CACHE": str(folder / "cache")}
     huggingface_hub.constants.HF_HUB_OFFLINE = True  # it has read the environment when it was imported
+
     import skipwise.cli
     import skipwise.data.documents
     import skipwise.engines.check
     import skipwise.engines.export
     import skipwise.evaluation.benchmarks
     import skipwise.evaluation.evaluate
-    import skipwise.evaluation.single
     import skipwise.extend
     import skipwise.report.figures
     import skipwise.training.plan

@@ -153,8 +153,8 @@ _MEASURES = "run/model --precision float32"
 _EVALUATE = (
     f"evaluate {_MEASURES} --data ../text --lengths 256 --documents 2 --tasks passkey --trials 2 --out evaluation"
 )
-_PERPLEXITY = f"perplexity {_MEASURES} --data ../text --windows 64,128 --documents 2 --out perplexity/results.jsonl"
-_PASSKEY = f"passkey {_MEASURES} --lengths 256 --trials 6 --out keys.jsonl"
+_PERPLEXITY = f"evaluate {_MEASURES} --only perplexity --data ../text --lengths 64,128 --documents 2 --out perplexity"
+_PASSKEY = f"evaluate {_MEASURES} --only prompts --tasks passkey --lengths 256 --trials 6 --out keys"
 _EXPORT = "export run/model --type f32 --no-check --out x.gguf"
 JOBS = {
     job.name: job
@@ -163,7 +163,7 @@ JOBS = {
         _job("extend LoRA, keep best", _LORA, "run", "cache/tokens", again=[*_LORA, "--resume"]),
         _job("evaluate", _EVALUATE.split(), "evaluation", needs="extend"),
         _job("perplexity", _PERPLEXITY.split(), "perplexity", needs="extend"),
-        _job("passkey", _PASSKEY.split(), "keys.jsonl", needs="extend"),
+        _job("passkey", _PASSKEY.split(), "keys", needs="extend"),
         _job("tokenising", _extend("run", "--dry-run"), "cache/tokens"),
         _job("convert", ["convert", "../gptj", "converted"], "converted"),
         _job("report", ["report", "run"], "run", needs="extend"),
@@ -224,7 +224,6 @@ def _import_everything() -> None:
     import skipwise.engines.check
     import skipwise.engines.export
     import skipwise.evaluation.evaluate
-    import skipwise.evaluation.single
     import skipwise.extend
     import skipwise.model.convert
     import skipwise.report.page

@@ -227,7 +227,7 @@ def config_case(rng: Random, world: World) -> Case:
             ["plan", "model", "--target", "256"],
             world.extend(),
             world.extend(),
-            ["passkey", "model", "--lengths", "256", "--trials", "1"],
+            ["evaluate", "model", "--only", "prompts", "--tasks", "passkey", "--lengths", "256", "--trials", "1"],
             ["convert", "model", "out"],
         ]
     )
@@ -240,7 +240,12 @@ def tokenizer_case(rng: Random, world: World) -> Case:
     name = rng.choice(["tokenizer.json", "tokenizer.json", "tokenizer_config.json"])
     path = f"model/{name}"
     values = json.loads((world.model / name).read_text())
-    words = rng.choice([world.extend(), ["passkey", "model", "--lengths", "256", "--trials", "1"]])
+    words = rng.choice(
+        [
+            world.extend(),
+            ["evaluate", "model", "--only", "prompts", "--tasks", "passkey", "--lengths", "256", "--trials", "1"],
+        ]
+    )
     if rng.random() < 0.2:
         text = rng.choice([None, b"", b"{}", b"[]", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'"x"'])
         return Case("tokenizer", words, [f"{name}: {text and text[:20]!r}"], {path: text})
@@ -260,25 +265,12 @@ def command_case(rng: Random, world: World) -> Case:
     lines = [
         [*extend, "--seed", "0", "--interpolation", "yarn", "--out", out],
         ["plan", "model", "--target", "256", "--gpus", "1", "--gpu-memory", "80GB", "--tflops", "312"],
-        ["coverage", "--original", "64", "--target", "256", "--chunks", "2", "--samples", "10", "--seed", "0"],
-        ["perplexity", "model", "--data", text, "--windows", "64,128", "--stride", "32", "--documents", "1"],
-        [
-            "passkey",
-            "model",
-            "--lengths",
-            "256",
-            "--trials",
-            "1",
-            "--task",
-            "passkey",
-            "--seed",
-            "0",
-            "--out",
-            "r.jsonl",
-        ],
+        ["plan", "model", "--target", "256", "--coverage", "--set", "positions.chunks=2"],
+        ["evaluate", "model", "--only", "perplexity", "--data", text, "--lengths", "64,128", "--stride", "32"],
+        ["evaluate", "model", "--only", "prompts", "--lengths", "256", "--trials", "1", "--seed", "0", "--out", out],
         ["evaluate", "model", "--data", text, "--lengths", "64", "--tasks", "none", "--documents", "1", "--out", out],
-        ["benchmark", "model", "--tasks", "boolq", "--limit", "1", "--target", "256", "--batch-size", "1"],
-        ["merge", "run", "--out", out],
+        ["evaluate", "model", "--only", "benchmarks", "--benchmarks", "boolq", "--limit", "1", "--target", "256"],
+        ["evaluate", "model", "--from", "run", "--out", out],
         ["report", "run", "--out", "page.html"],
         ["convert", "model", out, "--original", "64"],
         ["check", "model", "--engine", "x", "--length", "64"],

@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("frozen_imports")
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _BAR = re.compile(r"\r[A-Z][\w ()/]*: +\d+%[^\r\n]*")  # another library's progress
 TEXT = ("--data", "text", "--documents", 1, "--tokens-per-document", 64)
-PERPLEXITY = ("perplexity", "model", *TEXT, "--windows", 64)
+PERPLEXITY = ("evaluate", "model", "--only", "perplexity", *TEXT, "--lengths", 64)
 SET = {
     "method": "null",
     "target": 256,
@@ -70,7 +70,7 @@ COMMANDS = {
     "extend, dry": (*EXTEND, "--dry-run"),
     "extend": (*EXTEND, "--out", "run"),
     "evaluate": ("evaluate", "model", "--base", "none", *TEXT, "--tasks", "none", "--lengths", 64, "--out", "e"),
-    "passkey": ("passkey", "model", "--lengths", 256, "--trials", 1),
+    "passkey": ("evaluate", "model", "--only", "prompts", "--tasks", "passkey", "--lengths", 256, "--trials", 1),
     "convert": ("convert", "model", "out"),
     "check": ("check", "model", "--engine", "transformers"),
     "export": ("export", "model", "--type", "f32", "--no-check", "--out", "m.gguf"),
@@ -191,9 +191,9 @@ def test_an_adapter_cannot_choose_what_is_imported(ended, canary: Path, monkeypa
     shutil.copytree("model", adapter)
     (adapter / "model.safetensors").unlink()
     lora.save_adapter(lora.adapt(load_model("model"), Lora(rank=2)), adapter, "model", None)
-    assert ended("perplexity", adapter, *PERPLEXITY[2:]) == ""
+    assert ended("evaluate", adapter, *PERPLEXITY[2:]) == ""
     ADAPTERS[name](adapter, canary)
-    assert bool(ended("perplexity", adapter, *PERPLEXITY[2:])) == (name != "auto_mapping")
+    assert bool(ended("evaluate", adapter, *PERPLEXITY[2:], "--out", "again")) == (name != "auto_mapping")
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "model.pkl"])
@@ -265,7 +265,7 @@ def test_a_tag_in_a_recipe_builds_no_object(made: Path, ended, canary: Path, way
 def test_text_is_only_read(ended, canary: Path, name: str) -> None:
     Path("data").mkdir()
     DATA[name](Path("data"), canary)
-    ended("perplexity", "model", "--data", "data", *PERPLEXITY[4:])
+    ended(*PERPLEXITY[:4], "--data", "data", *PERPLEXITY[6:])
 
 
 def test_a_gguf_file_is_data(ended, canary: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_gguf_file_is_data(ended, canary: Path) -> None:
     assert ended("export", "model", "--type", "f32", "--no-check", "--out", "m.gguf") == ""
     assert payloads.template(canary).encode() in Path("m.gguf").read_bytes()
     assert ended("convert", "m.gguf", "back", "--no-check") == ""
-    assert ended("perplexity", "back", *PERPLEXITY[2:]) == ""
+    assert ended("evaluate", "back", *PERPLEXITY[2:]) == ""
 
 
 @pytest.mark.parametrize("architecture", ["evil", "../../evil", "os.mkdir", "\x1b]0;evil\x07"])
@@ -382,7 +382,7 @@ def test_a_name_cannot_command_the_terminal(ended, name: str) -> None:
     assert ended("plan", name, "--target", 256) == ""
     Path("more").mkdir()
     Path("more", f"{name}.txt").write_bytes(b"\xff")
-    assert ended("perplexity", name, "--data", "more", *PERPLEXITY[4:])
+    assert ended("evaluate", name, *PERPLEXITY[2:4], "--data", "more", *PERPLEXITY[6:])
     payloads.in_config(model_type=name)(Path("model"), Path("c"))
     assert ended(*PERPLEXITY)
     assert ended("extend", "--set", f"{name}=1")

@@ -47,9 +47,9 @@ def losses(file: Path) -> dict[str, float]:
     return {f"{r['arm']}|{r['step']}": r["loss"] for r in _records(file) if r["kind"] == "training"}
 
 
-def measured(file: Path, edges: Sequence[int] = ()) -> Measured:
-    """Every number of an evaluation; ``edges`` are those of the buckets that are compared, if not of all."""
-    records = _records(file)
+def measured(file: Path, edges: Sequence[int] = (), window: int | None = None) -> Measured:
+    """Return every number of an evaluation, or those of one window; ``edges`` are the buckets to compare [all]."""
+    records = [record for record in _records(file) if window is None or record.get("window") == window]
     run = any(record["kind"] == "training" for record in records)
     found: Measured = defaultdict(dict)
     far: dict[str, list[float]] = defaultdict(list)

@@ -9,7 +9,6 @@ from tests.golden.corpus import write_text
 TEXT = "text"
 COPY = "copy"  # the same documents at another place
 UNKNOWN = "stock/demo"  # holds the model without skipwise.json, so that no command knows what it was trained on
-MODES = ("sliding", "truncated", "by-position")
 _FLOAT32 = ("--precision", "float32")
 _LENGTHS = "256,512"
 
@@ -54,15 +53,21 @@ BEST = {
 }
 
 
-def _perplexity(mode: str) -> list[object]:
-    asked = ["--windows", _LENGTHS, "--documents", 3, "--mode", mode, *_FLOAT32]
-    if mode == "sliding":
-        asked += ["--stride", 192, "--tokens-per-document", 1024]
-    return ["perplexity", f"{UNKNOWN}/model", "--data", COPY, *asked, "--out", f"{mode}/results.jsonl"]
-
-
+_PERPLEXITY = [
+    "evaluate",
+    f"{UNKNOWN}/model",
+    "--only",
+    "perplexity",
+    "--data",
+    COPY,
+    "--lengths",
+    _LENGTHS,
+    "--documents",
+    3,
+]
 _EVALUATED = ["--lengths", _LENGTHS, "--documents", 4, "--tasks", "passkey,keys,lines", "--trials", 3]
-_ASKED = ["--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
+_SLIDING = ["--stride", 192, "--tokens-per-document", 1024]
+_PASSKEY = ["--only", "prompts", "--tasks", "passkey", "--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
 
 # The words of each command, and the one whose files it reads.
 COMMANDS: dict[str, tuple[list[object], str | None]] = {
@@ -73,8 +78,9 @@ COMMANDS: dict[str, tuple[list[object], str | None]] = {
     ),
     "evaluate": (["evaluate", "demo/model", "--data", TEXT, *_EVALUATED, *_FLOAT32, "--out", "evaluation"], "extend"),
     "report": (["report", "evaluation", "--out", "report"], "evaluate"),
-    **{f"perplexity, {mode}": (_perplexity(mode), "extend") for mode in MODES},
-    "passkey": (["passkey", "demo/model", *_ASKED, *_FLOAT32, "--out", "passkey/results.jsonl"], "extend"),
+    "perplexity, sliding": ([*_PERPLEXITY, *_SLIDING, *_FLOAT32, "--out", "sliding"], "extend"),
+    "perplexity, by-position": ([*_PERPLEXITY, *_FLOAT32, "--out", "by-position"], "extend"),
+    "passkey": (["evaluate", "demo/model", *_PASSKEY, *_FLOAT32, "--out", "passkey"], "extend"),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from skipwise.evaluation.batches import Readings
+from skipwise.evaluation.plan import Readings
 from skipwise.results.records import ReadingRecord
 from tests.command_line import refused, run
 from tests.integration.test_extend import command, of_kind

@@ -10,8 +10,6 @@ import pytest
 import skipwise
 from skipwise.cli.terminal import prepare_process
 from skipwise.data.documents import is_held_out
-from skipwise.model.config import load_config
-from skipwise.model.memory import parameters_of, token_bytes
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.results.records import read_records
 from skipwise.results.run_folder import RunFolder
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 HEAVY = ("torch", "transformers", "matplotlib", "datasets", "pandas")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["extend", "--help"], ["coverage", "--chunks", "2"]])
+@pytest.mark.parametrize("words", [["--help"], ["extend", "--help"], ["evaluate", "--help"]])
 def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
     script = (
         "import sys\nfrom skipwise.cli import main\nsys.argv = ['skipwise', *sys.argv[1:]]\n"
@@ -35,7 +33,7 @@ def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("words", [["extend"], ["plan"], ["evaluate"], ["perplexity"], ["check"], ["export"]])
+@pytest.mark.parametrize("words", [["extend"], ["plan"], ["evaluate"], ["check"], ["export"]])
 def test_a_mistyped_model_folder_is_refused_before_anything_heavy_is_imported(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "llama").mkdir()
     script = (
@@ -50,65 +48,14 @@ def test_a_mistyped_model_folder_is_refused_before_anything_heavy_is_imported(wo
     )
 
 
-def test_coverage_prints_the_papers_plateau(monkeypatch, capsys, tmp_path: Path) -> None:
-    run(monkeypatch, "coverage", "--original", "2k", "--target", "16k", "--chunks", "2")
-    printed = capsys.readouterr().out
-    assert "closed form" in printed
-    assert f"{2047 / 14337:.4f}" in printed
-    run(monkeypatch, "coverage", "--chunks", "3", "--samples", "300", "--figure", tmp_path / "c.svg")
-    assert "Monte Carlo" in capsys.readouterr().out
-    assert (tmp_path / "c.svg").stat().st_size > 1000
-
-
-def test_perplexity_and_passkey_are_commands_of_their_own(monkeypatch, capsys, tmp_path: Path) -> None:
-    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    model = checkpoint(tmp_path / "base", window=64)
-    text = corpus(tmp_path / "text", documents=4)
-    words = ["--windows", "64,128", "--stride", "32", "--documents", "2", "--out", tmp_path / "r.jsonl"]
-    passkeys = ["passkey", model, "--lengths", "512", "--trials", "2", "--out", tmp_path / "r.jsonl"]
-    run(monkeypatch, "perplexity", model, "--data", text, *words)
-    run(monkeypatch, *passkeys)
-    assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 2 + 2
-    first = capsys.readouterr().out
-    monkeypatch.setattr("skipwise.evaluation.models.EvaluatedModel.load", None)  # what is there is not measured again
-    run(monkeypatch, "perplexity", model, "--data", text, *words)
-    assert capsys.readouterr().out.split("95% interval")[1].strip() in first
-    run(monkeypatch, *passkeys)
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "r.jsonl").replace(tmp_path / "parts" / "results.jsonl")
-    run(monkeypatch, "report", tmp_path / "parts")
-    monkeypatch.undo()
-    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    message = refused(monkeypatch, capsys, "passkey", model, "--lengths", "64", "--trials", "1")
-    assert "64" in message
-    assert "'2x' is not a length" in refused(monkeypatch, capsys, "passkey", model, "--lengths", "2x")
-
-
-def test_perplexity_reads_whole_documents_unless_it_is_told_how_much(monkeypatch, capsys, tmp_path: Path) -> None:
-    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
-    model = checkpoint(tmp_path / "base", window=64)
-    text = corpus(tmp_path / "text", documents=2)
-    lengths = sorted(len((text / f"document-{i}.txt").read_bytes()) for i in range(2))  # a token a byte
-    run(monkeypatch, "perplexity", model, "--data", text, "--out", tmp_path / "whole.jsonl")
-    whole = read_records(tmp_path / "whole.jsonl")
-    assert {r.window for r in whole} == {64}  # the model's own length
-    read = sorted(r.tokens for r in whole)
-    assert [tokens - length for tokens, length in zip(read, lengths, strict=True)] in ([0, 0], [-1, -1])
-    words = ["--tokens-per-document", "100", "--out", tmp_path / "cut.jsonl"]
-    run(monkeypatch, "perplexity", model, "--data", text, *words)
-    assert {r.tokens for r in read_records(tmp_path / "cut.jsonl")} == {99}
-
-
 def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     files = [(path.name, path) for path in corpus(tmp_path / "text", documents=30).iterdir()]
     monkeypatch.setattr("skipwise.data.documents._stdlib_files", lambda: files)  # stands for hundreds of modules
-    run(monkeypatch, "perplexity", checkpoint(tmp_path / "base", window=64), "--out", tmp_path / "r.jsonl")
-    assert "documents are read to measure; the others are for training, by their text" in " ".join(
-        capsys.readouterr().out.split()
-    )
+    model = checkpoint(tmp_path / "base", window=64)
+    run(monkeypatch, "evaluate", model, "--only", "perplexity", "--out", tmp_path / "e")
     held_out = {name for name, _ in files if is_held_out(name, 0.1)}
-    assert {r.document for r in read_records(tmp_path / "r.jsonl")} == held_out != set()
+    assert {r.document for r in read_records(tmp_path / "e" / "results.jsonl")} == held_out != set()
 
 
 def test_a_record_that_was_cut_off_is_said_once_in_one_sentence(monkeypatch, capsys, tmp_path: Path) -> None:
@@ -145,11 +92,8 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
     words = ["extend", model, "--target", "128", "--data", text, *settings, "--out", tmp_path / "run"]
     has = {"training": 10**12, "measuring": 10**12}
     monkeypatch.setattr("skipwise.training.cost.machine_memory", lambda device: has["training"])
-    monkeypatch.setattr("skipwise.evaluation.runner.machine_memory", lambda device: has["measuring"])
-    for lacking, said in (
-        ("training", "1.0 kB are there; choose --lora"),
-        ("measuring", "windows of 128 tokens do not fit"),
-    ):
+    monkeypatch.setattr("skipwise.evaluation.measure.machine_memory", lambda device: has["measuring"])
+    for lacking, said in (("training", "1.0 kB are there; choose --lora"), ("measuring", "windows of 128 tokens take")):
         has |= {"training": 10**12, "measuring": 10**12, lacking: 1000}
         assert said in refused(monkeypatch, capsys, *words)
         assert not (tmp_path / "run").exists()
@@ -158,29 +102,9 @@ def test_a_run_that_the_machine_cannot_hold_is_refused_before_work_and_planned_a
         assert "not on this machine: " in printed
         assert said in printed
         assert "example 0: positions" in printed
-    # Prompts are not asked, windows fit, and one segment does not: its setting is named, and no window.
-    each = token_bytes(load_config(str(model)), 4, cached=False)
-    has |= {"training": 10**12, "measuring": 4 * parameters_of(load_config(str(model))) + 200 * each}
-    segments = ["--set", "evaluation.segment_lengths=[64, 256]", "--set", "training.precision=float32"]
-    assert "segments of 256 tokens do not fit" in (told := refused(monkeypatch, capsys, *words, *segments))
-    assert "--set 'evaluation.segment_lengths=[64]'" in told
     has |= {"training": 1000, "measuring": 10**12}
     run(monkeypatch, *words, "--dry-run", "--launch", "ddp", "--processes", "2")
     assert "not on this machine" not in capsys.readouterr().out  # of several processes nothing is certain
-
-
-def test_coverage_says_how_it_was_computed_and_what_it_cannot_draw(monkeypatch, capsys, tmp_path: Path) -> None:
-    run(monkeypatch, "coverage", "--chunks", "3", "--samples", "1")
-    assert "Monte Carlo" in capsys.readouterr().out
-    for words, rule in (
-        (["--scheme", "foo"], "choose one of pose, randpos"),
-        (["--lengths", "foo"], "choose one of paper, released"),
-        (["--lengths", "released", "--chunks", "1"], "needs 2 chunks, not 1"),
-        (["--skips", "end_anchored", "--chunks", "1"], "needs 2 chunks, not 1"),
-        (["--target", "1000000000"], "1,000,000,000"),
-        (["--figure", tmp_path / "c.jpg"], "must end in .svg or .png"),
-    ):
-        assert rule in refused(monkeypatch, capsys, "coverage", *words)
 
 
 def test_names_in_brackets_are_printed_as_they_are(monkeypatch, capsys, tmp_path: Path) -> None:
@@ -199,8 +123,7 @@ def test_names_in_brackets_are_printed_as_they_are(monkeypatch, capsys, tmp_path
 def test_a_missing_model_is_said_to_be_missing(monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    for command in ("perplexity", "passkey"):
-        assert "model 'nope' is neither nano nor smollm2, nor a folder" in refused(monkeypatch, capsys, command, "nope")
+    assert "model 'nope' is neither nano nor smollm2, nor a folder" in refused(monkeypatch, capsys, "evaluate", "nope")
 
 
 def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) -> None:
@@ -209,12 +132,12 @@ def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) 
         run(monkeypatch, "evaluate", name, "--base", "none", "--tasks", "passkey", "--documents", "0",
             "--lengths", "512", "--trials", "1", "--out", tmp_path / "evaluation")  # fmt: skip
     assert RunFolder(tmp_path / "evaluation").read()["evaluation"]["models"][0]["label"] == "run"
-    assert "one is named twice" in refused(monkeypatch, capsys, "evaluate", wide, tmp_path / "run")
+    assert "twice" in refused(monkeypatch, capsys, "evaluate", wide, tmp_path / "run")
 
 
 def test_a_run_that_has_saved_no_model_is_said(monkeypatch, capsys, tmp_path: Path) -> None:
     dump_recipe(load_recipe("nano", {}), tmp_path / "recipe.yaml")
-    message = refused(monkeypatch, capsys, "perplexity", tmp_path)
+    message = refused(monkeypatch, capsys, "evaluate", tmp_path)
     assert f"{tmp_path} is a run folder without a model yet: finish the run with skipwise extend --resume" in message
 
 
@@ -238,19 +161,10 @@ def test_ctrl_c_is_told_what_goes_on(monkeypatch, capsys) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("skipwise.extend.extend", stop)
-    monkeypatch.setattr("skipwise.method.coverage.coverage", stop)
-    for words, said in ((["extend"], "--resume goes on"), (["coverage"], "stopped")):
-        with pytest.raises(SystemExit) as end:
-            run(monkeypatch, *words)
-        assert end.value.code == 130
-        printed = capsys.readouterr().err
-        assert said in printed
-        assert ("--resume" in printed) == (words == ["extend"])
-
-
-def test_thousands_separators_in_lists_are_refused(monkeypatch, capsys) -> None:
-    message = refused(monkeypatch, capsys, "perplexity", "nano", "--windows", "2,048,4,096")
-    assert "'2,048,4,096' is no list of lengths: write them without separators" in message
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, "extend")
+    assert end.value.code == 130
+    assert "--resume goes on" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(monkeypatch, capsys) -> None:

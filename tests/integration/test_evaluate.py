@@ -1,30 +1,23 @@
 """``skipwise evaluate`` by the real command on real files: resume, shards, comparison, the page, and bad input."""
 
 import csv
-import errno
 import io
 import json
 import shutil
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
-from rich.console import Console
 
 from benchmarks.cut_attention import in_blocks
 from skipwise.data.documents import is_held_out
-from skipwise.evaluation.batches import Prompts
-from skipwise.evaluation.evaluate import plan_models
-from skipwise.evaluation.models import EvaluatedModel, find_models
-from skipwise.evaluation.specification import specification_for
+from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder
 from skipwise.report.rows import judgements, rows_of
-from skipwise.results.files import read_json, write_json
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, TrialRecord, read_records
 from tests.command_line import refused, run
 from tests.tiny import byte_tokenizer, checkpoint, corpus
@@ -100,7 +93,7 @@ def test_one_command_measures_all_and_reports_it(finished, monkeypatch) -> None:
     assert one.headline == "Too little was measured to say how far it reads"
     assert "Inside the original window the loss changed by" in printed
     assert "against base (base)" in printed
-    assert "64 tokens are too few for prompts of passkey (from " in printed
+    assert "64 tokens are too few for passkey (from " in printed
     readings = [r for r in records(folder) if isinstance(r, ReadingRecord) and r.data != OTHER_TEXT]
     assert {(r.arm, r.window) for r in readings} == {("mine", 64), ("mine", 400), ("base (base)", 64)}
     assert len({r.document for r in readings}) == 4
@@ -143,26 +136,10 @@ def test_short_ability_is_shown_and_the_benchmarks_that_were_not_run_are_named(f
 def test_a_dry_run_says_what_the_prompts_can_show_and_measures_nothing(models, monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setattr(EvaluatedModel, "load", None)
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--trials", "100", "--out", "x", "--dry-run")
-    said = " ".join(capsys.readouterr().out.split())
-    assert "100 prompts can show 19 points in a task" in said
-    assert "90% of the passkeys: of 100 prompts 96 must be right; 35 prompts are enough if all are right" in said
-    assert f"records: {3 * 4 + 100 + 2 * OTHER}; measuring about" in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "can show 19 points" in printed
+    assert f"records: {3 * 4 + 100 + 2 * OTHER}; measuring about" in printed
     assert not (tmp_path / "x").exists()
-
-
-def test_the_forecast_counts_what_a_server_is_asked_and_times_the_rest(models) -> None:
-    found = find_models([str(models)], None)
-    asked = {"lengths": [64, 400], "target": None, "documents": 1, "tasks": ("passkey",), "trials": 3}
-    specification = specification_for(found, Data(source="text"), precision="float32", **asked)
-    plan = plan_models(found, specification, Console(quiet=True))
-    prompts = [batch for batch in plan.batches[found[0].label] if isinstance(batch, Prompts)]
-    count, tokens = sum(len(b.requests) for b in prompts), sum(b.tokens for b in prompts)
-    told = plan.forecast("float32", served=True)
-    assert told.startswith(
-        f"the server is asked {count} prompts of about {tokens:,} tokens together; here, measuring about"
-    )
-    only = replace(plan, models=found[:1], batches={found[0].label: prompts})
-    assert only.forecast("float32", served=True) == told.partition(";")[0]
 
 
 def test_a_killed_evaluation_goes_on_and_measures_only_what_is_missing(
@@ -173,7 +150,7 @@ def test_a_killed_evaluation_goes_on_and_measures_only_what_is_missing(
     lines = (tmp_path / "x" / "results.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "cut" / "results.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:40])
     run(monkeypatch, "evaluate", evaluated, "--data", "text", *ASKED, "--out", "cut")
-    assert capsys.readouterr().out.count("cut off by a kill") == 1
+    assert capsys.readouterr().out.count("a kill cut off the last record") == 1
     assert without_time(tmp_path / "cut") == whole
     assert (tmp_path / "cut" / "results.jsonl").read_bytes().startswith(b"".join(lines[:5]))
     before = (tmp_path / "cut" / "results.jsonl").read_bytes()
@@ -182,64 +159,24 @@ def test_a_killed_evaluation_goes_on_and_measures_only_what_is_missing(
     assert (tmp_path / "cut" / "results.jsonl").read_bytes() == before
 
 
-def test_two_machines_measure_a_shard_each_and_merge_them(evaluated, monkeypatch, capsys, tmp_path) -> None:
+def test_two_machines_measure_a_shard_each_and_join_them(evaluated, monkeypatch, capsys, tmp_path) -> None:
+    words = ["evaluate", evaluated, "--data", "text", *ASKED]
     for part in ("1/2", "2/2"):
-        run(monkeypatch, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", part, "--out", part[0])
+        run(monkeypatch, *words, "--shard", part, "--out", part[0])
     ones, twos = without_time(tmp_path / "1"), without_time(tmp_path / "2")
     assert not ones & twos
     assert abs(len(ones) - len(twos)) <= 1
     capsys.readouterr()
-    run(monkeypatch, "merge", "1", "--out", "half")
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "merged 1 folder: half" in printed
-    run(monkeypatch, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "1/2", "--dry-run")
+    run(monkeypatch, *words, "--shard", "1/2", "--dry-run")
     assert f"records: {len(ones)};" in capsys.readouterr().out
-    for more in (["--dry-run"], ["--out", "empty"]):
-        asked = "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "9000/9000", *more
-        assert "part 9000 of 9000 has none of the" in refused(monkeypatch, capsys, *asked)
+    assert "9000" in refused(monkeypatch, capsys, *words, "--shard", "9000/9000", "--out", "empty")
     assert not (tmp_path / "empty").exists()
-    message = refused(
-        monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--shard", "3/2", "--dry-run"
-    )
-    assert "shard '3/2' must be PART/PARTS" in message
-    assert f"Unfinished: {len(ones)} of {len(ones | twos)} records" in printed
-    assert "merge" in printed
-    older = read_json(tmp_path / "2" / "run.json")
-    assert older["evaluation"].pop("ruler_data") is None  # as if begun before that setting was there
-    write_json(tmp_path / "2" / "run.json", older)
-
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("skipwise.evaluation.evaluate.append_record", full)
-        assert "the disk cannot be written" in refused(patch, capsys, "merge", "1", "2", "--out", "both")
-    assert not Path("both").exists()
-    assert "x cannot be written" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "1/run.json/x")
-    Path("hidden", ".git").mkdir(parents=True)
-    assert "hidden exists and is not" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "hidden")
-    assert Path("hidden", ".git").is_dir()
-    Path("both").mkdir()
-    run(monkeypatch, "merge", "1", "2", tmp_path / "1", "--out", "both")  # one is named twice
-    printed = capsys.readouterr().out
-    assert "merged 2 folders: both" in printed
-    assert "Unfinished" not in printed
+    assert "3/2" in refused(monkeypatch, capsys, *words, "--shard", "3/2", "--dry-run")
+    monkeypatch.setattr(EvaluatedModel, "load", lambda *_: pytest.fail("measured again"))
+    run(monkeypatch, *words, "--from", "1", "--from", "2", "--out", "both")
+    assert "Unfinished" not in capsys.readouterr().out
     assert without_time(tmp_path / "both") == without_time(tmp_path / "x") == ones | twos
-    assert (tmp_path / "both" / "numbers.csv").read_text() == (tmp_path / "x" / "numbers.csv").read_text()
-    assert "both exists and is not overwritten" in refused(monkeypatch, capsys, "merge", "1", "2", "--out", "both")
-    message = refused(monkeypatch, capsys, "merge", "1", "--out", "1/run.json")
-    assert "1/run.json exists and is not overwritten; give another folder" in message
-    other = [*ASKED, "--seed", "1", "--tasks", "none", "--documents", "1", "--out", "other"]
-    run(monkeypatch, "evaluate", evaluated, "--data", "text", *other)
-    assert "differ in documents (1, 4)" in refused(monkeypatch, capsys, "merge", "1", "other", "--out", "y")
-    lines = (tmp_path / "2" / "results.jsonl").read_text().splitlines()
-    changed = json.loads(next(line for line in lines if '"trial"' in line))
-    with (tmp_path / "1" / "results.jsonl").open("a") as file:
-        file.write(json.dumps(changed | {"hit": not changed["hit"]}) + "\n")
-    message = refused(monkeypatch, capsys, "merge", "1", "2", "--out", "y")
-    assert "answer the same request differently" in message
-    assert "measure one of them again" in message
-    assert not (tmp_path / "y").exists()
+    assert "no results" in refused(monkeypatch, capsys, *words, "--from", "text", "--out", "y")
 
 
 def test_what_is_unfinished_is_said_and_gets_no_headline(models, monkeypatch, capsys, tmp_path) -> None:
@@ -261,7 +198,7 @@ def test_several_models_stand_side_by_side(models, monkeypatch, capsys, tmp_path
     assert (mine.row.base, base.row.base) == ("base", "")
     assert set(base.row.perplexity) == {64, 400}
     assert "2 models compared" in (tmp_path / "both" / "report.html").read_text().replace("\u00a0", " ")
-    assert "one is named twice" in refused(monkeypatch, capsys, "evaluate", "base", "base")
+    assert "twice" in refused(monkeypatch, capsys, "evaluate", "base", "base")
 
 
 def test_the_length_is_where_attention_ends_though_perplexity_stays(monkeypatch, capsys, tmp_path) -> None:
@@ -293,7 +230,7 @@ def test_of_the_text_trained_on_only_what_was_held_out_is_read(models, monkeypat
     assert 0 < len(held) < 6
     run(monkeypatch, "evaluate", models, "--data", "text", *ASKED, "--tasks", "none", "--out", "x")
     assert {r.document for r in records(tmp_path / "x") if r.data != OTHER_TEXT} == held
-    assert f"{len(held)} of 6 documents are read to measure; the others are for training" in capsys.readouterr().out
+    assert f"{len(held)} of 6 documents are not for training" in capsys.readouterr().out
 
 
 def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, tmp_path) -> None:
@@ -307,48 +244,36 @@ def test_a_split_and_a_field_of_ones_own_are_read(models, monkeypatch, capsys, t
     words += ["--out", "y"]
     message = refused(monkeypatch, capsys, "evaluate", models, *ASKED, *words, "--split", "tset")
     assert "no split 'tset' (did you mean test?)" in message
-    message = refused(monkeypatch, capsys, "perplexity", models, *words[:2], "--documents", "1")
+    message = refused(monkeypatch, capsys, "evaluate", models, *words[:2], "--documents", "1")
     assert "no field 'text'" in message
     assert "'body'" in message
-    words = [*words[:2], *words[4:6], "--split", "test", "--windows", "64", "--stride", "32"]
-    run(monkeypatch, "perplexity", models, *words)
 
 
-def test_what_cannot_be_asked_is_said(evaluated, monkeypatch, capsys, tmp_path) -> None:
-    def said(*words: str) -> str:
-        return " ".join(refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *words).split())
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tasks", "lins"], "did you mean lines?"),
+        (["--tasks", "rular"], "did you mean ruler?"),
+        (["--only", "perplexty"], "did you mean perplexity?"),
+        (["--documents", "0", "--tasks", "none"], "no records"),
+        (["--tasks", "passkey", "--documents", "0", "--lengths", "32", "--base", "none"], "no records"),
+        (["--lengths", "5000", "--tasks", "none"], "window of 5,000"),
+        (["--lengths", "2,048,4,096"], "separators"),
+        (["--target", "2x"], "'2x' is not a length"),
+        (["--target", "1k", *ASKED], "give one"),
+        ([*ASKED, "--seed", "4", "--out", "x"], "seed"),
+        ([*ASKED, "--out", "runs/mine"], "is a run"),
+        ([*ASKED, "--out", "text"], "is no evaluation"),
+    ],
+)
+def test_bad_input_is_refused(evaluated, monkeypatch, capsys, words, message) -> None:
+    assert message in refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *words)
 
-    assert "task 'lins' is unknown (did you mean lines?)" in said("--tasks", "lins")
-    assert "task 'rular' is unknown (did you mean ruler?)" in said("--tasks", "rular")
-    assert "trials 0 must be at least 1" in said("--trials", "0")
-    assert "shard '3/2' must be PART/PARTS" in said("--shard", "3/2")
-    assert "leave nothing to measure" in said("--documents", "0", "--tasks", "none")
-    assert "prompt length 104,857,600 must be at most 16,777,216" in said("--lengths", "102400k")
-    assert "neither a run nor an evaluation" in " ".join(refused(monkeypatch, capsys, "report", "text").split())
-    assert "'2x' is not a length" in said("--target", "2x")
-    assert "does not fill a window of 5,000" in said("--lengths", "5000", "--tasks", "none")
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert "empty" in " ".join(refused(monkeypatch, capsys, "evaluate", evaluated, "--data", empty).split())
-    message = said(*ASKED, "--seed", "4", "--out", "x")
-    assert "x was begun with other settings: seed (4, 0)" in message
-    assert "holds a run, and no evaluation" in said(*ASKED, "--out", str(evaluated.parent))
-    assert "--limit are of benchmarks: name some by --benchmarks" in said("--limit", "3")
-    assert "--ruler-data is read by RULER's tasks, and none is asked" in said("--ruler-data", "text", "--tasks", "keys")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "a.md").write_text("mine")
-    assert "exists and is no evaluation" in said(*ASKED, "--out", "notes")
+
+def test_a_changed_text_is_refused(evaluated, monkeypatch, capsys, tmp_path) -> None:
     (tmp_path / "text" / "document-1.txt").write_text("another text " * 100)
-    assert "text text for mine has changed since" in said(*ASKED, "--out", "x")
-
-
-def test_what_settings_cannot_show_is_said_after_what_is_wrong(evaluated, monkeypatch, capsys, tmp_path) -> None:
-    words = ["evaluate", evaluated, "--data", "text", *ASKED]
-    with pytest.raises(SystemExit):
-        run(monkeypatch, *words, "--documents", "1", "--out", "x")
-    assert "effective length can be reported" not in " ".join(capsys.readouterr().out.split())
-    run(monkeypatch, *words, "--out", "x")
-    assert "3 trials cannot show that 90%" in capsys.readouterr().out
+    message = refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--out", "x")
+    assert "text text for mine has changed since" in message
 
 
 def test_a_base_that_reads_other_tokens_is_refused(models, monkeypatch, capsys, tmp_path) -> None:
@@ -357,7 +282,7 @@ def test_a_base_that_reads_other_tokens_is_refused(models, monkeypatch, capsys, 
     tokenizer.add_tokens(["again"])
     tokenizer.save_pretrained(other)
     message = refused(monkeypatch, capsys, "evaluate", models, "--base", "other", "--data", "text", *ASKED)
-    assert "read the text as different tokens" in " ".join(message.split())
+    assert "tokenise the text differently" in message
 
 
 def test_a_tokenizer_without_digits_is_refused(models, monkeypatch, capsys, tmp_path) -> None:
@@ -369,27 +294,16 @@ def test_a_tokenizer_without_digits_is_refused(models, monkeypatch, capsys, tmp_
     assert "the digit 7" in message
 
 
-def test_where_no_task_fits_nothing_is_begun(models, monkeypatch, capsys, tmp_path) -> None:
-    words = ["--base", "none", "--documents", "0", "--tasks", "passkey", "--lengths", "32", "--out", "x"]
-    message = refused(monkeypatch, capsys, "evaluate", models, *words)
-    assert "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks" in message
-    assert not (tmp_path / "x").exists()
-    assert "nothing is left to measure" in refused(monkeypatch, capsys, "evaluate", models, *words, "--dry-run")
-
-
 def test_rulers_texts_stay_the_same_within_an_evaluation(models, monkeypatch, capsys, tmp_path) -> None:
-    """Neither a resume nor a merge mixes answers on two texts."""
     essays = tmp_path / "essays" / "PaulGrahamEssays.json"
     essays.parent.mkdir()
-    words = ["evaluate", models, "--base", "none", "--documents", "0", "--tasks", "ruler:niah_single_2"]
+    words = ["evaluate", models, "--only", "prompts", "--tasks", "ruler:niah_single_2"]
     words += ["--lengths", "512", "--trials", "2", "--ruler-data", "essays"]
     for part, text in (("1/2", "One day. "), ("2/2", "Another day. ")):
         essays.write_text(json.dumps({"text": text * 100}))
         run(monkeypatch, *words, "--shard", part, "--out", part[0])
     message = refused(monkeypatch, capsys, *words, "--shard", "1/2", "--out", "1")
-    assert "the text of RULER has changed since 1 was begun" in " ".join(message.split())
-    message = refused(monkeypatch, capsys, "merge", "1", "2", "--out", "whole")
-    assert "2 and 1 differ in text of RULER" in " ".join(message.split())
+    assert "the text of RULER has changed since 1 was begun" in message
 
 
 def test_a_name_cannot_write_into_the_page(models, monkeypatch, capsys, tmp_path) -> None:
@@ -413,25 +327,6 @@ def test_a_report_elsewhere_leaves_the_files_there_alone(evaluated, monkeypatch,
     assert "evaluation" in message
 
 
-def test_a_part_is_measured_again_when_text_or_precision_changed(models, monkeypatch, capsys, tmp_path) -> None:
-    words = ["perplexity", models, "--data", "text", "--windows", "64", "--stride", "32", "--documents", "2"]
-    words += ["--out", "r.jsonl", "--precision"]
-    count = lambda: len(read_records(tmp_path / "r.jsonl"))  # noqa: E731
-    run(monkeypatch, *words, "float32")
-    run(monkeypatch, *words, "float32")
-    assert count() == 2
-    run(monkeypatch, *words, "bf16")
-    assert count() == 4
-    (tmp_path / "text" / "document-5.txt").write_text("another text of the same name " * 30)
-    run(monkeypatch, *words, "float32")
-    assert count() == 5
-    checkpoint(tmp_path / models, window=512, initializer_range=0.3)
-    assert f"{models}/config.json" in refused(monkeypatch, capsys, *words, "float32")
-    Origin("base", 64, Data(source="elsewhere")).write(tmp_path / models)
-    run(monkeypatch, *words, "float32")
-    assert count() == 7
-
-
 def test_a_model_that_answers_by_what_it_read_before_is_refused(models, monkeypatch, capsys, tmp_path) -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
     checkpoint(tmp_path / "dynamic", window=64, rope_parameters=dynamic)
@@ -444,4 +339,3 @@ def test_a_damaged_run_json_is_said(evaluated, monkeypatch, capsys, tmp_path) ->
     assert "run.json is damaged" in refused(monkeypatch, capsys, "report", "x")
     message = refused(monkeypatch, capsys, "evaluate", evaluated, "--data", "text", *ASKED, "--out", "x")
     assert "run.json is damaged" in message
-    assert "give one of them" in refused(monkeypatch, capsys, "evaluate", evaluated, "--target", "1k", *ASKED)

@@ -330,23 +330,21 @@ def test_perplexity_on_the_training_text_reads_held_out_documents_alone(
     finished, files, monkeypatch, capsys, tmp_path
 ) -> None:
     held = {name for name in (f"document-{i}.txt" for i in range(24)) if is_held_out(name, 0.3)}
-    words = ["--data", files[1], "--windows", "512", "--documents", "24", "--out", tmp_path / "r.jsonl"]
-    run(monkeypatch, "perplexity", finished / "model", *words)
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"{len(held)} of 24 documents are read to measure; the others are for training" in said
-    assert {r.document for r in read_records(tmp_path / "r.jsonl")} == held
+    words = ["--only", "perplexity", "--lengths", "512", "--documents", "24"]
+
+    def documents(model: Path, text: Path, out: Path) -> list[str]:
+        run(monkeypatch, "evaluate", model, *words, "--data", text, "--out", out)
+        return [r.document for r in read_records(out / "results.jsonl") if r.window == 512]
+
+    assert set(documents(finished / "model", files[1], tmp_path / "r")) == held
     # The same documents under other names in another place, and the model's folder out of its run.
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in (f"document-{i}.txt" for i in range(24)):
         shutil.copy(files[1] / name, copy / f"{'kept' if name in held else 'seen'}-{name}")
     shutil.copytree(finished / "model", tmp_path / "moved")
-    words = ["--data", copy, "--windows", "512", "--documents", "24", "--out", tmp_path / "moved.jsonl"]
-    run(monkeypatch, "perplexity", tmp_path / "moved", *words)
-    assert {r.document for r in read_records(tmp_path / "moved.jsonl")} == {f"kept-{name}" for name in held}
-    words = ["--data", files[1], "--windows", "512", "--documents", "24", "--out"]
-    run(monkeypatch, "perplexity", files[0], *words, tmp_path / "base.jsonl")  # the base was not trained on it
-    assert len(read_records(tmp_path / "base.jsonl")) == 24
+    assert set(documents(tmp_path / "moved", copy, tmp_path / "m")) == {f"kept-{name}" for name in held}
+    assert len(documents(files[0], files[1], tmp_path / "b")) == 24  # the base was not trained on it
 
 
 def test_report_is_made_again_from_the_records_alone(finished, monkeypatch, capsys, tmp_path) -> None:
@@ -385,12 +383,9 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
         ({"training.batch_size": 3}, "batch_size"),
         ({"data.passkey": 0.5, "train_length": 64}, "length 64 is too short for a"),
         ({"train_length": 2}, "too short for 2 chunks"),
-        (
-            {"evaluation.tokens_per_document": 1},
-            "tokens_per_document 1 must be at least the largest window, 512: raise it",
-        ),
+        ({"evaluation.tokens_per_document": 1}, "tokens_per_document 1 must be at least the largest window, 512"),
         ({"evaluation.source": "nope"}, "nope"),
-        ({"evaluation.prompt_lengths": "[10]"}, "10 tokens are too few for prompts of passkey (from "),
+        ({"evaluation.prompt_lengths": "[10]"}, "10 tokens are too few for passkey (from "),
     ],
 )
 def test_bad_settings_are_explained(files, monkeypatch, capsys, tmp_path, changes, message) -> None:

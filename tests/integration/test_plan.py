@@ -173,12 +173,29 @@ def test_a_plan_that_nothing_makes_fit_asks_for_larger_gpus(model, monkeypatch, 
     assert "full-length does not fit" in " ".join(printed.split())
 
 
-def test_measuring_that_cannot_fit_is_said(model, monkeypatch, capsys) -> None:
+def test_measuring_that_cannot_fit_is_printed(model, monkeypatch, capsys) -> None:
     _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "80GB")
-    assert "does not fit: it takes" not in printed
+    assert "Measuring does not fit" not in printed
     _, printed = planned(monkeypatch, capsys, model, "--target", "64k", "--gpu-memory", "5GB")
-    assert "Measuring prompts of 65,536 tokens does not fit: it takes" in printed
-    assert "--set 'evaluation.prompt_lengths=[2048,4096,8192,16384,32768]', and measure it on a larger GPU" in printed
+    assert "Measuring does not fit: passkey prompts of 65,536 tokens" in printed
+
+
+def test_coverage_of_the_paper(model, monkeypatch, capsys) -> None:
+    run(monkeypatch, "plan", model, "--target", "16k", "--coverage", "--set", "method=paper")
+    assert f"{2047 / 14337:.4f}" in capsys.readouterr().out
+    run(
+        monkeypatch,
+        "plan",
+        model,
+        "--target",
+        "4k",
+        "--coverage",
+        "--set",
+        "method=null",
+        "--set",
+        "positions.chunks=3",
+    )
+    assert "standard error" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

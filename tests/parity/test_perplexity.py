@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from skipwise.errors import DataError, EvaluationError, RecipeError
-from skipwise.evaluation import logits, perplexity
+from skipwise.evaluation import perplexity
 from skipwise.evaluation.perplexity import Score, fed_tokens, require_vocabulary, sliding_perplexity, sliding_scores
 from skipwise.evaluation.windows import sliding_windows
 from tests.tiny import llama
@@ -161,7 +161,7 @@ def test_the_batch_does_not_change_the_result(model):
 def test_slicing_the_logits_does_not_change_the_result(model, monkeypatch):
     documents = documents_of([60])
     whole = sliding_perplexity(model, documents, window=20, stride=5).nll
-    monkeypatch.setitem(logits._AT_ONCE, "cpu", 3 * VOCABULARY)
+    monkeypatch.setitem(perplexity._LOGITS, "cpu", 3 * VOCABULARY)
     assert sliding_perplexity(model, documents, window=20, stride=5).nll == pytest.approx(whole, rel=1e-6)
 
 
@@ -214,10 +214,7 @@ def test_documents_may_be_lists_arrays_or_tensors(model):
         ([[1, 2], [1, 2.5]], r"document 1 holds \[1, 2.5\], not a list"),
         ([torch.tensor([1.0, 2.0], dtype=torch.bfloat16)], r"document 0 holds tensor\(.*, not a list"),
         ([[[1, 2]]], "document 0 holds several rows, not a list"),
-        (
-            [[1, 2], [1, -100]],
-            "document 1: token -100 is below 0, which is no id of a token; give input_ids without padding",
-        ),
+        ([[1, 2], [1, -100]], "document 1 has token -100, and the vocabulary has"),
     ],
 )
 def test_what_is_no_document_of_token_ids_is_explained(model, documents, message):
@@ -243,7 +240,7 @@ def test_a_loss_that_is_not_a_number_is_refused(model):
 
 def test_a_token_beyond_the_vocabulary_is_explained(model):
     documents = [*documents_of([5]), np.array([1, 2, 200])]
-    with pytest.raises(DataError, match=r"document 1: token 200 >= vocabulary 61; another model's tokenizer\?"):
+    with pytest.raises(DataError, match="document 1 has token 200"):
         sliding_perplexity(model, documents, window=8, stride=4)
 
 
@@ -254,5 +251,5 @@ def test_a_stride_wider_than_the_window_is_refused(model):
 
 def test_the_first_id_beyond_the_vocabulary_is_refused() -> None:
     require_vocabulary(llama(), [np.array([256])])
-    with pytest.raises(DataError, match="token 257 >= vocabulary 257"):
+    with pytest.raises(DataError, match="token 257, and the vocabulary has 257"):
         require_vocabulary(llama(), [np.array([257])])

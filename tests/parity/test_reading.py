@@ -8,11 +8,9 @@ import torch
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from benchmarks.cut_attention import in_blocks
-from skipwise.evaluation import decoding
-from skipwise.evaluation import logits as logits_module
+from skipwise.evaluation import decoding, perplexity
 from skipwise.evaluation.decoding import Reader, go_on_together
-from skipwise.evaluation.logits import logits_at
-from skipwise.evaluation.perplexity import inference
+from skipwise.evaluation.perplexity import inference, logits_at
 from skipwise.model.lora import adapt
 from skipwise.recipes.schema import Lora
 from tests import families
@@ -28,7 +26,7 @@ def whole_logits(model, ids):
 @pytest.mark.parametrize("name", families.NAMES)
 @pytest.mark.parametrize("at_once", [3 * 97, 2**25])
 def test_slices_are_the_whole(name, at_once, monkeypatch) -> None:
-    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(perplexity._LOGITS, "cpu", at_once)
     model = families.model(name).eval()
     ids = torch.randint(0, 97, (2, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -42,7 +40,7 @@ def test_slices_are_the_whole(name, at_once, monkeypatch) -> None:
 
 
 def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
-    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 97)
+    monkeypatch.setitem(perplexity._LOGITS, "cpu", 97)
     model, runs = families.model("llama").eval(), []
     model.base_model.layers[0].register_forward_hook(lambda *_: runs.append(1))
     with torch.no_grad():
@@ -52,7 +50,7 @@ def test_the_layers_run_once_however_many_slices(monkeypatch) -> None:
 
 def test_slices_are_the_whole_while_low_rank_additions_are_trained(monkeypatch) -> None:
     """peft's wrapper holds the layers and the output layer; only the layers may run once."""
-    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 5 * 97)
+    monkeypatch.setitem(perplexity._LOGITS, "cpu", 5 * 97)
     model = adapt(families.model("llama"), Lora(rank=2)).eval()
     ids = torch.randint(0, 97, (1, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -61,12 +59,12 @@ def test_slices_are_the_whole_while_low_rank_additions_are_trained(monkeypatch) 
 
 
 def test_what_the_model_does_to_its_inputs_is_done_in_every_slice(monkeypatch) -> None:
-    monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 3 * 97)
+    monkeypatch.setitem(perplexity._LOGITS, "cpu", 3 * 97)
     whole, cut = families.model("llama").eval(), in_blocks(families.model("llama").eval(), block=8)
     ids = torch.randint(0, 97, (1, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         of_cut = torch.cat([some for some, _ in logits_at(cut, ids, range(0, 39))], 1)
-        monkeypatch.setitem(logits_module._AT_ONCE, "cpu", 2**25)
+        monkeypatch.setitem(perplexity._LOGITS, "cpu", 2**25)
         [(wanted, _)] = logits_at(cut, ids, range(0, 39))
         assert not torch.allclose(wanted, whole_logits(whole, ids)[:, :39], atol=1e-3)
     torch.testing.assert_close(of_cut, wanted, rtol=1e-5, atol=1e-5)

@@ -34,17 +34,12 @@ for command in (
     extension.extend,
     extension.plan,
     fitting.fit,
-    extension.coverage,
     evaluation.evaluate,
-    evaluation.perplexity,
-    evaluation.passkey,
-    evaluation.merge,
-    evaluation.benchmark,
     evaluation.report,
-    extension.convert,
-    serving.export,
     serving.check,
+    serving.export,
     serving.publish,
+    extension.convert,
 ):
     app.command()(command)
 

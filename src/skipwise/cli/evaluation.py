@@ -1,23 +1,15 @@
-"""Commands that measure models, and those that show what was measured."""
+"""Define the commands evaluate and report."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from skipwise.cli.options import (
-    DataFolder,
-    Lengths,
-    Model,
-    Precision,
-    Questions,
-    Records,
     Seed,
     ServerOptions,
-    Stride,
-    TaskFiles,
     TextOptions,
-    Tokens,
     grouped,
     read_length,
     read_lengths,
@@ -25,293 +17,161 @@ from skipwise.cli.options import (
     read_shard,
 )
 from skipwise.cli.terminal import new_console, prepare_process
-from skipwise.errors import RecipeError, counted
+from skipwise.errors import RecipeError, one_of, pip_install
 from skipwise.method.limits import MOST_TRIALS
 from skipwise.recipes.names import model_name
 
 if TYPE_CHECKING:
-    from skipwise.evaluation.specification import Specification
+    from skipwise.evaluation.benchmarks import Benchmarks
+
+_ONLY = ("perplexity", "prompts", "benchmarks")
 
 
 @grouped
 def evaluate(
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            parser=model_name, help="nano, folders of runs or models, or names on the model hub; several are compared"
-        ),
-    ],
+    models: Annotated[list[str], typer.Argument(parser=model_name, help="e.g. nano, run folders, names on the hub")],
     text: TextOptions,
-    target: Annotated[str | None, typer.Option(help="the farthest length; default: what it was extended to")] = None,
-    lengths: Lengths = None,
-    base: Annotated[
-        str | None, typer.Option(help="the model they were extended from, or none; default: as their run says")
+    only: Annotated[
+        str | None, typer.Option(help="perplexity, prompts or benchmarks [all; benchmarks if given]")
     ] = None,
-    original: Annotated[str | None, typer.Option(help="original length, where neither run nor config says it")] = None,
-    stride: Stride = None,
-    documents: Annotated[
-        int | None, typer.Option(help="how many at the most, the longest first; default: 16, or 0 with --server")
+    lengths: Annotated[
+        str | None, typer.Option(help="e.g. 2k,4k,8k [original length, doubled up to the target]")
     ] = None,
-    tokens_per_document: Tokens = None,
+    target: Annotated[str | None, typer.Option(help="largest length, e.g. 32k [the model's]")] = None,
+    original: Annotated[str | None, typer.Option(help="original length [from run or config]")] = None,
+    base: Annotated[str | None, typer.Option(help="base model, or none [from the run]")] = None,
+    documents: Annotated[int | None, typer.Option(min=0, help="largest number of documents [16]")] = None,
+    tokens_per_document: Annotated[
+        str | None, typer.Option(help="tokens per document, e.g. 64k [largest length]")
+    ] = None,
+    stride: Annotated[str | None, typer.Option(help="stride of sliding windows [max(original/2, target/16)]")] = None,
     tasks: Annotated[
-        str, typer.Option(help="of passkey,keys,lines,ruler; ruler:vt,cwe is two of RULER's thirteen; or none")
+        str, typer.Option(help="passkey,keys,lines,ruler, some of RULER's (ruler:vt), or none")
     ] = "passkey,keys,lines",
+    trials: Annotated[int, typer.Option(min=1, max=MOST_TRIALS, help="prompts per task and length")] = 100,
+    seed: Seed = 0,
     ruler_data: Annotated[
-        Path | None,
+        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="RULER's essays and questions")
+    ] = None,
+    benchmarks: Annotated[
+        str | None, typer.Option(help="lm-eval tasks: paper, or e.g. boolq,arc_challenge:25 (few-shot)")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="benchmark data as OWNER/NAME [the hub]")
+    ] = None,
+    include_path: Annotated[
+        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="your own lm-eval task files")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="questions per benchmark [all]")] = None,
+    shard: Annotated[str, typer.Option(help="part of the work, e.g. 2/3")] = "1/1",
+    earlier: Annotated[
+        list[Path] | None,
         typer.Option(
-            parser=read_path, metavar="FOLDER", help="RULER's essays, SQuAD and HotpotQA, which are not shipped"
+            "--from", parser=read_path, metavar="FOLDER", help="take over records, e.g. of shards; repeatable"
         ),
     ] = None,
-    trials: Annotated[int, typer.Option(max=MOST_TRIALS, help="prompts a task and length")] = 100,
-    seed: Seed = 0,
-    benchmarks: Annotated[
-        str | None, typer.Option(help="tasks of lm-evaluation-harness besides, as skipwise benchmark's; of bases too")
-    ] = None,
-    data_dir: DataFolder = None,
-    include_path: TaskFiles = None,
-    limit: Questions = None,
-    shard: Annotated[str, typer.Option(help="2/3: of three machines the second; skipwise merge joins them")] = "1/1",
     out: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder; default: evaluations/ and a name")
+        Path | None,
+        typer.Option(parser=read_path, metavar="FOLDER", help="folder [evaluations/NAME, with --only NAME-ONLY]"),
     ] = None,
-    precision: Precision = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what is measured and what it can show; measure nothing")
-    ] = False,
+    precision: Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; measure nothing")] = False,
     *,
     server: ServerOptions,
 ) -> None:
-    """Measure how far models read, and what the extension cost inside the original window; the same command goes on."""
+    """Measure models and their bases: perplexity, retrieval, RULER, benchmarks. The same command continues."""
     console = prepare_process()
-    from skipwise.evaluation.benchmarks import Benchmarks
     from skipwise.evaluation.evaluate import evaluate, plan_models
     from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.specification import read_tasks, specification_for
+    from skipwise.evaluation.specification import doubled_windows, specify
     from skipwise.model.precision import choose_precision
 
-    asked = read_lengths(lengths)
-    if server.server:
-        base, documents = _asked_besides_prompts(models, tasks, base, documents, console)
+    part, windows, longest = read_shard(shard), read_lengths(lengths), read_length(target)
+    if windows and longest:
+        raise RecipeError(f"--lengths {lengths} and --target {target} contradict; give one")
     serving = server.connect()
-    longest = read_length(target) or max(asked, default=None)
-    found = find_models(models, "" if base == "none" else base, read_length(original), longest)
-    specification = specification_for(
-        found,
-        text.read(),
-        lengths=asked,
-        target=read_length(target),
-        stride=read_length(stride),
-        documents=16 if documents is None else documents,
-        tokens_per_document=read_length(tokens_per_document),
-        tasks=() if tasks == "none" else read_tasks(tasks.split(","), ruler_data),
-        ruler_data=ruler_data,
-        trials=trials,
-        seed=seed,
-        precision=choose_precision(precision),
-        server=serving.engine if serving else None,
+    if serving and (len(models) > 1 or tasks == "none"):
+        raise RecipeError("--server answers the prompts of one model; give one model and --tasks")
+    if only:
+        one_of("--only", only, _ONLY)
+    benchmarks = {None: benchmarks, "benchmarks": benchmarks or "paper"}.get(only)
+    alone = bool(only or serving)  # then a base and, for prompts, documents are measured only if given
+    found = find_models(
+        models,
+        "" if base == "none" or (alone and base is None) else base,
+        read_length(original),
+        longest or max(windows, default=None),
     )
-    _require_read(specification, benchmarks, bool(data_dir or include_path or limit))
-    chosen, part = Benchmarks(benchmarks, data_dir, include_path, limit) if benchmarks else None, read_shard(shard)
-    if dry_run:
-        plan = plan_models(found, specification, console)
-        if not chosen:
-            plan.require_work(part)
-        plan = plan.only(part)
-        forecast = plan.forecast(specification.precision, served=serving is not None)
-        console.print(f"records: {plan.requests:,}; {forecast}", soft_wrap=True)
-        return
-    folder = evaluate(found, specification, shard=part, benchmarks=chosen, server=serving, out=out, console=console)
-    _show(folder.path, console)
-
-
-def _require_read(specification: "Specification", benchmarks: str | None, of_benchmarks: bool) -> None:
-    """Require something to measure, and refuse options that nothing would read; some are ``of_benchmarks``."""
-    from skipwise.evaluation.specification import is_ruler
-
-    if not (specification.documents or specification.tasks or benchmarks):
-        raise RecipeError(
-            "--documents 0 and --tasks none leave nothing to measure; give documents, tasks or benchmarks"
-        )
-    if of_benchmarks and not benchmarks:
-        raise RecipeError(
-            "--data-dir, --include-path and --limit are of benchmarks: name some by --benchmarks, or leave them out"
-        )
-    if specification.ruler_data and not any(map(is_ruler, specification.tasks)):
-        raise RecipeError(
-            "--ruler-data is read by RULER's tasks, and none is asked: add ruler to --tasks, or leave it out"
-        )
-
-
-@grouped
-def perplexity(
-    model: Model,
-    text: TextOptions,
-    windows: Lengths = None,
-    stride: Stride = None,
-    documents: Annotated[
-        int | None, typer.Option(help="how many documents at the most, the longest first; default: 8")
-    ] = None,
-    tokens_per_document: Tokens = None,
-    mode: Annotated[
-        str | None, typer.Option(help="sliding windows; truncated: the first tokens, by one pass; or by-position")
-    ] = None,
-    settings: Annotated[
-        str | None, typer.Option(help="the paper's: paper, paper-far or paper-truncated, in place of the others")
-    ] = None,
-    out: Records = None,
-    precision: Precision = "auto",
-) -> None:
-    """Measure perplexity; every token is scored once, and no document that the model was trained on is read."""
-    console = prepare_process()
-    from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.single import measure_perplexity, perplexity_settings
-    from skipwise.model.precision import choose_precision
-    from skipwise.report.command_tables import perplexity_table
-    from skipwise.report.tables import rich_table
-
-    asked = read_lengths(windows)
-    [found] = find_models([model], base="", length=max(asked, default=None))
-    how = perplexity_settings(
-        settings,
-        found,
-        mode=mode,
-        windows=asked,
+    first = min(model.original for model in found)
+    windows = windows or doubled_windows(first, longest or max(model.target for model in found))
+    if documents is None:
+        documents = 0 if only in ("prompts", "benchmarks") or (serving and only is None) else 16
+    specification = specify(
+        first,
+        max(windows),
+        texts=[text.read()],
+        windows=windows,
         stride=read_length(stride),
         documents=documents,
         tokens_per_document=read_length(tokens_per_document),
-        precision=choose_precision(precision),
-        text=text.read(),
-    )
-    readings, ends = measure_perplexity(found, how, out, console)
-    console.print(rich_table(perplexity_table(how.mode, readings, ends)))
-
-
-@grouped
-def passkey(
-    model: Model,
-    lengths: Lengths = None,
-    trials: Annotated[int, typer.Option(max=MOST_TRIALS, help="prompts for each length")] = 50,
-    task: Annotated[str, typer.Option(help="passkey; keys: one of four; or lines: one line of a register")] = "passkey",
-    seed: Seed = 0,
-    out: Records = None,
-    precision: Precision = "auto",
-    *,
-    server: ServerOptions,
-) -> None:
-    """Hide a five-digit number at every depth of a prompt and ask for it."""
-    console = prepare_process()
-    from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.single import measure_retrieval
-    from skipwise.evaluation.specification import Specification, doubled_windows
-    from skipwise.model.precision import choose_precision
-    from skipwise.report.command_tables import trials_table
-    from skipwise.report.tables import rich_table
-
-    asked = read_lengths(lengths)
-    [found] = find_models([model], base="", length=max(asked, default=None))
-    serving = server.connect()
-    specification = Specification(
-        documents=0,
-        tasks=(task,),
-        prompt_lengths=tuple(sorted(set(asked or doubled_windows(found.original, found.target)))),
-        trials=trials,
+        other=only is None,
+        tasks=[] if tasks == "none" or only in ("perplexity", "benchmarks") else tasks.split(","),
+        ruler_data=ruler_data,
+        prompt_trials=trials,
         seed=seed,
         precision=choose_precision(precision),
         server=serving.engine if serving else None,
     )
-    records = measure_retrieval(found, specification, out, console, serving)
-    console.print(rich_table(trials_table(task, records)))
-
-
-def merge(
-    parts: Annotated[
-        list[Path], typer.Argument(parser=read_path, help="folders of evaluate, each a shard of the same evaluation")
-    ],
-    out: Annotated[Path, typer.Option(parser=read_path, metavar="FOLDER", help="a new folder")],
-) -> None:
-    """Put the shards of one evaluation together."""
-    console = prepare_process()
-    from skipwise.evaluation.evaluate import merge
-
-    parts = list({part.resolve(): part for part in parts}.values())
-    folder = merge(parts, out)
-    console.print(f"merged {counted(len(parts), 'folder')}: {folder.path}", soft_wrap=True)
+    if only and out is None:
+        out = Path("evaluations") / f"{found[0].label.replace('/', '-')}-{only}"
+    chosen = _benchmarks(benchmarks, data_dir, include_path, limit, longest)
+    if dry_run:
+        plan = plan_models(found, specification, console).only(part)
+        console.print(f"records: {plan.requests:,}; {plan.time(specification.precision)}", soft_wrap=True)
+        return
+    folder = evaluate(
+        found,
+        specification,
+        shard=part,
+        benchmarks=chosen,
+        server=serving,
+        earlier=earlier or (),
+        out=out,
+        console=console,
+    )
     _show(folder.path, console)
 
 
-def benchmark(
-    model: Model,
-    tasks: Annotated[
-        str, typer.Option(help="paper, or tasks of lm-evaluation-harness, as ruler,arc_challenge:25 (few-shot)")
-    ] = "paper",
-    data_dir: DataFolder = None,
-    include_path: TaskFiles = None,
-    limit: Questions = None,
-    target: Annotated[
-        str | None, typer.Option(help="length that no request may exceed, as 32k; default: the model's")
-    ] = None,
-    batch_size: Annotated[str, typer.Option(help="requests at a time; auto: what fits on a GPU, 1 on a CPU")] = "auto",
-    out: Records = None,
-    precision: Precision = "auto",
-) -> None:
-    """Run tasks of EleutherAI's lm-evaluation-harness at the extended length; what is too long is refused."""
-    console = prepare_process()
+def _benchmarks(
+    tasks: str | None, data_dir: Path | None, include_path: Path | None, limit: int | None, target: int | None
+) -> "Benchmarks | None":
+    """Return the benchmarks to run; lm-eval is imported only for them."""
+    if tasks is None:
+        return None
+    if find_spec("lm_eval") is None:
+        raise RecipeError(f"--benchmarks needs lm-eval: {pip_install('benchmarks')}")
     from skipwise.evaluation.benchmarks import Benchmarks
-    from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.single import run_benchmarks
-    from skipwise.model.precision import choose_precision
-    from skipwise.report.command_tables import benchmarks_table
-    from skipwise.report.tables import rich_table
 
-    chosen = Benchmarks(tasks, data_dir, include_path, limit, batch_size)
-    [found] = find_models([model], base="", length=read_length(target))
-    records = run_benchmarks(found, chosen, read_length(target), choose_precision(precision), out, console)
-    console.print(rich_table(benchmarks_table(records)))
+    return Benchmarks(tasks, data_dir, include_path, limit, target)
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(parser=read_path, help="run folders, of which several are compared; or an evaluation's"),
-    ],
+    runs: Annotated[list[Path], typer.Argument(parser=read_path, help="run folders, or the folder of an evaluation")],
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=read_path,
-            metavar="FOLDER",
-            help="for report.html and its figures, or FILE.html; default: the run folder; needed for several runs",
+            parser=read_path, metavar="FOLDER", help="folder, or FILE.html [the run folder]; needed for several runs"
         ),
     ] = None,
 ) -> None:
-    """Make figures and the page again from the records alone."""
+    """Write figures and page from the records."""
     from skipwise.report.page import write_page
 
     new_console().print(f"report: {write_page(runs, out)}", soft_wrap=True)
 
 
-def _asked_besides_prompts(
-    models: list[str], tasks: str, base: str | None, documents: int | None, console: Any
-) -> tuple[str, int]:
-    """The base and the documents that are asked for beside the prompts of a server: none, unless the command names them.
-
-    Raises:
-        RecipeError: the server has nothing to answer, or several models are named.
-    """
-    if len(models) > 1:
-        raise RecipeError(f"--server serves one model, and {', '.join(models)} are named: evaluate each by a command")
-    if tasks == "none":
-        raise RecipeError("--server answers prompts, and --tasks none asks for none: name tasks, or leave --server out")
-    if base is None or documents is None:
-        console.print(
-            "the server answers prompts; what it does not answer is measured here, and only if it is asked for: documents "
-            "(--documents 16), the base (--base NAME)",
-            soft_wrap=True,
-        )
-    return base or "none", documents or 0
-
-
 def _show(folder: Path, console: Any) -> None:
-    """Write the page of an evaluation, and print what it says."""
+    """Write the page of an evaluation, and print its summary."""
     from skipwise.report.folder import read_folder
     from skipwise.report.page import write_page
     from skipwise.report.tables import evaluation_summary

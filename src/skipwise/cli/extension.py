@@ -1,7 +1,8 @@
-"""Commands around an extension: what will it take, do it, look at the plan of its positions, convert a checkpoint."""
+"""Define the commands extend, plan and convert."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,18 +17,14 @@ from skipwise.cli.options import (
     RecipeName,
     StartingModel,
     Target,
-    given_options,
     read_gigabytes,
     read_path,
 )
 from skipwise.cli.terminal import new_console, prepare_process
-from skipwise.errors import RecipeError, SkipwiseError, counted
+from skipwise.errors import RecipeError, SkipwiseError
 from skipwise.method.lengths import parse_length
-from skipwise.method.limits import LAST_SEED, MOST_CHUNKS
 from skipwise.progress import doing
 from skipwise.recipes.names import expanded
-
-_MOST_SAMPLES = 10**7  # examples, a standard error of at most 0.0002
 
 
 def extend(
@@ -36,30 +33,25 @@ def extend(
     target: Target = None,
     interpolation: Interpolation = None,
     data: Annotated[
-        list[str] | None, typer.Option(help="text to train on: file, folder, data set name, stdlib", metavar="TEXT")
+        list[str] | None, typer.Option(help="training text: file, folder, data set name, stdlib", metavar="TEXT")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder; default: runs/ and a name")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="run folder [runs/NAME]")] = None,
     recipe: RecipeName = None,
     method: MethodName = None,
     existing_rope: ExistingRope = None,
-    seed: Annotated[int | None, typer.Option(help="of examples and training")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of examples and training")] = None,
     lora: Lora = False,
     set_: Changes = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with a run that was stopped")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue a stopped run")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan; train nothing")] = False,
-    launch: Annotated[
-        str | None, typer.Option(help="train in several processes: ddp, fsdp, zero3 or zero3-offload")
-    ] = None,
-    processes: Annotated[int | None, typer.Option(help="how many, with --launch; default: one a GPU")] = None,
+    launch: Annotated[str | None, typer.Option(help="several processes: ddp, fsdp, zero3 or zero3-offload")] = None,
+    processes: Annotated[int | None, typer.Option(help="number of processes with --launch [one per GPU]")] = None,
 ) -> None:
-    """Extend a model to a longer context, measure it beside its controls, and write a report."""
+    """Extend a model to a longer context, measure it and its baselines, and write a report."""
     console = prepare_process(trains=True)
     if launch is None and processes is not None:
         raise RecipeError(
-            f"--processes {processes} says how many processes --launch starts: give --launch ddp, fsdp, zero3 or "
-            "zero3-offload, or leave it out"
+            f"--processes {processes} needs --launch; give --launch ddp, fsdp, zero3 or zero3-offload, or leave it out"
         )
     if launch is not None:
         from skipwise.training.processes import launch as start
@@ -69,9 +61,11 @@ def extend(
         if not dry_run:
             start(launch, processes, _without(context.obj, "--launch", "--processes"))
             return
-    from skipwise.evaluation.forecast import print_forecast, require_measurable
+    from skipwise.evaluation.evaluate import require_measurable
+    from skipwise.evaluation.measure import seconds_here, time_of
     from skipwise.extend import extend, plan_run_evaluation
     from skipwise.fit.recipe import fitted_recipe
+    from skipwise.model.forward_cost import training_seconds
     from skipwise.recipes.schema import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
     from skipwise.training.arguments import accumulation
@@ -109,7 +103,10 @@ def extend(
             require_fits(settings, None if resume else out or RUNS, several=launch is not None)
         with _said(console):
             require_measurable(evaluation, prepared.device)
-        print_forecast(evaluation, timed_tokens(prepared), prepared.window, prepared.device, console)
+        how = prepared.config, timed_tokens(prepared), prepared.window, prepared.precision, prepared.device
+        training = timedelta(seconds=round(training_seconds(*how)))
+        measuring = time_of(seconds_here(evaluation.all_batches, prepared.config, prepared.precision))
+        console.print(f"on this machine: training about {training}, {measuring}", soft_wrap=True)
         print_examples(prepared, console)
         return
     extend(settings, out=out, resume=resume, console=console)
@@ -119,22 +116,25 @@ def plan(
     model: StartingModel = None,
     target: Target = None,
     interpolation: Interpolation = None,
-    gpus: Annotated[int, typer.Option(min=1, help="how many GPUs share the work")] = 1,
-    gpu_memory: Annotated[str, typer.Option(help="memory of each, as 80GB or 80GiB")] = "80GB",
-    tflops: Annotated[
-        float, typer.Option(min=1, help="bf16 TFLOP/s of each: 312 is an A100's, 989 an H100's or H200's")
-    ] = 312.0,
-    utilisation: Annotated[float, typer.Option(min=0.01, max=1, help="the share of them that training reaches")] = 0.4,
+    gpus: Annotated[int, typer.Option(min=1, help="number of GPUs")] = 1,
+    gpu_memory: Annotated[str, typer.Option(help="memory of each GPU, e.g. 80GB or 80GiB")] = "80GB",
+    tflops: Annotated[float, typer.Option(min=1, help="bf16 TFLOP/s of each GPU (A100: 312, H100: 989)")] = 312.0,
+    utilisation: Annotated[
+        float, typer.Option(min=0.01, max=1, help="share of the TFLOP/s that training reaches (MFU)")
+    ] = 0.4,
     recipe: RecipeName = None,
     method: MethodName = None,
     existing_rope: ExistingRope = None,
     lora: Lora = False,
     set_: Changes = None,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="print the probability of training each distance")
+    ] = False,
 ) -> None:
-    """Say what a run will hold and take, beside full-length training, from the model's config alone."""
+    """Estimate memory and time of a run against full-length training, from the config."""
     with doing("starting", new_console()):  # torch and transformers take seconds
         console = prepare_process()
-        from skipwise.evaluation.forecast import print_planned_measuring
+        from skipwise.evaluation.measure import print_planned
         from skipwise.training.cost import Hardware
         from skipwise.training.plan import compare_costs
 
@@ -146,74 +146,42 @@ def plan(
         "existing_rope": existing_rope,
     }
     settings = _recipe(recipe, options, set_, lora)
+    if coverage:
+        _print_coverage(settings, console)
+        return
     hardware = Hardware(gpus, read_gigabytes(gpu_memory), tflops * 1e12, utilisation)
     compare_costs(settings, hardware, console)
-    print_planned_measuring(settings, hardware.peak * hardware.utilisation, hardware.memory, console)
+    print_planned(settings, hardware.peak * hardware.utilisation, hardware.memory, console)
 
 
-def coverage(
-    context: typer.Context,
-    original: Annotated[str, typer.Option(help="original length, the tokens of an example")] = "2k",
-    target: Annotated[str, typer.Option(help="target length")] = "16k",
-    chunks: Annotated[int, typer.Option(max=MOST_CHUNKS, help="number of chunks, N")] = 2,
-    scheme: Annotated[str, typer.Option(help="pose, randpos or cream")] = "pose",
-    lengths: Annotated[str, typer.Option(help="how chunk lengths are drawn: paper or released")] = "paper",
-    skips: Annotated[str, typer.Option(help="how PoSE's skips are drawn: uniform or end_anchored")] = "uniform",
-    samples: Annotated[
-        int | None, typer.Option(max=_MOST_SAMPLES, help="draw so many examples in place of a closed form")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of those examples")] = 0,
-    figure: Annotated[
-        Path | None, typer.Option(parser=read_path, metavar="FILE", help="write the curve to this .svg or .png file")
-    ] = None,
-) -> None:
-    """Show how likely one example trains each relative distance."""
-    if scheme != "pose" and (given := given_options(context, "--chunks", "--lengths", "--skips")):
-        raise RecipeError(f"{given[0]} is a setting of pose, and {scheme} has none; leave it out")
+def _print_coverage(recipe: Any, console: Any) -> None:
+    """Print how likely one example of a recipe trains each relative distance."""
     from rich.table import Table
 
-    from skipwise.method.coverage import coverage as compute
-    from skipwise.method.positions import ChunkRules
-    from skipwise.recipes.names import arm_name
-    from skipwise.results.records import CoverageRecord
+    from skipwise.method.coverage import coverage
+    from skipwise.model.config import load_config
+    from skipwise.model.extension import extension_of
+    from skipwise.training.prepare import window_of
 
-    if figure is not None:
-        from skipwise.report.canvas import require_figure_ending
-        from skipwise.report.figures import coverage_figure
-
-        require_figure_ending(figure)
-    rules = ChunkRules(chunks, lengths, skips)  # type: ignore[arg-type]
-    console = new_console()
-    with console.status("drawing examples"):
-        result = compute(original, target, rules, scheme=scheme, samples=samples, seed=seed)
-    monte_carlo = result.samples > 0
-    label = counted(chunks, "chunk") if scheme == "pose" else arm_name(scheme)
-    table = Table(title=f"coverage, {original} -> {target}, {label}")
-    for column in ("distance", "probability", *(["standard error"] if monte_carlo else [])):
+    extension, rule = extension_of(load_config(recipe.model), recipe), recipe.positions
+    original, target = window_of(recipe, extension), extension.reach
+    curve = coverage(original, target, rule.rules, scheme=rule.scheme)
+    table = Table(title=f"coverage, {original:,} -> {target:,}, {rule.scheme}")
+    for column in ("distance", "probability", *(["standard error"] if curve.samples else [])):
         table.add_column(column, justify="right")
-    for distance in _shown_distances(parse_length(original), parse_length(target)):
-        row = [f"{distance:,}", f"{result.probability[distance - 1]:.4f}"]
-        if monte_carlo:
-            row.append(f"{result.standard_error[distance - 1]:.4f}")
-        table.add_row(*row)
+    for distance in _shown_distances(original, target):
+        cells = [curve.probability, *([curve.standard_error] if curve.samples else [])]
+        table.add_row(f"{distance:,}", *(f"{column[distance - 1]:.4f}" for column in cells))
     console.print(table)
-    console.print("Monte Carlo" if monte_carlo else "closed form")
-    if figure is not None:
-        coverage_figure([CoverageRecord.of(result, label)], figure)
-        console.print(f"figure: {figure}", soft_wrap=True)
 
 
 def convert(
-    checkpoint: Annotated[
-        str, typer.Argument(parser=expanded, help="a folder, a name on the model hub, or a GGUF file")
-    ],
+    checkpoint: Annotated[str, typer.Argument(parser=expanded, help="folder, hub name or GGUF file")],
     out: Annotated[Path, typer.Argument(parser=read_path, help="folder to write")],
-    original: Annotated[
-        str | None, typer.Option(help="original length of a checkpoint of PoSE's authors, e.g. 2k")
-    ] = None,
-    check: Annotated[bool, typer.Option(help="compare a GGUF file with llama.cpp if that is installed")] = True,
+    original: Annotated[str | None, typer.Option(help="original length (PoSE authors' checkpoints), e.g. 2k")] = None,
+    check: Annotated[bool, typer.Option(help="compare a GGUF file with llama.cpp, if installed")] = True,
 ) -> None:
-    """Write a GGUF file, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors as a stock checkpoint."""
+    """Convert GGUF, GPT-J, Baichuan2-7B or a checkpoint of PoSE's authors to a stock checkpoint."""
     console = prepare_process(private=False)
     if checkpoint.lower().endswith(".gguf"):
         from skipwise.engines.gguf_in import convert_gguf

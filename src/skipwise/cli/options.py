@@ -28,61 +28,21 @@ def read_path(text: str) -> Path:
 
 
 Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, as training.learning_rate=1e-5")
+    list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe, e.g. training.learning_rate=1e-5")
 ]
-DataFolder = Annotated[
-    Path | None,
-    typer.Option(
-        parser=read_path, metavar="FOLDER", help="of the benchmarks' data sets, as OWNER/NAME; default: the hub"
-    ),
-]
-ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace a scaling already there")]
+ExistingRope = Annotated[str | None, typer.Option(help="refuse or replace the model's RoPE scaling")]
 Interpolation = Annotated[
     str | None, typer.Option(help="none, linear, ntk, yarn, yarn-revised, power, theta, factors, fitted or a fit.json")
 ]
-Lengths = Annotated[
-    str | None, typer.Option(help="as 2k,4k,8k; default: the original length, doubled up to the target")
-]
-Lora = Annotated[bool, typer.Option("--lora", help="train low-rank additions only, as the recipe's lora section says")]
-MethodName = Annotated[
-    str | None, typer.Option(help="skipwise, or paper: PoSE as published; --set method=null for neither")
-]
-Model = Annotated[
-    str,
-    typer.Argument(parser=model_name, help="nano, smollm2, the folder of a model or a run, or a name on the model hub"),
-]
-Precision = Annotated[str, typer.Option(help="auto, bf16, fp16 or float32")]
-Questions = Annotated[int | None, typer.Option(min=1, help="questions a benchmark; default: all")]
-RecipeName = Annotated[str | None, typer.Option(help="YAML file, or the name of a shipped recipe")]
-Records = Annotated[
-    Path | None,
-    typer.Option(parser=read_path, metavar="FILE", help="append the records to this results.jsonl, and go on with it"),
-]
+Lora = Annotated[bool, typer.Option("--lora", help="train LoRA only")]
+MethodName = Annotated[str | None, typer.Option(help="skipwise, or paper (PoSE as published)")]
+Model = Annotated[str, typer.Argument(parser=model_name, help="nano, smollm2, a model or run folder, a hub name")]
+RecipeName = Annotated[str | None, typer.Option(help="YAML file, or name of a shipped recipe")]
 StartingModel = Annotated[
-    str | None,
-    typer.Argument(
-        parser=model_name,
-        help="nano (embedded, the default), smollm2, the folder of a model or a run, or a name on the model hub",
-    ),
+    str | None, typer.Argument(parser=model_name, help="nano, smollm2, a model or run folder, a hub name [nano]")
 ]
-Target = Annotated[str | None, typer.Option(help="target length, as 32k; default: 8 times the original")]
-Stride = Annotated[
-    str | None,
-    typer.Option(
-        help="tokens by which windows advance; default: half the original length, or target / 16 if that is more, at most half "
-        "a window"
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="of the prompts: keys and depths")]
-TaskFiles = Annotated[
-    Path | None, typer.Option(parser=read_path, metavar="FOLDER", help="folder of task files of your own (YAML)")
-]
-Tokens = Annotated[
-    str | None,
-    typer.Option(
-        help="read so many tokens of each document, as 64k; default: all, or as many as the longest length (evaluate)"
-    ),
-]
+Target = Annotated[str | None, typer.Option(help="target length, e.g. 32k [8 times the original]")]
+Seed = Annotated[int, typer.Option(min=0, max=LAST_SEED, help="seed of the prompts")]
 
 
 @dataclass(frozen=True)
@@ -90,19 +50,16 @@ class TextOptions:
     """The text to measure on."""
 
     data: Annotated[
-        str,
-        typer.Option(parser=expanded, metavar="TEXT", help="text to measure on: file, folder, data set name, stdlib"),
+        str, typer.Option(parser=expanded, metavar="TEXT", help="file, folder, data set name or stdlib")
     ] = "stdlib"
     text_field: Annotated[
-        str, typer.Option(metavar="FIELD", help="of JSON Lines, Parquet or a data set: what holds the text")
+        str, typer.Option(metavar="FIELD", help="field with the text (JSON Lines, Parquet, data sets)")
     ] = "text"
-    split: Annotated[str, typer.Option(metavar="NAME", help="of a Hugging Face data set")] = "train"
-    subset: Annotated[str | None, typer.Option(metavar="NAME", help="of a data set on the hub; default: its own")] = (
-        None
-    )
+    split: Annotated[str, typer.Option(metavar="NAME", help="split of a data set")] = "train"
+    subset: Annotated[str | None, typer.Option(metavar="NAME", help="subset of a data set [the default one]")] = None
 
     def read(self) -> "Data":
-        """The text as a recipe names it."""
+        """Return the text as a section of a recipe."""
         from skipwise.recipes.schema import Data
 
         return Data(source=self.data, text_field=self.text_field, split=self.split, subset=self.subset)
@@ -114,38 +71,19 @@ class ServerOptions:
 
     server: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="let this server answer the prompts, as http://localhost:8000: vLLM's, or another of OpenAI's completions "
-            "protocol; a key is read from $OPENAI_API_KEY",
-        ),
+        typer.Option(metavar="URL", help="answer prompts by an OpenAI-compatible server; key: $OPENAI_API_KEY"),
     ] = None
-    server_model: Annotated[str | None, typer.Option(metavar="NAME", help="of its models, where it serves several")] = (
-        None
-    )
-    server_requests: Annotated[int, typer.Option(min=1, max=1024, help="prompts that the server has at a time")] = 8
-    server_timeout: Annotated[
-        float, typer.Option(min=0.1, max=86_400, help="seconds that it may take for a prompt")
-    ] = 600.0
-    server_check: Annotated[bool, typer.Option(help="prove first that it serves the weights of MODEL")] = True
+    server_model: Annotated[str | None, typer.Option(metavar="NAME", help="model, if the server has several")] = None
+    server_requests: Annotated[int, typer.Option(min=1, max=1024, help="prompts at a time")] = 8
+    server_timeout: Annotated[float, typer.Option(min=0.1, max=86_400, help="seconds for a prompt")] = 600.0
 
     def connect(self) -> "Server | None":
-        """The server, asked what it serves; None without ``--server``."""
+        """Connect to the server; None without ``--server``."""
+        if self.server is None:
+            return None
         from skipwise.evaluation.server import connect
 
-        if self.server is None:
-            if self.server_model is not None:
-                raise RecipeError(
-                    f"--server-model {self.server_model!r} chooses among the models of a server; give its address by --server"
-                )
-            return None
-        return connect(
-            self.server,
-            self.server_model,
-            at_once=self.server_requests,
-            timeout=self.server_timeout,
-            trusted=not self.server_check,
-        )
+        return connect(self.server, self.server_model, at_once=self.server_requests, timeout=self.server_timeout)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
@@ -215,15 +153,3 @@ def read_gigabytes(text: str) -> float:
         return float(number.removesuffix("G")) * unit
     except ValueError:
         raise RecipeError(f"--gpu-memory {text!r} must be a number of gigabytes, as 80GB") from None
-
-
-def given_options(context: typer.Context, *only: str) -> list[str]:
-    """Options that stand on the command line; of ``only`` these, where there are any."""
-    return [
-        option.opts[0]
-        for option in context.command.params
-        if option.opts[0].startswith("--")
-        and (not only or option.opts[0] in only)
-        and (source := context.get_parameter_source(option.name or ""))
-        and source.name == "COMMANDLINE"
-    ]

@@ -143,9 +143,6 @@ def _too_little_memory(error: BaseException, command: str) -> str:
     less = {
         "extend": "let the run take less: --lora, lora.base=4bit, teacher=null, a smaller model",
         "evaluate": "take a smaller model, or shorter lengths (--lengths)",
-        "passkey": "take a smaller model, or shorter lengths (--lengths)",
-        "perplexity": "take a smaller model, or shorter windows (--windows)",
-        "benchmark": "take a smaller model, --batch-size 1, or a smaller --target",
     }.get(command, "take a smaller model")
     return (
         f"the memory is too small, or the limit of this process ({said}); what was written is kept. End other programs that hold "

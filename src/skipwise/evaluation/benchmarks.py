@@ -1,262 +1,295 @@
-"""Benchmarks of EleutherAI's lm-evaluation-harness at the extended length: a list of tasks -> records, task by task."""
+"""Run tasks of EleutherAI's lm-evaluation-harness (the extra ``benchmarks``) at the extended length."""
 
 import json
+import logging
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import version
-from importlib.util import find_spec
 from numbers import Real
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import datasets
+import lm_eval
+import torch
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.tasks import TaskManager
 from rich.console import Console
-from transformers import PreTrainedTokenizerBase
 
-from skipwise.errors import RecipeError, pip_install
+from skipwise.errors import DataError, EvaluationError, RecipeError, SkipwiseError, nearest, out_of_memory, reason
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.precision import default_device
+from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.results.files import short_digest
 from skipwise.results.records import BenchmarkRecord, Record
 from skipwise.results.scores import PAPER
 
-if TYPE_CHECKING:
-    from skipwise.evaluation.harness import HarnessModel
-
-_ROOM = 64  # tokens for the beginning of an answer
+logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 
-@dataclass(frozen=True)
-class AskedTask:
-    """A task, group or tag of the harness, or a task of the user's own, as asked for."""
+class HarnessModel(HFLM):
+    """A loaded model for the harness; a request beyond ``max_length`` tokens is an error, not cut.
 
-    name: str
-    fewshot: int | None = None  # examples before each question; None: as the task says
-    metric: str | None = None  # the one that is reported; None: all
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """One task that can be run, with ``changes`` to its settings for its data to be found."""
-
-    task: str
-    fewshot: int
-    metric: str | None
-    changes: dict[str, Any]
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What tells it from other tasks, and from itself with other examples."""
-        return self.task, self.fewshot
-
-
-def require_installed() -> None:
-    """Refuse to go on without the harness."""
-    if find_spec("lm_eval") is None:
-        raise RecipeError(f"benchmark needs the lm-eval package: {pip_install('benchmarks')}")
-
-
-def parse_tasks(text: str) -> list[AskedTask]:
-    """Read ``paper``, or ``boolq,arc_challenge:25``: names, each with its number of few-shot examples if wanted."""
-    asked: list[AskedTask] = []
-    for word in filter(None, (word.strip() for word in text.split(","))):
-        name, colon, count = word.partition(":")
-        if name == "paper":
-            if colon:
-                raise RecipeError(f"{word!r}: the tasks of paper have counts of their own; leave :{count} out")
-            asked += [AskedTask(task, how.fewshot, how.metric) for task, how in PAPER.items()]
-        elif colon and not (count.isascii() and count.isdigit()):
-            raise RecipeError(f"{word!r}: {count!r} is no number of few-shot examples; write {name}:5")
-        else:
-            asked.append(AskedTask(name, int(count) if colon else None))
-    if not asked:
-        raise RecipeError(f"--tasks {text!r} names none; give paper, or names as boolq,arc_challenge:25")
-    return list(dict.fromkeys(asked))
-
-
-def ruler_lengths(target: int) -> list[int]:
-    """Lengths in tokens for RULER's prompts: the powers of two from 4k up that lie under the target, and the target.
-
-    The longest leave room for the beginning of the answer, which the harness appends after it has counted.
+    Log-probabilities are float32 in every precision, and NaN logits are an error.
     """
-    return [2**k for k in range(12, 40) if 2**k < target] + [max(target - _ROOM, 1)]
+
+    task = ""  # for messages
+
+    def __init__(self, model: Any, tokenizer: Any, *, max_length: int, batch_size: str, precision: str) -> None:
+        super().__init__(
+            pretrained=model,
+            tokenizer=tokenizer,
+            max_length=max_length,
+            batch_size=batch_size,
+            mixed_precision_dtype=AUTOCAST[precision],
+            softmax_dtype="float32",
+        )
+        model.get_output_embeddings().register_forward_hook(self._require_numbers)
+
+    @classmethod
+    def load(cls, model: EvaluatedModel, max_length: int, precision: str) -> "HarnessModel":
+        """Load a model; on a GPU the harness chooses the batch size."""
+        size = "auto" if default_device().type == "cuda" else "1"
+        loaded = model.load(precision)
+        return cls(loaded, load_tokenizer(model.name), max_length=max_length, batch_size=size, precision=precision)
+
+    def _loglikelihood_tokens(self, requests: list[Any], *args: Any, **options: Any) -> Any:
+        self._require_room(len(context) + len(answer) - 1 for _, context, answer in requests)  # the last is not read
+        return super()._loglikelihood_tokens(requests, *args, **options)
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+        self._require_room(len(self.tok_encode(request.args[0])) for request in requests)
+        return super().loglikelihood_rolling(requests, disable_tqdm)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
+        answers = (normalize_gen_kwargs(r.args[1], self.max_gen_toks)["max_gen_toks"] for r in requests)
+        self._require_room(len(self.tok_encode(r.args[0])) + n for r, n in zip(requests, answers, strict=True))
+        return super().generate_until(requests, disable_tqdm)
+
+    def _require_room(self, lengths: Iterable[int]) -> None:
+        if (longest := max(lengths, default=0)) > self.max_length:
+            raise EvaluationError(
+                f"task {self.task} has a request of {longest:,} tokens, more than {self.max_length:,}; ask for fewer examples "
+                "(TASK:N), leave the task out, or raise --target"
+            )
+
+    def _require_numbers(self, _module: Any, _inputs: Any, logits: torch.Tensor) -> None:
+        if logits.isnan().any():
+            raise EvaluationError(f"task {self.task}: logits are not finite; try --precision float32")
+
+
+def parse_tasks(text: str) -> list[tuple[str, int | None]]:
+    """Read ``paper``, or names with few-shot counts, e.g. ``boolq,arc_challenge:25``; None is the task's own count."""
+    tasks: list[tuple[str, int | None]] = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        name, colon, count = word.partition(":")
+        if colon and not (count.isascii() and count.isdigit()):
+            raise RecipeError(f"{word!r} has no number of few-shot examples; write e.g. {name}:5")
+        if name == "paper":
+            tasks += [(task, how.fewshot) for task, how in PAPER.items()]
+        else:
+            tasks.append((name, int(count) if colon else None))
+    if not tasks:
+        raise RecipeError(f"--benchmarks {text!r} has no task; give paper, or names, e.g. boolq,arc_challenge:25")
+    return list(dict.fromkeys(tasks))
 
 
 @dataclass(frozen=True)
 class Benchmarks:
-    """Which tasks a model runs, and where their data is."""
+    """Tasks to run, and the place of their data."""
 
-    tasks: str  # as ``parse_tasks`` reads it
-    data_dir: Path | None = None  # folder of data sets, as OWNER/NAME; None: the hub
-    include_path: Path | None = None  # folder of task files beside the harness's own
-    limit: int | None = None  # questions for each task; None: all
-    batch_size: str = "auto"  # requests at a time: a number, or auto
+    tasks: str  # for ``parse_tasks``
+    data_dir: Path | None = None  # folder of data sets as OWNER/NAME; None: the hub
+    include_path: Path | None = None  # folder of the user's task files
+    limit: int | None = None  # questions per task; None: all
+    target: int | None = None  # tokens of a request, at most; None: the model's target length
 
-    def __post_init__(self) -> None:
-        if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size)):
-            raise RecipeError(f"--batch-size {self.batch_size!r} must be auto or a number of requests from 1")
+    @cached_property
+    def found(self) -> tuple[TaskManager, dict[tuple[str, int], dict[str, Any]]]:
+        """The harness's manager, and by task and few-shot count the settings that locate its data.
 
-    @contextmanager
-    def found(self, model: EvaluatedModel, target: int | None = None) -> Iterator["FoundBenchmarks"]:
-        """Find the tasks of a model and their data: whatever can be refused is refused here, before any work.
-
-        The tasks run inside this context. No request may be longer than ``target`` tokens, by default what the model's
-        config says.
+        Raises:
+            RecipeError: a task is unknown.
+            DataError: a data set cannot be read.
         """
-        require_installed()
-        target, tokenizer = target or model.target, load_tokenizer(model.name)
-        with TemporaryDirectory(prefix="skipwise-tokenizer-") as folder:
-            manager, tasks = self._find(tokenizer, target, Path(folder))
-            yield FoundBenchmarks(self, model, target, tokenizer, manager, tasks)
-
-    def _find(self, tokenizer: PreTrainedTokenizerBase, target: int, folder: Path) -> tuple[Any, list[Benchmark]]:
-        """The harness's manager of tasks, and the tasks; the tokenizer is saved in ``folder`` for them."""
-        from skipwise.evaluation import harness
-
-        # RULER's tasks load the tokenizer from its folder, and would run code that lies beside it.
-        tokenizer.init_kwargs.pop("auto_map", None)
-        tokenizer.save_pretrained(folder)
-        asked = parse_tasks(self.tasks)
-        metadata = {"tokenizer": str(folder), "max_seq_lengths": ruler_lengths(target)}
-        manager = harness.open_tasks([one.name for one in asked], self.include_path, metadata)
-        found: dict[tuple[str, int], Benchmark] = {}
-        for one in asked:
-            for task in harness.leaves(manager, one.name):
-                config = harness.config_of(manager, task)
-                fewshot = _fewshot(task, one.fewshot, config.get("num_fewshot"))
-                changes = harness.data_of(task, config, self.data_dir)
-                found[task, fewshot] = Benchmark(task, fewshot, one.metric, changes)
-        return manager, list(found.values())
-
-
-@dataclass(frozen=True)
-class FoundBenchmarks:
-    """The tasks of one model, ready to run."""
-
-    asked: Benchmarks
-    model: EvaluatedModel
-    target: int  # tokens that no request may exceed
-    tokenizer: PreTrainedTokenizerBase
-    manager: Any  # the harness's, which loads tasks
-    tasks: list[Benchmark]
+        wanted, tasks = parse_tasks(self.tasks), {}
+        manager = _manager([name for name, _ in wanted], self.include_path)
+        for name, fewshot in wanted:
+            for task in leaves(manager, name):
+                config = manager.task_index[task].cfg or {}
+                own = config.get("num_fewshot")
+                if own == 0 and fewshot:  # the harness would ignore it
+                    raise RecipeError(f"{task} takes no few-shot examples; leave :{fewshot} out")
+                tasks[task, (own or 0) if fewshot is None else fewshot] = data_of(task, config, self.data_dir)
+        return manager, tasks
 
     def run(
-        self, precision: str, known: Iterable[Record], keep: Callable[..., None], console: Console
-    ) -> list[BenchmarkRecord]:
-        """Run the tasks of which ``known`` lacks a record, and return the records of all.
-
-        ``keep`` is called with the records of each task that are not known, as soon as it is done.
-        """
+        self,
+        model: EvaluatedModel,
+        precision: str,
+        known: Iterable[Record],
+        keep: Callable[..., None],
+        console: Console,
+    ) -> None:
+        """Run the tasks of which ``known`` lacks records; ``keep`` gets the records of each task when it is done."""
+        target = self.target or model.target
         about: dict[str, Any] = {
-            "arm": self.model.label,
-            "digest": self.model.digest,
-            "target": self.target,
-            "limit": self.asked.limit,
+            "arm": model.label,
+            "digest": model.digest,
+            "target": target,
+            "limit": self.limit,
             "precision": precision,
             "harness": version("lm-eval"),
         }
-        made: dict[tuple[str, int], list[BenchmarkRecord]] = defaultdict(list)
+        made: dict[tuple[str, int], dict[str, int]] = {}  # by task its recorded metrics, with their number
         for record in known:
             if isinstance(record, BenchmarkRecord) and all(getattr(record, k) == v for k, v in about.items()):
-                made[record.task, record.fewshot].append(record)
-        left = [one for one in self.tasks if not _has_every_metric(made[one.key])]
-        if len(left) < len(self.tasks):
-            console.print(f"tasks that are there already: {len(self.tasks) - len(left)} of {len(self.tasks)}")
-        if left:
-            from skipwise.evaluation.harness import run_task
+                made.setdefault((record.task, record.fewshot), {})[record.metric] = record.metrics
+        manager, tasks = self.found
+        wrapped = None
+        for (task, fewshot), changes in tasks.items():
+            before = made.get((task, fewshot), {})
+            if before and len(before) >= max(before.values()):
+                continue
+            wrapped = wrapped or HarnessModel.load(model, target, precision)
+            console.print(f"{task}, {fewshot}-shot, up to {target:,} tokens")
+            began = time.perf_counter()
+            results = _run_task(wrapped, manager, task, fewshot, self.limit, changes)
+            seconds = round(time.perf_counter() - began, 3)
+            records = _records(results, task, {**about, "fewshot": fewshot, "seconds": seconds})
+            keep(*(record for record in records if record.metric not in before))  # a kill came between two metrics
 
-            wrapped = self._wrapped(precision)
-            if wrapped.without_ends:
-                console.print("no BOS or EOS token: token 0 stands before texts that have no context")
-            for one in left:
-                console.print(f"{one.task}, {one.fewshot}-shot, up to {self.target:,} tokens")
-                began = time.perf_counter()
-                results = run_task(
-                    wrapped, self.manager, one.task, fewshot=one.fewshot, limit=self.asked.limit, changes=one.changes
-                )
-                seconds = round(time.perf_counter() - began, 3)
-                before = {record.key for record in made[one.key]}  # a stop came between two metrics of the task
-                made[one.key] = list(_records(results, one, {**about, "seconds": seconds}))
-                keep(*(record for record in made[one.key] if record.key not in before))
-        return [r for one in self.tasks for r in made[one.key] if one.metric in (None, r.metric)]
 
-    def _wrapped(self, precision: str) -> "HarnessModel":
-        """The model, loaded, as the harness asks it."""
-        from skipwise.evaluation.harness import HarnessModel
+def _manager(names: Sequence[str], include_path: Path | None) -> TaskManager:
+    """Open the user's tasks, and the harness's, which take seconds, only if needed."""
+    path = str(include_path) if include_path else None
+    for defaults in (False, True) if path else (True,):
+        manager = TaskManager(include_path=path, include_defaults=defaults)
+        unknown = [task for name in names for task in leaves(manager, name) if task not in manager.task_index]
+        if not unknown:
+            return manager
+    raise RecipeError(
+        f"task {unknown[0]!r} is unknown to lm-eval{nearest(unknown[0], manager.all_tasks)}; lm-eval ls tasks lists all, "
+        "--include-path adds yours"
+    )
 
-        auto = "auto" if default_device().type == "cuda" else "1"
-        size = auto if self.asked.batch_size == "auto" else self.asked.batch_size
-        return HarnessModel(
-            self.model.load(precision), self.tokenizer, max_length=self.target, batch_size=size, precision=precision
+
+def leaves(manager: TaskManager, name: str) -> list[str]:
+    """Return the tasks of a group or tag, in order, or the task itself."""
+    entry = manager.task_index.get(name)
+    kind = entry.kind.name if entry else "UNKNOWN"
+    if entry is None or kind not in ("GROUP", "TAG"):
+        return [name]
+    members = sorted(entry.tags) if kind == "TAG" else entry.cfg["task"]
+    members = [members] if isinstance(members, str) else members
+    if not all(isinstance(member, str) for member in members):
+        raise RecipeError(
+            f"group {name} changes the settings of its tasks; give tasks by name, or own files (--include-path)"
         )
+    return [leaf for member in members for leaf in leaves(manager, member)]
 
 
-def _has_every_metric(records: Sequence[BenchmarkRecord]) -> bool:
-    """Whether a task's records are all there."""
-    return bool(records) and len({record.metric for record in records}) >= max(record.metrics for record in records)
+def data_of(task: str, config: Mapping[str, Any], data_dir: Path | None) -> dict[str, Any]:
+    """Return the changes of a task's settings for its data; the data set must be readable, without its code."""
+    name, subset = config.get("dataset_path"), config.get("dataset_name")
+    own = config.get("dataset_kwargs") or {}
+    options = {key: value for key, value in own.items() if key != "trust_remote_code"}
+    changes: dict[str, Any] = {"dataset_kwargs": options} if options != own else {}
+    if not name or "custom_dataset" in config or "data_files" in options or Path(name).exists():
+        return changes
+    try:
+        if data_dir is not None:
+            places = [data_dir / name, data_dir / Path(name).name]
+            name = str(next((place for place in places if place.is_dir()), places[0]))
+            if subset and (Path(name) / subset).is_dir() and subset not in _subsets(name):
+                name, subset = str(Path(name) / subset), None
+            changes |= {"dataset_path": name, "dataset_name": subset}
+        known = {key: options[key] for key in ("data_dir", "revision") if key in options}
+        datasets.load_dataset_builder(name, subset, **known)
+    except Exception as error:  # network, hub, pyarrow, yaml
+        raise DataError(
+            f"task {task}: data set {name} cannot be read ({reason(error)}); copy the hub's repository "
+            f"{config['dataset_path']} into a folder, and give --data-dir"
+        ) from error
+    return changes
 
 
-def _records(results: dict[str, Any], one: Benchmark, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
-    """A record for each metric of a task that was run; ``about`` are the fields that all of them share."""
-    asked = sorted(results["samples"][one.task], key=lambda sample: sample["doc_id"])
-    scores = list(_scores(results["results"][one.task]))
+def _subsets(folder: str) -> list[str]:
+    """Return the subsets that the card of a data set lists."""
+    try:
+        return list(datasets.get_dataset_config_names(folder))
+    except Exception:  # no data next to the card, or no card
+        return []
+
+
+def _run_task(
+    model: HarnessModel, manager: TaskManager, name: str, fewshot: int, limit: int | None, changes: dict[str, Any]
+) -> dict[str, Any]:
+    """Run one task; return the results of ``lm_eval.simple_evaluate`` with every question's scores."""
+    model.task = name
+    # lm-eval takes changed settings from members of a group only.
+    task: Any = {"group": f"{name} of skipwise", "task": [{"task": name, **changes}]} if changes else name
+    try:
+        results: dict[str, Any] = lm_eval.simple_evaluate(
+            model=model, tasks=[task], num_fewshot=fewshot, limit=limit, task_manager=manager, log_samples=True
+        )
+    except Exception as error:  # of the task's data, templates or packages
+        if isinstance(error, SkipwiseError) or out_of_memory(error):
+            raise
+        raise EvaluationError(
+            f"task {name} fails in lm-eval ({type(error).__name__}: {reason(error)}); correct its data or packages, or leave "
+            "it out. Finished tasks are kept"
+        ) from error
+    return results
+
+
+def _records(results: dict[str, Any], task: str, about: dict[str, Any]) -> Iterator[BenchmarkRecord]:
+    """Yield a record for each metric of a task; all share the fields ``about``."""
+    samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+    scores = list(_scores(results["results"][task]))
     for metric, value, error in scores:
         name, _, kind = metric.partition(",")
-        answered = [sample for sample in asked if sample["filter"] == (kind or "none")]
+        filtered = [sample for sample in samples if sample["filter"] == (kind or "none")]
         yield BenchmarkRecord(
             **about,
-            task=one.task,
+            task=task,
             metric=metric,
-            fewshot=one.fewshot,
-            samples=results["n-samples"][one.task]["effective"],
+            samples=results["n-samples"][task]["effective"],
             value=value,
             standard_error=error,
-            scores=_by_question([sample.get(name) for sample in answered], value),
-            questions=_digest(results["versions"].get(one.task), answered),
+            scores=_by_question([sample.get(name) for sample in filtered], value),
+            questions=_digest(results["versions"].get(task), filtered),
             metrics=len(scores),
         )
 
 
 def _by_question(scores: Sequence[Any], value: float) -> str | list[float]:
-    """The scores of single questions as a record holds them: a digit each where all are 0 or 1, and numbers otherwise.
-
-    Empty where ``value`` is not their mean, as of F1 and of what the harness corrects afterwards.
-    """
+    """Return the scores of single questions: digits if all are 0 or 1, else numbers; empty if ``value`` is not their mean."""
     if not scores or not all(isinstance(score, Real) and math.isfinite(score) for score in scores):
         return ""
     if all(score in (0, 1) for score in scores):
         kept: str | list[float] = "".join(str(int(score)) for score in scores)
     else:
-        kept = [float(f"{score:.6g}") for score in scores]  # the files stay small
+        kept = [float(f"{score:.6g}") for score in scores]  # small files
     return kept if math.isclose(fmean(map(float, kept)), value, rel_tol=1e-5, abs_tol=1e-9) else ""
 
 
 def _digest(version: Any, samples: Sequence[Mapping[str, Any]]) -> str:
-    """16 hex digits of a task's version, and of its questions with their prompts and right answers, in order."""
+    """Return 16 hex digits of a task's version, questions, prompts and right answers."""
     hashes = [[sample[key] for key in ("doc_hash", "prompt_hash", "target_hash")] for sample in samples]
     return short_digest(json.dumps([version, hashes], default=str).encode())
 
 
-def _fewshot(task: str, asked: int | None, own: int | None) -> int:
-    """How many examples a task is given; the harness would leave a task's own 0 as it is, and say nothing."""
-    if own == 0 and asked:
-        raise RecipeError(f"{task} has a prompt of its own and takes no few-shot examples; leave :{asked} out")
-    return (own or 0) if asked is None else asked
-
-
 def _scores(result: dict[str, Any]) -> Iterator[tuple[str, float, float | None]]:
-    """Metric, value and standard error, from keys as ``acc,none`` and ``acc_stderr,none``; a filter is named."""
+    """Yield metric, value and standard error from keys such as ``acc,none`` and ``acc_stderr,none``."""
     for key, value in result.items():
         metric, comma, kind = key.partition(",")
         if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
-            continue
-        if metric.isdigit() and value == -1:  # RULER's sign for a length that no prompt had
             continue
         error = result.get(f"{metric}_stderr,{kind}")
         finite = float(error) if isinstance(error, int | float) and math.isfinite(error) else None

@@ -1,4 +1,4 @@
-"""Greedy decoding behind cached keys and values: what prompts share is read once, and several are written together."""
+"""Greedy decoding with a KV cache: shared prefixes are read once, and long answers are decoded in batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,45 +9,44 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from skipwise.data.spans import agreeing
-from skipwise.evaluation.logits import not_finite
+from skipwise.evaluation.perplexity import not_finite
 from skipwise.model.blocked_attention import keeps_float32
 from skipwise.model.cache_argument import CACHE
 from skipwise.model.key_value_cache import has_room, roomy_cache
 
-# Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask
-# also compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less
-# than half of its tokens with the one before is read from its beginning, where no mask is needed.
+# Tokens read at a time after cached tokens. They need a mask, and kernels with a mask also compute the hidden part: in one piece
+# that doubles the work. For the same reason a prompt that shares less than half of its tokens with the cache is read from the
+# start, where no mask is needed.
 _AT_ONCE = 1024
 
-Finished = Callable[[list[int]], bool]  # whether what was written, of this prompt, is all that is asked for
+Finished = Callable[[list[int]], bool]  # whether the ids of an answer finish it
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A prompt that was read, and the beginning of its answer, whose last id was not read yet."""
+    """A prompt in the cache and the beginning of its answer; the last id is not in the cache."""
 
     written: list[int]
-    most: int  # ids that may be written in all
+    most: int  # ids of the answer, at most
     finished: Finished
-    cached: list[tuple[torch.Tensor, torch.Tensor]]  # of each layer keys and values, [1, heads, tokens, size]
+    cached: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of each layer, [1, heads, tokens, size]
 
     @property
     def tokens(self) -> int:
-        """How many tokens are cached."""
+        """Cached tokens."""
         return self.cached[0][0].shape[2]
 
     @property
     def bytes(self) -> int:
-        """Of keys and values."""
+        """Bytes of keys and values."""
         return sum(keys.nbytes + values.nbytes for keys, values in self.cached)
 
 
 class Reader:
-    """A model with the token ids that it has read last, and their keys and values.
+    """A model with its KV cache and the token ids in the cache.
 
-    Nothing is shared between prompts, and they are written one at a time, if a layer keeps only the last tokens (sliding
-    attention) or a state (linear attention), because its cache cannot go back, or if frequencies may switch with the length
-    (longrope).
+    Prefixes are not shared, and answers not batched, if the cache cannot be cropped (sliding or linear attention), or if
+    frequencies switch with the length (longrope).
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -61,14 +60,14 @@ class Reader:
 
     @property
     def bytes(self) -> int:
-        """Of keys and values; of a cache that goes back."""
+        """Bytes of keys and values of a cache that can be cropped."""
         cached: Any = self._cache.layers
         return sum(int(layer.keys.nbytes + layer.values.nbytes) for layer in cached)
 
     def begin(self, prompt: list[int], draft: list[int]) -> list[int]:
-        """Return the ids that greedy decoding writes after ``prompt``: as many as agree with ``draft``, and one more.
+        """Prefill: return the greedy ids after ``prompt`` that agree with ``draft``, and one more.
 
-        The draft is read together with the prompt, as in speculative decoding (Leviathan et al., 2023).
+        The draft is read with the prompt, as in speculative decoding (Leviathan et al., 2023).
         """
         common = self._common(prompt)
         self._go_back(common if 2 * common >= len(prompt) else 0)
@@ -77,7 +76,7 @@ class Reader:
         return likeliest[: agreed + 1]
 
     def go_on(self, prompt: list[int], written: list[int], finished: Finished) -> list[int]:
-        """Decode one id at a time behind ``written`` until it is ``finished``."""
+        """Decode one id at a time after ``written`` until it is ``finished``."""
         written = list(written)
         while not finished(written):
             self._go_back(len(prompt) + len(written) - 1)
@@ -85,18 +84,18 @@ class Reader:
         return written
 
     def keep(self, prompt: list[int], written: list[int], most: int, finished: Finished) -> Begun:
-        """Copy what the prompt just begun needs to be gone on with later, by ``go_on_together``."""
+        """Copy the cache of the current prompt, for ``go_on_together``."""
         tokens = len(prompt) + len(written) - 1
-        cached: Any = self._cache.layers  # all of full attention, for else the reader would not go back
+        cached: Any = self._cache.layers  # of full attention, since the cache can be cropped
         layers = [(layer.keys[:, :, :tokens].clone(), layer.values[:, :, :tokens].clone()) for layer in cached]
         return Begun(list(written), most, finished, layers)
 
     def _common(self, prompt: list[int]) -> int:
-        """How many ids from its beginning on need not be read again; at least one is read."""
+        """Return the length of the cached prefix of ``prompt``; at least one id is left to read."""
         return agreeing(self._ids, prompt[:-1])
 
     def _go_back(self, tokens: int) -> None:
-        """Forget all but the first ``tokens``; all, where the cache cannot go back."""
+        """Crop the cache to its first ``tokens``, or empty it if it cannot be cropped."""
         if tokens == len(self._ids):
             return
         if not self.goes_back:
@@ -108,22 +107,22 @@ class Reader:
         del self._ids[tokens:]
 
     def _read(self, ids: list[int], wanted: int) -> list[int]:
-        """Read on; after each of the last ``wanted`` ids the likeliest to follow."""
+        """Read ``ids``; return the likeliest next id after each of the last ``wanted``."""
         if self._switch and len(self._ids) <= self._switch < len(self._ids) + len(ids):  # here the frequencies change
             ids = self._ids + ids
             self._go_back(0)
         likeliest: list[int] = []
         while ids:
-            behind = len(self._ids)
+            cached = len(self._ids)
             # What is read from the beginning needs no mask.
-            size = _AT_ONCE if behind else len(ids)
+            size = _AT_ONCE if cached else len(ids)
             some, ids = ids[:size], ids[size:]
             self._ids += some
             row = torch.tensor([some], device=self._model.device)
             logits = self._model(
                 input_ids=row,
                 attention_mask=torch.ones(1, len(self._ids), dtype=torch.long, device=row.device),
-                position_ids=torch.arange(behind, len(self._ids), device=row.device)[None],
+                position_ids=torch.arange(cached, len(self._ids), device=row.device)[None],
                 use_cache=True,
                 logits_to_keep=min(wanted, len(some)),
                 **{CACHE: self._cache},
@@ -133,9 +132,9 @@ class Reader:
 
 
 def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[int]]:
-    """Decode behind several begun answers at once, one id of each in a pass; return what was written, each whole.
+    """Decode several answers in a batch; return the complete ids of each.
 
-    Shorter prompts are padded on the left; a mask hides that, and positions do not count it.
+    Shorter prompts are padded on the left; a mask hides the padding, and positions do not count it.
     """
     width, more = max(one.tokens for one in begun), max(one.most - len(one.written) for one in begun)
     cache = roomy_cache(model.config, width + more, torch.float32 if keeps_float32(model) else None)
@@ -169,14 +168,14 @@ def go_on_together(model: PreTrainedModel, begun: Sequence[Begun]) -> list[list[
 
 
 def _likeliest(logits: torch.Tensor) -> list[int]:
-    """The id of the largest of each row of logits [rows, vocabulary]. A NaN is refused, which torch would take for the largest."""
+    """Return the argmax of each row of logits [rows, vocabulary]; NaN, which torch takes for the largest, is an error."""
     if logits.isnan().any():
         raise not_finite()
     return logits.argmax(-1).tolist()
 
 
 def _cut(begun: Begun, written: list[int], cache: Any, row: int, end: int) -> Begun:
-    """A row of a cache that is filled up to ``end``, without what pads it."""
+    """Return one row of a cache that is filled up to ``end``, without its padding."""
     begin = end - (begun.tokens + len(written) - len(begun.written))
     layers = [
         (layer.keys[row : row + 1, :, begin:end], layer.values[row : row + 1, :, begin:end]) for layer in cache.layers

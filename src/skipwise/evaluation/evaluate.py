@@ -1,96 +1,132 @@
-"""Models and a specification -> a folder with one evaluation, which the same command goes on with.
+"""Plan and measure the models of ``skipwise evaluate``, and the arms of a run.
 
-``run.json`` says what was asked, ``results.jsonl`` what was answered. Several machines take a shard each, and ``merge``
-puts the shards together.
+``run.json`` has the settings, ``results.jsonl`` the records. The same command continues a stopped evaluation.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.ruler import read_ruler_data
-from skipwise.errors import DataError, RunError, counted, out_of_room
-from skipwise.evaluation.batches import Batch, Prompts
-from skipwise.evaluation.benchmarks import Benchmarks, FoundBenchmarks
-from skipwise.evaluation.forecast import measured_here, told_measuring
-from skipwise.evaluation.models import EvaluatedModel, assumed_length, other_base
-from skipwise.evaluation.other_text import longest_segment, other_text
-from skipwise.evaluation.runner import answered, missing, plan_prompts, plan_readings, read_texts
-from skipwise.evaluation.same_model import require_served
+from skipwise.data.tokens import TokenStore
+from skipwise.errors import DataError, RunError, counted
+from skipwise.evaluation.measure import answered, missing, require_memory, seconds_here, time_of, workloads
+from skipwise.evaluation.models import EvaluatedModel, assumed_length
+from skipwise.evaluation.plan import Batch, Readings, plan_model, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.server import Server
-from skipwise.evaluation.specification import Specification, is_ruler
-from skipwise.evaluation.texts import EvaluationText
+from skipwise.evaluation.specification import RULER, Specification, is_ruler, specification_of
+from skipwise.evaluation.texts import (
+    EvaluationText,
+    Segment,
+    fair_documents,
+    longest_segment,
+    other_text,
+    spread_segments,
+)
 from skipwise.model.config import load_config
+from skipwise.model.extension import Extension
+from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_tokenizer
+from skipwise.model.memory import parameters_of
 from skipwise.model.origin import Origin, read_origin
-from skipwise.model.precision import default_device
-from skipwise.results.files import new_folder
-from skipwise.results.records import Measured, append_record, drop_cut_off_record, read_records
+from skipwise.model.precision import dtype_of
+from skipwise.recipes.schema import Arm, Recipe
+from skipwise.results.records import (
+    BenchmarkRecord,
+    Measured,
+    ReadingRecord,
+    Record,
+    append_record,
+    drop_cut_off_record,
+    read_records,
+)
 from skipwise.results.run_folder import RunFolder
+from skipwise.results.statistics import loss
 
-Texts = dict[str, list[EvaluationText]]  # what each model reads, by its label
+if TYPE_CHECKING:
+    from skipwise.evaluation.benchmarks import Benchmarks
+
+QUIET = Console(quiet=True)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured of each model, by its label."""
+    """The requests of each model, by its label."""
 
     models: Sequence[EvaluatedModel]
-    texts: Texts
     batches: dict[str, list[Batch]]
-    ruler_data: str = ""  # the fingerprint of its texts
+    fingerprints: dict[str, str]  # of the texts
 
     @property
     def requests(self) -> int:
-        """How many records there will be."""
-        return sum(len(batch.requests) for each in self.batches.values() for batch in each)
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Digests of the texts, by which the same command knows that they are the same."""
-        texts = {f"text {text.source} for {label}": text.digest for label, read in self.texts.items() for text in read}
-        return texts | ({"text of RULER": self.ruler_data} if self.ruler_data else {})
+        """Number of records."""
+        return sum(len(batch.requests) for batches in self.batches.values() for batch in batches)
 
     def only(self, shard: tuple[int, int]) -> "Plan":
-        """Return part i of n of the requests of each model."""
+        """Return part i of n of each model's requests."""
         return replace(self, batches={label: missing(batches, (), shard) for label, batches in self.batches.items()})
 
-    def require_work(self, shard: tuple[int, int]) -> None:
-        """Require something to measure, in all and in part i of n: a task may fit none of the lengths."""
-        if not self.requests:
-            raise DataError(
-                "nothing is left to measure: no task fits these lengths; give longer --lengths, or other --tasks"
-            )
-        if not self.only(shard).requests:
-            raise DataError(
-                f"part {shard[0]} of {shard[1]} has none of the {counted(self.requests, 'record')}; give fewer parts (--shard)"
-            )
-
-    def forecast(self, precision: str, *, served: bool = False) -> str:
-        """How long measuring takes on this machine without the benchmarks, by a short timing of each model's layers.
-
-        Of what a server answers it says how much is asked: how fast the server is, only asking it would tell.
-        """
-        seconds, asked = Counter[str](), list[Prompts]()
+    def time(self, precision: str) -> str:
+        """Return how long measuring takes on this machine, without benchmarks, as a phrase."""
+        seconds: Counter[str] = Counter()
         for model in self.models:
-            here = self.batches[model.label]
-            if served and not model.control:
-                asked += [batch for batch in here if isinstance(batch, Prompts)]
-                here = [batch for batch in here if not isinstance(batch, Prompts)]
-            if here:
-                seconds.update(measured_here(here, load_config(model.name), precision, default_device()))
-        told = told_measuring(dict(seconds)) if seconds else "nothing is measured but the benchmarks"
-        if not asked:
-            return told
-        prompts, tokens = sum(len(batch.requests) for batch in asked), sum(batch.tokens for batch in asked)
-        beside = f"; here, {told}" if seconds else ""
-        return f"the server is asked {counted(prompts, 'prompt')} of about {tokens:,} tokens together{beside}"
+            seconds.update(seconds_here(self.batches[model.label], load_config(model.name), precision))
+        return time_of(dict(seconds))
+
+
+def plan_models(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Plan:
+    """Plan what is measured of every model and base; print what it can and cannot show.
+
+    Raises:
+        DataError: a model and its base read other tokens.
+    """
+    for model in models:
+        if model.control:
+            console.print(f"base: {model.name} is measured too (--base none leaves it out)", soft_wrap=True)
+        if warning := assumed_length(model):
+            console.print(warning, style="yellow", soft_wrap=True)
+    origins = [origin for model in models if (origin := read_origin(model.name))]
+    texts: dict[str, list[EvaluationText]] = {}
+    batches: dict[str, list[Batch]] = {}
+    for model in models:
+        shown = console if model is models[0] else QUIET
+        texts[model.label] = read_texts(specification, model.name, origins, shown)
+        tokenizer, others = load_tokenizer(model.name), []
+        windows = {other.original for other in models if other.base == model.label}
+        if specification.documents and specification.other:  # a base reads other text as its models do
+            inside = windows | (set() if model.control else {model.original})
+            lengths = sorted({longest_segment(window) for window in inside})
+            others = [other_text(tokenizer, length, origins, shown) for length in lengths]
+        more = windows | {model.original}
+        batches[model.label] = plan_model(
+            specification, model, tokenizer, texts[model.label], console, more=more, other=others
+        )
+    digests = {label: [text.digest for text in read] for label, read in texts.items()}
+    for model in models:
+        if model.base and digests[model.label] != digests[model.base]:
+            raise DataError(
+                f"{model.label} and {model.base} tokenise the text differently, so losses do not compare; give the model's own "
+                "base, or --base none"
+            )
+        if not model.control and digests[model.label] != digests[models[0].label]:
+            console.print(
+                f"{model.label} reads other tokens than {models[0].label}: perplexities do not compare", style="yellow"
+            )
+    if specification.power:
+        console.print(specification.power, soft_wrap=True)
+    for warning in specification.warnings(models, texts[models[0].label]):
+        console.print(warning, style="yellow", soft_wrap=True)
+    fingerprints = {f"text {text.source} for {label}": text.digest for label, read in texts.items() for text in read}
+    if any(map(is_ruler, specification.tasks)):
+        fingerprints["text of RULER"] = read_ruler_data(specification.ruler_data).fingerprint
+    return Plan(models, batches, fingerprints)
 
 
 def evaluate(
@@ -98,236 +134,219 @@ def evaluate(
     specification: Specification,
     *,
     shard: tuple[int, int] = (1, 1),
-    benchmarks: Benchmarks | None = None,
+    benchmarks: "Benchmarks | None" = None,
     server: Server | None = None,
+    earlier: Sequence[Path] = (),
     out: Path | None = None,
     console: Console,
 ) -> RunFolder:
-    """Measure every model and base into the folder ``out``, or go on where a stopped evaluation ended.
+    """Measure every model and base into the folder ``out``, or continue there.
 
-    ``shard`` is (i, n): part i of n of the documents and prompts is measured here; the first part runs the benchmarks
-    too. A ``server`` answers the prompts of the first model, which it has to serve; all else is measured here.
+    ``shard`` is (i, n): part i of n of the requests is measured; part 1 runs the benchmarks too. Records of the folders
+    ``earlier`` are taken over. A ``server`` answers the prompts of the first model.
+
+    Raises:
+        RunError: ``out`` has another evaluation, or a text changed.
+        DataError: there is nothing to measure.
     """
-    folder = _folder(out, models, specification)
+    settings = specification.facts | {"models": [model.as_dict() for model in models]}
+    folder = _folder(out or Path("evaluations") / models[0].label.replace("/", "-"), settings)
     plan = plan_models(models, specification, console)
-    if not benchmarks:
-        plan.require_work(shard)
-    with ExitStack() as context:
-        tasks: dict[str, FoundBenchmarks] = {}
+    if not benchmarks and not plan.only(shard).requests:
+        raise DataError(
+            f"part {shard[0]} of {shard[1]} has no records; give longer --lengths, other --tasks, or fewer parts"
+        )
+    if benchmarks and shard[0] == 1:
+        _ = benchmarks.found  # refuses before any work
+    if server:
+        server.require_window(max(specification.prompt_lengths, default=0))
+        console.print(f"{server.engine} answers the prompts with its model {server.name}", soft_wrap=True)
+    facts = {"evaluation": settings, "fingerprints": plan.fingerprints, "records": plan.requests}
+    folder.begin(**facts)
+    folder.require_same(plan.fingerprints)
+    folder.record(**facts)
+    if drop_cut_off_record(folder.results):
+        console.print(f"{folder.results}: a kill cut off the last record, which is measured again", style="yellow")
+    console.print(f"folder: {folder.path}", soft_wrap=True)
+    _take_over(earlier, folder, plan, console)
+    for model in models:
+        load = partial(model.load, specification.precision)
+        answered(load, plan.batches[model.label], folder.results, console, None if model.control else server, shard)
         if benchmarks and shard[0] == 1:
-            tasks = {model.label: context.enter_context(benchmarks.found(model)) for model in models}
-        if server:
-            require_served(server, models[0], specification)
-        facts = {
-            "evaluation": _asked(models, specification),
-            "fingerprints": plan.fingerprints,
-            "records": plan.requests,
-        }
-        folder.begin(**facts)  # with them, so that a kill leaves no folder that says nothing
-        folder.require_same(plan.fingerprints)
-        folder.record(**facts)
-        if drop_cut_off_record(folder.results):
-            cut_off = f"{folder.results}: the last record was cut off by a kill; it is measured again"
-            console.print(cut_off, style="yellow", soft_wrap=True)
-        console.print(f"folder: {folder.path}", soft_wrap=True)
-        records = read_records(folder.results)
-        for model in models:
-            load = partial(model.load, specification.precision)
-            answered(load, plan.batches[model.label], folder.results, console, None if model.control else server, shard)
-            if found := tasks.get(model.label):
-                found.run(specification.precision, records, partial(append_record, folder.results), console)
+            keep = partial(append_record, folder.results)
+            benchmarks.run(model, specification.precision, read_records(folder.results), keep, console)
     return folder
 
 
-def plan_models(models: Sequence[EvaluatedModel], specification: Specification, console: Console) -> Plan:
-    """Plan what is measured of every model and base, and say what it cannot show, and what it can."""
-    for model in models:
-        if model.control:  # the file of a downloaded model may name any
-            console.print(f"base: {model.name} is loaded and measured too; --base none leaves it out", soft_wrap=True)
-    for model in models:
-        for doubt in filter(None, (assumed_length(model), other_base(model, models))):
-            console.print(doubt, style="yellow", soft_wrap=True)
-    origins = [origin for model in models if (origin := read_origin(model.name))]
-    texts = _texts(models, specification, origins, console)
-    batches = {model.label: _batches(model, models, specification, texts, console) for model in models}
-    if specification.documents:
-        for model in models:
-            batches[model.label] += _other_batches(model, models, specification, origins, console)
-    for claim in specification.claims():
-        console.print(claim, soft_wrap=True)
-    for warning in specification.warnings(models, texts[models[0].label]):
-        console.print(warning, style="yellow")
-    ruler = read_ruler_data(specification.ruler_data).fingerprint if any(map(is_ruler, specification.tasks)) else ""
-    return Plan(models, texts, batches, ruler)
-
-
-def merge(parts: Sequence[Path], out: Path) -> RunFolder:
-    """Put the shards of one evaluation together in a new folder; those that contradict each other are refused.
-
-    Shards may be missing: the page of the new folder then has the title "Unfinished" and says how many records it has.
-    """
-    shared = ("evaluation", "fingerprints", "records")
-    folders = [RunFolder(part) for part in parts]
-    facts: list[dict[str, Any]] = [{key: told.get(key) for key in shared} for told in map(RunFolder.read, folders)]
-    for its in facts:
-        its["evaluation"] = _given(its["evaluation"] or {})  # a shard that was begun earlier lacks newer settings
-    for folder, its in zip(folders, facts, strict=True):
-        if "models" not in its["evaluation"]:
-            raise RunError(f"{folder.path} holds no evaluation (run.json); give folders that skipwise evaluate wrote")
-        for key, first in facts[0].items():
-            if its[key] != first:
-                raise RunError(
-                    f"{folder.path} and {folders[0].path} differ in {_first_difference(its[key], first)}; "
-                    "only shards of the same evaluation can be merged"
-                )
-    merged: dict[str, Measured] = {}
-    for folder in folders:
-        for record in read_records(folder.results):
-            if isinstance(record, Measured) and _answer(merged.setdefault(record.key, record)) != _answer(record):
-                raise RunError(
-                    f"{folder.path} and an earlier part answer the same request differently ({record.key}: "
-                    f"{_answer(record)}); measure one of them again"
-                )
-    whole = RunFolder(out)
-    try:
-        if out.is_dir() and not any(out.iterdir()):  # an empty folder gives way
-            out.rmdir()
-        with new_folder(out) as drafted:  # a merge that a full disk or a kill ends is repeated
-            draft = RunFolder(drafted)
-            draft.begin(**facts[0])
-            append_record(draft.results, *merged.values())
-    except (OSError, ValueError) as error:
-        if out_of_room(error):
-            raise
-        raise RunError(f"{out} cannot be written: {error}; give another --out") from None
-    return whole
-
-
-def _answer(record: Any) -> dict[str, Any]:
-    """The fields of a record without how long it took."""
-    return {key: value for key, value in asdict(record).items() if key != "seconds"}
-
-
-def _given(asked: dict[str, Any]) -> dict[str, Any]:
-    """The settings that are not None: an evaluation that was begun earlier lacks newer ones."""
-    return {key: value for key, value in asked.items() if value is not None}
-
-
-def _first_difference(ours: Any, theirs: Any) -> str:
-    """Return the first setting that differs, and both values; of models their labels, or a setting of one of them."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in {**theirs, **ours}:
-            one, other = ours.get(key), theirs.get(key)
-            if one != other and key == "models":
-                labels = [[model["label"] for model in models or []] for models in (one, other)]
-                if labels[0] != labels[1]:
-                    return f"models ({', '.join(labels[0])}; {', '.join(labels[1])})"
-                pairs = zip(labels[0], ours[key], theirs[key], strict=True)
-                return next(f"{label}: {_first_difference(a, b)}" for label, a, b in pairs if a != b)
-            if one != other:
-                return f"{key} ({one!r}, {other!r})"
-    return f"({ours!r}, {theirs!r})"
-
-
-def _folder(out: Path | None, models: Sequence[EvaluatedModel], specification: Specification) -> RunFolder:
-    """The folder of this evaluation: a new one, or one that was begun with the same specification."""
-    folder = RunFolder(out or Path("evaluations") / models[0].label.replace("/", "-"))
+def _folder(path: Path, settings: dict[str, Any]) -> RunFolder:
+    """Return the folder of an evaluation: a new one, or one with the same settings."""
+    folder = RunFolder(path)
     if not folder.facts.exists():
-        if folder.results.is_file():
-            raise RunError(f"{folder.path} has lost its run.json; restore it, or give another --out")
         if not folder.is_free:
-            raise RunError(f"{folder.path} exists and is no evaluation of skipwise; give another --out")
+            raise RunError(f"{path} exists and is no evaluation; give another --out")
         return folder
-    asked = folder.read().get("evaluation")
-    if not (isinstance(asked, dict) and "models" in asked):
-        raise RunError(f"{folder.path} holds a run, and no evaluation; give another --out")
-    now = _asked(models, specification)
-    begun = {model["label"]: model.get("weights") for model in asked["models"]}
-    if changed := [model.label for model in models if begun.get(model.label, model.weights) != model.weights]:
-        raise RunError(
-            f"the weights of {', '.join(changed)} have changed since {folder.path} was begun; give another --out to "
-            "measure them"
-        )
-    if _given(asked) != _given(now):
-        raise RunError(
-            f"{folder.path} was begun with other settings: {_first_difference(now, asked)}, this command's "
-            "and the folder's; give the same settings to go on, or another --out"
-        )
+    begun = folder.read().get("evaluation")
+    if not (isinstance(begun, dict) and "models" in begun):
+        raise RunError(f"{path} is a run, not an evaluation; give another --out")
+    if changed := [key for key in {**begun, **settings} if begun.get(key) != settings.get(key)]:
+        values = ", ".join(key if key == "models" else f"{key} ({begun.get(key)!r})" for key in changed)
+        raise RunError(f"{path} was begun with other settings: {values}; give the same, or another --out")
     return folder
 
 
-def _asked(models: Sequence[EvaluatedModel], specification: Specification) -> dict[str, Any]:
-    return {**specification.as_dict(), "models": [model.as_dict() for model in models]}
+def _take_over(earlier: Iterable[Path], folder: RunFolder, plan: Plan, console: Console) -> None:
+    """Append the records of other folders that this evaluation needs and lacks."""
+    wanted = {request.key for batches in plan.batches.values() for batch in batches for request in batch.requests}
+    models = {(model.label, model.digest) for model in plan.models}
+    known = {record.key for record in read_records(folder.results) if isinstance(record, Measured)}
+    for path in earlier:
+        if not (results := RunFolder(path).results).is_file():
+            raise RunError(f"{path} has no results.jsonl; give the folder of an evaluation")
+        taken = {}
+        for record in read_records(results):
+            benchmark = isinstance(record, BenchmarkRecord) and (record.arm, record.digest) in models
+            if isinstance(record, Measured) and record.key not in known and (benchmark or record.key in wanted):
+                taken[record.key] = record
+        append_record(folder.results, *taken.values())
+        known |= taken.keys()
+        console.print(f"{path}: {counted(len(taken), 'record')} taken over", soft_wrap=True)
 
 
-def _texts(
-    models: Sequence[EvaluatedModel], specification: Specification, origins: Sequence[Origin], console: Console
-) -> Texts:
-    """What each model reads, in its own tokens; a base that reads other ones than its extended model is refused."""
-    texts: Texts = {}
-    for number, model in enumerate(models):
-        told = console if number == 0 else Console(quiet=True)
-        texts[model.label] = read_texts(specification, model.name, origins, told)
-    digests = {label: [one.digest for one in each] for label, each in texts.items()}
-    if any(digests[model.label] != digests[models[0].label] for model in models if not model.control):
-        console.print(
-            "the models read different tokens (tokenizers or lengths): their perplexities are not comparable",
-            style="yellow",
-        )
-    for model in models:
-        if model.base and digests[model.label] != digests[model.base]:
-            raise DataError(
-                f"{model.label} and {model.base} read the text as different tokens, so their losses cannot be "
-                "compared; give the model's own base by --base, or none by --base none"
-            )
-    return texts
+@dataclass(frozen=True)
+class RunEvaluation:
+    """What is measured of the arms of one run."""
 
+    recipe: Recipe
+    extension: Extension
+    tokenizer: PreTrainedTokenizerBase
+    specification: Specification
+    texts: list[EvaluationText]
+    far: list[Segment]  # of the target length, to compare training steps; empty if the last step is kept
+    other: EvaluationText | None = None  # of other kinds, in segments of the original length
 
-def _other_batches(
-    model: EvaluatedModel,
-    models: Sequence[EvaluatedModel],
-    specification: Specification,
-    origins: Sequence[Origin],
-    console: Console,
-) -> list[Batch]:
-    """The text of other kinds that ships with the package, inside the original window; a base reads it as its models do.
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Fingerprints of the texts."""
+        return {f"evaluation text {text.source}": text.fingerprint for text in self.texts}
 
-    What one of the models was trained on, no other reads, so that all of them are compared on the same documents.
-    """
-    told = console if model is models[0] else Console(quiet=True)
-    windows = {other.original for other in models if other.base == model.label}
-    windows |= set() if model.control else {model.original}
-    windows = {longest_segment(window) for window in windows}  # two long ones are read as one
-    tokenizer = load_tokenizer(model.name)
-    texts = [other_text(tokenizer, window, origins, told) for window in sorted(windows)]
-    return list(plan_readings(specification, model, texts))
+    @property
+    def facts(self) -> dict[str, object]:
+        """What is measured, for ``run.json``: a resumed run may need fewer records than there are."""
+        rule = self.specification
+        windows = {*rule.windows, self.extension.rope.original_length}
+        return {
+            "documents": {text.source: [one.document for one in text.documents] for text in self.texts},
+            "tokens": {text.source: [len(one.tokens) for one in text.documents] for text in self.texts},
+            "windows": rule.windows,
+            "strides": {str(window): rule.stride_of(window) for window in sorted(windows)},
+            "tasks": [task.removeprefix(RULER) for task in rule.tasks],  # as in records
+            "prompt_lengths": rule.prompt_lengths,
+            "trials": rule.prompt_trials,
+            "other": self.other is not None,
+        }
 
+    def label(self, arm: Arm) -> str:
+        """Return the arm's name in the results: the trained model has the name of its method or scheme."""
+        return self.recipe.arm if arm == "trained" else arm
 
-def _batches(
-    model: EvaluatedModel,
-    models: Sequence[EvaluatedModel],
-    specification: Specification,
-    texts: Texts,
-    console: Console,
-) -> list[Batch]:
-    """What is measured of one model; of a base only its reading in windows of its own original length, its passkeys at the
-    longest length inside it, and RULER at every length inside it."""
-    batches: list[Batch] = []
-    for text in texts[model.label]:
-        own = {model.original} | {other.original for other in models if other.base == model.label}
-        own |= set() if model.control else set(text.windows)
-        windows = sorted({min(window, text.windows[-1]) for window in own})
-        batches += plan_readings(specification, model, [text], windows)
-    asked = [specification]
-    if model.control:
-        specification = replace(specification, server=None)
-        inside = tuple(sorted(length for length in specification.prompt_lengths if length <= model.original))
-        passkey = tuple(task for task in specification.tasks if task == "passkey")
-        asked = [
-            replace(specification, tasks=passkey, prompt_lengths=inside[-1:]),
-            replace(specification, tasks=tuple(filter(is_ruler, specification.tasks)), prompt_lengths=inside),
+    def model(self, arm: Arm, trained: Path) -> EvaluatedModel:
+        """Return the arm's model: the base, the base with its interpolation, or the folder ``trained``."""
+        name = str(trained) if arm == "trained" else self.recipe.model
+        extension = self.extension if arm == "pi-only" else None
+        lengths = self.extension.rope.original_length, self.extension.target_length
+        return EvaluatedModel(self.label(arm), name, *lengths, weights=weights_fingerprint(name), extension=extension)
+
+    def batches(self, model: EvaluatedModel) -> list[Batch]:
+        """Plan an arm: the original also reads the original window; pi-only reads no other text."""
+        more = [model.original] if model.label == "original" else []
+        other = [self.other] if self.other and model.label != "pi-only" else []
+        return plan_model(self.specification, model, self.tokenizer, self.texts, QUIET, more=more, other=other)
+
+    @property
+    def all_batches(self) -> list[Batch]:
+        """All requests, those during training included, without the fingerprints of the weights."""
+        lengths = self.extension.rope.original_length, self.extension.target_length
+        models = [EvaluatedModel(self.label(arm), "", *lengths) for arm in self.specification.arms]
+        during = [batch for step in self.recipe.measured_steps for batch in self.step_batches(step)]
+        return [*during, *(batch for model in models for batch in self.batches(model))]
+
+    def step_batches(self, step: int) -> list[Readings]:
+        """Plan the model at a training step: the first text at the longest window, and the far segments."""
+        first, target = self.texts[0], self.extension.target_length
+        text = replace(first, segments={target: self.far})
+        model = EvaluatedModel(self.label("trained"), "", self.extension.rope.original_length, target)
+        return [
+            Readings([replace(request, step=step) for request in batch.requests], batch.documents)
+            for batch in plan_readings(self.specification, model, [text], [first.windows[-1]])
         ]
-    for prompts in asked:
-        if prompts.tasks and prompts.prompt_lengths:
-            batches += plan_prompts(prompts, model, load_tokenizer(model.name), console)
-    return batches
+
+    def far_losses(self, records: Iterable[Record]) -> dict[int, float]:
+        """Return the mean loss in nats beyond the original window, over the far segments, by training step."""
+        segments: dict[int, dict[str, ReadingRecord]] = {}  # by key: after a kill one may be there twice
+        for record in records:
+            if isinstance(record, ReadingRecord) and record.mode == "segment" and record.step is not None:
+                segments.setdefault(record.step, {})[record.key] = record
+        original = self.extension.rope.original_length
+        return {
+            step: loss(list(read.values()), original).mean
+            for step, read in segments.items()
+            if len(read) == len(self.far)  # a kill may leave a part of a step's records
+        }
+
+
+def plan_evaluation(
+    recipe: Recipe,
+    extension: Extension,
+    tokenizer: PreTrainedTokenizerBase,
+    store: TokenStore,
+    origin: Origin,
+    precision: str,
+    console: Console,
+) -> RunEvaluation:
+    """Plan every measurement of a run, before training.
+
+    ``store`` holds the training text; the documents of ``origin`` are trained on and not read.
+
+    Raises:
+        DataError, RecipeError: a setting cannot be measured.
+    """
+    original, target = extension.rope.original_length, extension.target_length
+    specification = specification_of(recipe, original, target, precision)
+    stores = {recipe.data.source: store}
+    texts = read_texts(specification, recipe.model, [origin], console, stores)
+    far: list[Segment] = []
+    if recipe.evaluation.keep == "best":
+        first = specification.texts[0]
+        known = stores[first.source]
+        among = fair_documents(known, first, [origin], QUIET)
+        far = spread_segments(known, among, target, specification.segments)
+        if not far:
+            raise DataError(
+                f"evaluation.keep=best needs documents of the target length, and {first.source} has none of {target:,} tokens; "
+                "give longer text by evaluation.source, or set evaluation.keep=last"
+            )
+    other = other_text(tokenizer, original, [origin], console) if recipe.evaluation.other else None
+    extended = EvaluatedModel("the extended model", "", original, target)
+    list(plan_prompts(specification, extended, tokenizer, console, required=True))  # prints or refuses short lengths
+    for warning in specification.warnings([extended], texts):
+        console.print(warning, style="yellow", soft_wrap=True)
+    return RunEvaluation(recipe, extension, tokenizer, specification, texts, far, other)
+
+
+def require_measurable(evaluation: RunEvaluation, device: torch.device) -> None:
+    """Require this machine's memory to hold every window and prompt of a run, before training.
+
+    Raises:
+        EvaluationError: a length is certain not to fit.
+    """
+    config, itemsize = load_config(evaluation.recipe.model), dtype_of(evaluation.specification.precision).itemsize
+    weights = itemsize * (parameters_of(config) or 0)
+    require_memory(workloads(evaluation.all_batches), config, itemsize, weights, device)
+
+
+def measure_arms(evaluation: RunEvaluation, run: RunFolder, console: Console) -> None:
+    """Measure every arm; existing records are not measured again."""
+    for arm in evaluation.specification.arms:
+        model = evaluation.model(arm, run.model)
+        load = partial(model.load, evaluation.specification.precision)
+        answered(load, evaluation.batches(model), run.results, console)

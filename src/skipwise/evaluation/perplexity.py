@@ -1,16 +1,16 @@
-"""Sliding-window perplexity, exact: every token is scored once, and logits exist only where a token is scored.
+"""Exact sliding-window perplexity: every token is scored once, and only its logits are computed.
 
-With a window as long as the document there is one window, and each token is scored with all of the document before it.
-A causal model's loss on a prefix does not depend on what follows, so the same pass gives the perplexity of every
-prefix.
+A window as long as the document scores each token after all of the document before it. A causal model's loss on a prefix
+does not depend on what follows, so this one pass gives the perplexity of every prefix.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from math import fsum
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,28 +18,31 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from skipwise.data.tokenised import token_ids
-from skipwise.errors import DataError, counted
-from skipwise.evaluation.logits import logits_at, not_finite
+from skipwise.errors import DataError, EvaluationError, counted
 from skipwise.evaluation.windows import Window, sliding_windows
 from skipwise.method.lengths import parse_length
 from skipwise.model.blocked_attention import blocked_attention
+from skipwise.model.lora import stock_model
 from skipwise.model.precision import autocast, choose_precision, in_mode
 from skipwise.results.statistics import perplexity_of
 
-# Tokens fed together: few on a CPU, so that the activations of a layer stay in its caches.
+# Tokens in one forward pass: few on a CPU, so that the activations of a layer stay in its caches.
 _PER_BATCH = {"cpu": 2048}
 _ON_A_GPU = 16384
+# Logits at a time, in numbers: few on a CPU for the same reason; else 64 MiB in float32.
+_LOGITS = {"cpu": 2**21}
+_LOGITS_ON_A_GPU = 2**24
 
 _Member = tuple[int, Window]  # the document's number, and one of its windows
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The scores of one document, target by target (its tokens but the first)."""
+    """Scores of one document, per target (every token but the first)."""
 
     nll: np.ndarray  # float64 [tokens - 1], negative log-likelihood in nats
-    hits: np.ndarray  # bool [tokens - 1], whether the model gives the target the highest probability
-    seconds: float  # of wall time; documents that are fed together share it equally
+    hits: np.ndarray  # bool [tokens - 1], whether the target has the highest probability
+    seconds: float  # wall time; documents in one batch share it equally
 
     def buckets(self, edges: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """Sum loss (float64) and hits (int64), each [buckets], over the targets ``edges[i] .. edges[i + 1] - 1``.
@@ -73,22 +76,22 @@ def sliding_perplexity(
     stride: int | str,
     precision: str = "float32",
 ) -> Score:
-    """Return the loss of every token of the documents but their first, in sliding windows.
+    """Return the loss of every token but each document's first, in sliding windows.
 
     Args:
         model: a causal language model of transformers.
-        documents: lists, arrays or tensors of token ids; those of fewer than two have nothing to score and are left out.
-        window: tokens that the model reads at a time, as 2048 or ``"2k"``.
-        stride: tokens from one window to the next; each window scores those that no window before it has.
+        documents: lists, arrays or tensors of token ids; documents of fewer than two tokens are left out.
+        window: tokens in one forward pass, e.g. 2048 or ``"2k"``.
+        stride: tokens from one window to the next; each window scores its new tokens.
         precision: of the forward passes: auto, bf16, fp16 (on a GPU) or float32.
 
     Returns:
-        The sum of the losses in nats, and how many tokens and documents it is of; ``perplexity`` is exp(nll / tokens).
+        The sum of the losses in nats, with the number of tokens and documents; ``perplexity`` is exp(nll / tokens).
 
     Raises:
         RecipeError: ``window`` or ``stride`` breaks its rule, or the precision is unknown.
-        DataError: a document is no row of whole numbers, no token can be scored, or one is not in the model's vocabulary.
-        EvaluationError: a loss is not a number.
+        DataError: a document is not one-dimensional integers, no token can be scored, or a token is not in the vocabulary.
+        EvaluationError: a loss is NaN.
     """
     read = [token_ids(document, f"document {number}") for number, document in enumerate(documents)]
     require_vocabulary(model, read)  # names a document by its number among all
@@ -112,15 +115,15 @@ def sliding_scores(
     precision: str = "float32",
     on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[TokenScores]:
-    """Score every token of every document but its first, under windows of ``window`` by ``stride`` tokens.
+    """Score every token but the first of every document, in sliding windows.
 
-    A document's scores come as soon as it is read. Short documents are read together, and windows of one shape are fed
-    together. Positions are ``0 .. window - 1`` in each window. The loss is float32 in every precision, and its sums
-    float64. ``on_progress`` is told the tokens of each batch that was fed, which sum to ``fed_tokens``.
+    A document's scores are yielded as soon as it is read. Short documents, and windows of one shape, share a forward pass.
+    Positions are ``0 .. window - 1`` in each window. The loss is float32 in every precision, its sums float64.
+    ``on_progress`` gets the tokens of each batch; their sum is ``fed_tokens``.
 
     Raises:
         DataError: a token is not in the model's vocabulary.
-        EvaluationError: a loss is not a number.
+        EvaluationError: a loss is NaN.
     """
     require_vocabulary(model, documents)
     most = _PER_BATCH.get(model.device.type, _ON_A_GPU)
@@ -143,38 +146,33 @@ def sliding_scores(
 
 
 def fed_tokens(documents: Iterable[np.ndarray], window: int, stride: int) -> int:
-    """How many tokens ``sliding_scores`` will feed: the total of its progress."""
+    """Return the tokens that ``sliding_scores`` feeds: the total of its progress."""
     return sum(plan.width for d in documents for plan in sliding_windows(len(d), window, stride))
 
 
 @contextmanager
 def inference(model: PreTrainedModel, precision: str) -> Iterator[None]:
-    """Evaluation mode, no gradients, autocast to ``precision``, and the fastest attention; the model is as before at the end."""
+    """Set evaluation mode, no gradients, autocast and the fastest attention; restore the model at the end."""
     # Under inference_mode autocast would cast the weights at every pass.
     with in_mode(model, training=False), torch.no_grad(), autocast(model.device, precision), blocked_attention(model):
         yield
 
 
 def require_vocabulary(model: PreTrainedModel, documents: Iterable[np.ndarray | list[int]]) -> None:
-    """Refuse token ids that the model has no embedding for."""
+    """Require every token id to have an embedding."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     for number, document in enumerate(documents):
-        smallest, largest = int(np.min(document, initial=0)), int(np.max(document, initial=0))
-        if smallest < 0:
-            raise DataError(
-                f"document {number}: token {smallest} is below 0, which is no id of a token; give input_ids without padding, not "
-                "labels"
-            )
-        if largest >= len(weight):
-            raise DataError(
-                f"document {number}: token {largest} >= vocabulary {len(weight)}; another "
-                "model's tokenizer? Tokenise with the model's own"
-            )
+        for token in (int(np.min(document, initial=0)), int(np.max(document, initial=0))):
+            if not 0 <= token < len(weight):
+                raise DataError(
+                    f"document {number} has token {token}, and the vocabulary has {len(weight)} tokens; use the model's own "
+                    "tokenizer, without padding or label ids"
+                )
 
 
 def _together(documents: Sequence[np.ndarray], window: int, stride: int, most: int) -> Iterator[list[np.ndarray]]:
-    """Documents in turn, as many at a time as feed ``most`` tokens: a long one is alone."""
+    """Group documents until they feed ``most`` tokens; a long document is alone."""
     group: list[np.ndarray] = []
     fed = 0
     for document in documents:
@@ -188,7 +186,7 @@ def _together(documents: Sequence[np.ndarray], window: int, stride: int, most: i
 
 
 def _batches(documents: Sequence[np.ndarray], window: int, stride: int, most: int) -> Iterator[list[_Member]]:
-    """Windows of equal width and equal context, across documents, up to ``most`` tokens at a time."""
+    """Group windows of equal width and context across documents, up to ``most`` tokens each."""
     shapes: dict[tuple[int, int], list[_Member]] = defaultdict(list)
     for number, document in enumerate(documents):
         for plan in sliding_windows(len(document), window, stride):
@@ -200,7 +198,7 @@ def _batches(documents: Sequence[np.ndarray], window: int, stride: int, most: in
 
 
 def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]) -> tuple[np.ndarray, np.ndarray]:
-    """Loss and hit of the targets of windows of one shape: float64 and bool [windows, scored]."""
+    """Return losses and hits of windows of one shape: float64 and bool [windows, scored]."""
     rows = np.stack([np.asarray(document[plan.begin : plan.end], dtype=np.int64) for document, plan in batch])
     ids, context = torch.from_numpy(rows).to(model.device), batch[0][1].context
     # One piece of memory for all slices: a small tensor kept from each would lie between the large ones of the next,
@@ -216,3 +214,54 @@ def _batch_scores(model: PreTrainedModel, batch: list[tuple[np.ndarray, Window]]
         losses[:, some] = loss.view(wanted.shape)
         hits[:, some] = logits.argmax(-1) == wanted
     return losses.double().cpu().numpy(), hits.cpu().numpy()
+
+
+def logits_at(model: PreTrainedModel, ids: torch.Tensor, places: range) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield slices of logits [rows, slice, vocabulary], each with the next tokens [rows, slice].
+
+    Rows of ``ids``, int64 [rows, tokens], begin at position 0. ``places`` are consecutive indices below ``tokens - 1``. The
+    layers run once; changes of the logits by the model (Gemma 2's capping) are kept.
+    """
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    inputs: dict[str, Any] = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),  # without it transformers may infer packed documents
+        "position_ids": positions.expand_as(ids),
+        "use_cache": False,
+    }
+    most = _LOGITS.get(ids.device.type, _LOGITS_ON_A_GPU)
+    size = max(1, most // (len(ids) * model.config.get_text_config().vocab_size))
+    slices = [places[first : first + size] for first in range(0, len(places), size)]
+    with _layers_run_once(model) if len(slices) > 1 else nullcontext():
+        for some in slices:
+            logits = model(**inputs, logits_to_keep=positions[some.start : some.stop]).logits
+            yield logits, ids[:, some.start + 1 : some.stop + 1].to(logits.device)
+
+
+def not_finite() -> EvaluationError:
+    """Return the error of logits that are NaN."""
+    return EvaluationError(
+        "the model's logits are not finite: damaged weights, or overflow in this precision; try precision float32"
+    )
+
+
+@contextmanager
+def _layers_run_once(model: PreTrainedModel) -> Iterator[None]:
+    """Run the model's layers at their first call in this context; return the same output at later calls."""
+    layers: Any = stock_model(model).base_model
+    own = vars(layers).get("forward")  # where layers are spread over devices
+    run = layers.forward
+    outputs: list[Any] = []
+
+    def first(*inputs: Any, **options: Any) -> Any:
+        if not outputs:
+            outputs.append(run(*inputs, **options))
+        return outputs[0]
+
+    layers.forward = first
+    try:
+        yield
+    finally:
+        del layers.forward
+        if own is not None:
+            layers.forward = own

@@ -1,20 +1,24 @@
-"""Retrieval: does a model find what is hidden in a prompt, wherever it stands?
+"""Retrieval: does a model find a number that a prompt hides, or RULER's answers?
 
-Prompts are read one at a time by greedy decoding with a key-value cache. They are sorted by their token ids, so that
-neighbours share the longest beginning, and what a prompt shares with the one before it is not read again. For passkeys at
-depths spread over the prompt that saves the filler before each key in the second half. Long answers are written together.
+Prompts are read one at a time by greedy decoding with a KV cache, in the order of their token ids: neighbours share the longest
+prefix, which is read once. Long answers are decoded in batches.
+
+Retrieval tasks (``skipwise.data.retrieval_prompts``) have one answer, which must be complete. RULER's tasks
+(``skipwise.data.ruler``) may have several answers, anywhere in the continuation.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.prompts import Prompt, answer_ids
 from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.ruler import RulerData, ruler_prompt, ruler_task
 from skipwise.data.spans import agreeing
 from skipwise.errors import at_least, one_of
 from skipwise.evaluation.decoding import Begun, Reader, go_on_together
@@ -22,36 +26,37 @@ from skipwise.evaluation.perplexity import inference, require_vocabulary
 from skipwise.method.lengths import parse_length
 from skipwise.model.memory import machine_memory
 from skipwise.model.precision import choose_precision
+from skipwise.results.records import RulerRecord, TrialRecord
 
-_SHARE = 16  # of the memory, which may be held for answers that are written together
-_UNKNOWN_MEMORY = 2**34  # bytes, where the machine does not say
+_SHARE = 16  # of the memory, at most, for answers that are decoded in a batch
+_UNKNOWN_MEMORY = 2**34  # bytes
 _FEW = 16  # tokens; shorter answers are not worth the copies
 _COPIES = 5  # of keys and values: those kept, and perhaps in float32 those padded and those of the half that goes on
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt, and what is known of its answer."""
+    """A prompt with its scoring rule."""
 
     ids: list[int]  # of the prompt
     draft: list[int]  # the right answer, as the model would begin it
-    most: int  # tokens that the model may write
-    score: Callable[[str], float]  # of what it wrote, from 0 to 1
-    settled: bool = False  # whether no more text can lower the score, so that a full one ends the answer
+    most: int  # tokens of the answer, at most
+    score: Callable[[str], float]  # of the answer, from 0 to 1
+    settled: bool = False  # whether a full score ends the answer: more text cannot lower it
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model wrote after one prompt."""
+    """The model's answer to one prompt."""
 
     number: int  # of the prompt
-    text: str  # without surrounding space
+    text: str  # stripped
     score: float
     seconds: float
 
     @property
     def hit(self) -> bool:
-        """Whether it is all that was asked for."""
+        """Whether the score is full."""
         return self.score == 1
 
 
@@ -65,23 +70,23 @@ def retrieval_accuracy(
     seed: int = 0,
     precision: str = "float32",
 ) -> float:
-    """Return the share of ``trials`` prompts of ``length`` tokens that are answered rightly.
+    """Return the share of ``trials`` prompts of ``length`` tokens that are answered correctly.
 
-    Prompts are those of ``draw_prompt`` at random depths, as in the paper. A length beyond the model's own is allowed.
+    Prompts are those of ``draw_prompt`` at random depths, as in the paper. ``length`` may exceed the model's own.
 
     Args:
         model: a causal language model of transformers.
         tokenizer: the model's own.
-        length: tokens of prompt and answer together, as 2048 or ``"2k"``.
-        task: a name of ``skipwise.data.retrieval_prompts.TASKS``: passkey, keys or lines.
+        length: tokens of prompt and answer, e.g. 2048 or ``"2k"``.
+        task: a name in ``skipwise.data.retrieval_prompts.TASKS``: passkey, keys or lines.
         trials: number of prompts.
         seed: of the prompts.
         precision: of the forward passes: auto, bf16, fp16 (on a GPU) or float32.
 
     Raises:
-        RecipeError: ``trials`` is no whole number from 1 up or ``seed`` none from 0 up, or the task or precision is unknown.
-        DataError: ``length`` is too short for a prompt, or the tokenizer does not suit.
-        EvaluationError: a logit is not a number.
+        RecipeError: ``trials``, ``seed``, task or precision breaks its rule.
+        DataError: ``length`` is too short for a prompt, or the tokenizer does not fit.
+        EvaluationError: a logit is NaN.
     """
     at_least("trials", trials, 1)
     at_least("seed", seed, 0)
@@ -95,8 +100,8 @@ def draw_prompt(
 ) -> Prompt:
     """Draw prompt number ``trial`` of a task from ``np.random.default_rng([seed, length, trial])``.
 
-    It is the same whatever the model and the number of trials. With ``depths="random"`` the place of the number is
-    uniform; with ``"spread"`` it lies in tenth ``tenth_of(trial)``, so that every ten trials cover the prompt evenly.
+    The prompt depends on no model and no number of trials. With ``depths="random"`` the depth of the number is uniform; with
+    ``"spread"`` it is in tenth ``tenth_of(trial)``, so that every ten trials cover the prompt evenly.
     """
     rng = np.random.default_rng([seed, length, trial])
     depth = (tenth_of(trial) + rng.random()) / 10 if depths == "spread" else None
@@ -108,17 +113,39 @@ def tenth_of(trial: int) -> int:
     return 3 * trial % 10
 
 
+def question_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
+    """Ask for the number in a prompt; one more token shows whether the number ends there."""
+    expected = answer_ids(tokenizer, prompt.answer)
+    return Question(prompt.ids, expected, len(expected) + 1, lambda text: float(is_hit(text, prompt.answer)))
+
+
+def ask_number(tokenizer: PreTrainedTokenizerBase, request: TrialRecord) -> tuple[Question, dict[str, Any]]:
+    """Return the question of a request, and the result fields that describe its prompt."""
+    prompt = draw_prompt(request.task, tokenizer, request.length, request.seed, request.trial, request.depths)
+    return question_of(prompt, tokenizer), {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)}
+
+
+def ask_ruler(
+    tokenizer: PreTrainedTokenizerBase, data: RulerData, request: RulerRecord
+) -> tuple[Question, dict[str, Any]]:
+    """Return the question of a request of RULER, scored by RULER's rule, and the fields that describe its prompt."""
+    task, _ = ruler_task(request.task)
+    prompt = ruler_prompt(tokenizer, request.task, request.length, request.seed, request.trial, data)
+
+    def score(text: str) -> float:
+        found = [answer.lower() in text.lower() for answer in prompt.answers]
+        return sum(found) / len(found) if task.scored == "all" else float(any(found))
+
+    draft = answer_ids(tokenizer, prompt.answers[0])[: task.answer_tokens - 1]
+    question = Question(prompt.ids, draft, task.answer_tokens, score, settled=True)
+    return question, {"depth": prompt.depth, "prompt_tokens": len(prompt.ids)}
+
+
 def retrieve(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt], *, precision: str = "float32"
 ) -> Iterator[Answer]:
-    """Answer each prompt by the number that it hides, as ``answers`` does."""
+    """Answer each prompt with the number that it hides."""
     yield from answers(model, tokenizer, [question_of(prompt, tokenizer) for prompt in prompts], precision=precision)
-
-
-def question_of(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Question:
-    """Ask for the number that a prompt hides: one token more than it has shows whether it ends there."""
-    expected = answer_ids(tokenizer, prompt.answer)
-    return Question(prompt.ids, expected, len(expected) + 1, lambda text: float(is_hit(text, prompt.answer)))
 
 
 def answers(
@@ -128,14 +155,13 @@ def answers(
     *,
     precision: str = "float32",
 ) -> Iterator[Answer]:
-    """Answer each question greedily. Prompts are read in the order of their token ids.
+    """Answer each question greedily, in the order of the prompts' token ids.
 
-    Answers of which the draft is not all are then written together, as many as their keys and values fit a 16th of the
-    memory.
+    Long answers that differ from their draft are decoded in batches of as many as fit a 16th of the memory.
 
     Raises:
         DataError: a token is not in the model's vocabulary.
-        EvaluationError: a logit is not a number.
+        EvaluationError: a logit is NaN.
     """
     require_vocabulary(model, [question.ids for question in questions])
     reader, waiting = Reader(model), _Waiting((machine_memory(model.device) or _UNKNOWN_MEMORY) // _SHARE)
@@ -157,7 +183,7 @@ def answers(
 
 
 class _Waiting:
-    """Begun answers that wait for others, to be written together."""
+    """Begun answers that wait to be decoded in a batch."""
 
     def __init__(self, most: int) -> None:
         self._most = most  # bytes
@@ -165,23 +191,23 @@ class _Waiting:
         self._seconds = 0.0
 
     def add(self, number: int, begun: Begun, began: float) -> None:
-        """Wait with answer ``number``, whose prompt has been read since ``began``."""
+        """Add answer ``number``; its prompt was read since ``began``."""
         self._begun[number] = begun
         self._seconds += time.perf_counter() - began
 
     def takes(self, size: int) -> bool:
-        """Whether two answers of so many bytes could be written together: one alone is written in the reader's own cache."""
+        """Return whether two answers of ``size`` bytes fit; a single one is decoded in the reader's cache."""
         return _COPIES * 2 * size <= self._most
 
     @property
     def full(self) -> bool:
-        """Whether no other that is as long as the longest would fit: padded, all are that long."""
-        return _COPIES * (len(self._begun) + 1) * max(one.bytes for one in self._begun.values()) > self._most
+        """Whether one more answer, padded to the longest, would not fit."""
+        return _COPIES * (len(self._begun) + 1) * max(begun.bytes for begun in self._begun.values()) > self._most
 
     def written(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], precision: str
     ) -> Iterator[Answer]:
-        """Write all, and wait for none."""
+        """Decode all waiting answers."""
         if not self._begun:
             return
         began = time.perf_counter()
@@ -194,26 +220,26 @@ class _Waiting:
 
 
 def _finished(question: Question, tokenizer: PreTrainedTokenizerBase, written: list[int]) -> bool:
-    """Whether an answer ends: by its end token, by its length, or because no more text could change its score."""
+    """Return whether an answer ends: by EOS, by its length, or by a full score."""
     if tokenizer.eos_token_id in written or len(written) >= question.most:
         return True
-    return question.settled and question.score(_said(written, tokenizer)) == 1
+    return question.settled and question.score(_text(written, tokenizer)) == 1
 
 
 def _answer(
     number: int, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> Answer:
     end = tokenizer.eos_token_id
-    text = _said(written[: written.index(end)] if end in written else written[: question.most], tokenizer)
+    text = _text(written[: written.index(end)] if end in written else written[: question.most], tokenizer)
     return Answer(number, text, question.score(text), seconds)
 
 
 def as_far_as_needed(
     number: int, question: Question, written: list[int], tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> Answer:
-    """The answer of which ``written`` was written to its end elsewhere: as much of it as ``answers`` would have written.
+    """Return the answer that ``answers`` would give, from the complete ids that a server wrote.
 
-    That is what agrees with the draft and one id more, and then all up to where it is finished.
+    ``answers`` stops where the draft ends or differs, and then at the first id that finishes the answer.
     """
     end = 1 + agreeing(question.draft, written)
     while end < len(written) and not _finished(question, tokenizer, written[:end]):
@@ -221,11 +247,11 @@ def as_far_as_needed(
     return _answer(number, question, written[:end], tokenizer, seconds)
 
 
-def _said(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
+def _text(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).strip()
 
 
 def is_hit(continuation: str, answer: str) -> bool:
-    """Whether ``continuation`` starts with ``answer``, and the number ends there."""
-    said = continuation.strip()
-    return said.startswith(answer) and not said[len(answer) :][:1].isdigit()
+    """Return whether ``continuation`` starts with ``answer``, and the number ends there."""
+    text = continuation.strip()
+    return text.startswith(answer) and not text[len(answer) :][:1].isdigit()

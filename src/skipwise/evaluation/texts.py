@@ -1,24 +1,37 @@
-"""A text -> what is measured on: documents that no model was trained on, the longest first, and segments of them."""
+"""Texts to measure on: documents that no model was trained on, the longest first, and segments of documents.
+
+Text of other kinds ships with the package: prose, mathematics and code, in segments inside the original window. The difference
+of the losses of base and extended model is the cost of the extension on that kind of text.
+"""
 
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 
+from skipwise.data.corpus import Document
+from skipwise.data.pieces import encoder
+from skipwise.data.shipped import KINDS, shipped_text
 from skipwise.data.tokens import TokenStore, split_by_name
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
+from skipwise.results.records import OTHER_TEXT
+from skipwise.results.statistics import FEWEST_SEGMENTS
 
-_OTHER = "(--set evaluation.source=OTHER of extend, --data OTHER of the other commands)"
+_SEGMENTS = 32  # at most, of each document of other text; one record each
+_TOKENS = 2**14  # at most, of each document of other text
+_FIX = "give longer or other text (--data, or evaluation.source of a recipe)"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A document, or the part of it that is read: its name, where it begins there, and its tokens, int [tokens]."""
+    """A document, or a part of it: its name, the index of its first token, and its tokens, int [tokens]."""
 
     document: str
     begin: int
@@ -27,17 +40,17 @@ class Segment:
 
 @dataclass(frozen=True)
 class EvaluationText:
-    """What one model reads of one text."""
+    """The documents and segments of one text that one model reads."""
 
     source: str
     documents: list[Segment]  # the longest first, cut to the tokens that are read
-    windows: list[int]  # those that every document fills, in tokens, rising
+    windows: list[int]  # that every document fills, in tokens, ascending
     segments: dict[int, list[Segment]]  # by their length in tokens
-    fingerprint: str  # of the token store that they come from
+    fingerprint: str  # of the token store
 
     @property
     def digest(self) -> str:
-        """SHA-256 in hex of the documents' names and tokens: equal where two models read the same."""
+        """SHA-256 in hex of the documents' names and tokens."""
         digest = hashlib.sha256()
         for one in self.documents:
             digest.update(one.document.encode() + b"\0" + np.asarray(one.tokens, dtype=np.int64).tobytes())
@@ -45,7 +58,7 @@ class EvaluationText:
 
     @property
     def described(self) -> str:
-        """What is read, in one sentence."""
+        """Documents and tokens in one sentence."""
         names = [one.document for one in self.documents]
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         lengths = [len(one.tokens) for one in self.documents]
@@ -54,12 +67,10 @@ class EvaluationText:
 
 
 def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], console: Console) -> np.ndarray:
-    """Return the documents that no model was trained on, and say how many: int64 indices into ``store``.
+    """Return the documents that no model was trained on: int64 indices into ``store``.
 
-    Every command that measures on text asks here. A document that was trained on is recognised by its text, wherever
-    it lies, and by its name in the text that the model was trained on, where it may have been edited since. The
-    embedded model was trained on the standard library, so of that only the held-out tenth is read, whatever the model.
-    ``origins`` say what the models were trained on.
+    Documents of the training text are matched by their text, and by name in the same source, where a document may have been
+    edited. The embedded model was trained on the standard library: of that only the held-out tenth is read.
     """
     fair = np.arange(len(store))
     shares = [Data().held_out] if text.source == "stdlib" else []
@@ -73,10 +84,7 @@ def fair_documents(store: TokenStore, text: Data, origins: Iterable[Origin], con
     if shares:  # a document held out at a small share is held out at every larger one
         fair = np.intersect1d(fair, split_by_name(store, min(shares))[1])
     if len(fair) < len(store):
-        console.print(
-            f"{text.source}: {len(fair):,} of {len(store):,} documents are read to measure; the others are for training, by their text "
-            "or by their names"
-        )
+        console.print(f"{text.source}: {len(fair):,} of {len(store):,} documents are not for training, and are read")
     return fair
 
 
@@ -86,36 +94,31 @@ def longest_first(store: TokenStore, candidates: np.ndarray) -> np.ndarray:
 
 
 def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[int], console: Console) -> list[int]:
-    """Return the windows that the longest of ``candidates`` fills; say which are left out.
+    """Return the windows that the longest candidate fills, ascending; print those left out.
 
-    A document shorter than a window would be measured at a shorter window than the table says.
+    Raises:
+        DataError: there is no candidate, or it fills no window.
     """
     if len(candidates) == 0:
         raise DataError(
-            f"no document of {len(store):,} is left to measure on, since trained text and copies of it are left out: measure on "
-            f"another text {_OTHER}, or {_before(len(store))}"
+            f"all {counted(len(store), 'document')} are for training; {_FIX}, or raise data.held_out and train again"
         )
     first = longest_first(store, candidates)[0]
     longest, name = int(store.lengths[first]), store.names[first]
     filled = sorted({window for window in windows if window <= longest})
     if not filled:
         raise DataError(
-            f"the longest document to measure on, {name}, has {longest:,} tokens and does not fill a window of "
-            f"{min(windows):,}: measure on longer text {_OTHER}, or at a smaller window"
+            f"the longest document, {name}, has {longest:,} tokens and does not fill a window of {min(windows):,}; {_FIX}, or a "
+            "smaller window"
         )
     if missing := sorted({window for window in windows if window > longest}):
         shown = ", ".join(f"{window:,}" for window in missing)
         console.print(
-            f"perplexity at {shown} tokens is left out: the longest document to measure on, {name}, has {longest:,}",
+            f"no perplexity at {shown} tokens: the longest document, {name}, has {longest:,}",
             style="yellow",
+            soft_wrap=True,
         )
     return filled
-
-
-def _before(documents: int) -> str:
-    """Say how to hold some of a text out. Of a model that is trained it comes too late: it has read the parts as well."""
-    larger = "raise data.held_out, or " if documents > 1 else ""
-    return f"before training {larger}split the text into several files"
 
 
 def longest_documents(
@@ -124,8 +127,7 @@ def longest_documents(
     """Take the ``most`` longest of ``candidates`` that have ``at_least`` tokens, each cut to its first ``limit``."""
     if limit is not None and limit < at_least:
         raise RecipeError(
-            f"tokens_per_document {limit:,} must be at least the largest window, {at_least:,}: raise it, or lower the "
-            "windows"
+            f"tokens_per_document {limit:,} must be at least the largest window, {at_least:,}; raise it, or lower the windows"
         )
     order = longest_first(store, candidates)
     chosen = order[store.lengths[order] >= at_least][:most]
@@ -133,10 +135,10 @@ def longest_documents(
 
 
 def spread_segments(store: TokenStore, candidates: np.ndarray, length: int, most: int) -> list[Segment]:
-    """Cut ``candidates`` into segments of ``length`` tokens that do not overlap, and take the first ``most``.
+    """Cut ``candidates`` into disjoint segments of ``length`` tokens, and take the first ``most``.
 
-    The first segment of every document comes before the second of any, because documents differ more from each other
-    than the parts of one document do. The longest document comes first. The list is empty if no document is that long.
+    The first segment of every document comes before the second of any: documents differ more than parts of a document. The
+    list is empty if no document is that long.
     """
     places = [
         (begin, rank, int(document))
@@ -147,3 +149,40 @@ def spread_segments(store: TokenStore, candidates: np.ndarray, length: int, most
         Segment(store.names[d], begin, np.asarray(store.document(d)[begin : begin + length], dtype=np.int64))
         for begin, _, d in sorted(places)[:most]
     ]
+
+
+def longest_segment(window: int) -> int:
+    """Return the largest length of a segment of other text: inside ``window``, and with enough segments."""
+    return min(window, _TOKENS // FEWEST_SEGMENTS)
+
+
+def most_segments(length: int) -> int:
+    """Return the largest number of segments of ``length`` tokens of a document of other text."""
+    return min(_SEGMENTS, _TOKENS // length)
+
+
+def cut_segments(document: str, tokens: np.ndarray, window: int) -> list[Segment]:
+    """Cut a document, int64 [tokens], into eight or more segments of one length, at most ``window``."""
+    length = min(longest_segment(window), len(tokens) // FEWEST_SEGMENTS)
+    if length < 2:
+        return []
+    most = min(len(tokens) // length, most_segments(length))
+    return [Segment(document, n * length, tokens[n * length : (n + 1) * length]) for n in range(most)]
+
+
+def other_text(
+    tokenizer: PreTrainedTokenizerBase, window: int, origins: Sequence[Origin], console: Console
+) -> EvaluationText:
+    """Return the segments of every kind of other text, at most ``window`` tokens each, without training text."""
+    trained_on = np.concatenate([np.empty(0, dtype="<u8"), *(origin.documents for origin in origins)])
+    segments: dict[int, list[Segment]] = {}
+    for document, pieces in encoder(tokenizer)([Document(kind, shipped_text(kind)) for kind in KINDS]):
+        if np.isin(np.frombuffer(document.digest, dtype="<u8"), trained_on):
+            console.print(
+                f"the {document.name} that ships with skipwise is training text, and is not read", style="yellow"
+            )
+            continue
+        tokens = np.fromiter(chain.from_iterable(pieces), dtype=np.int64)
+        for segment in cut_segments(document.name, tokens, window):
+            segments.setdefault(len(segment.tokens), []).append(segment)
+    return EvaluationText(OTHER_TEXT, [], [], segments, fingerprint="")

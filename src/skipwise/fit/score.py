@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.data.prompts import answer_ids
-from skipwise.evaluation.logits import not_finite
-from skipwise.evaluation.perplexity import inference, sliding_scores
+from skipwise.evaluation.perplexity import inference, not_finite, sliding_scores
 from skipwise.evaluation.windows import position_buckets
 
 _CHUNK, _MOVED = 512, 2048  # tokens of a chunk, at most half the original window; tokens of all that are moved

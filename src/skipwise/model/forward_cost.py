@@ -13,13 +13,12 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreT
 
 from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
-from skipwise.model.cache_argument import CACHE
-from skipwise.model.key_value_cache import roomy_cache
 from skipwise.model.memory import experts_of, head_size, inner_width
 from skipwise.model.precision import autocast, dtype_of
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
-_TIMED_BEFORE = 64, 1024  # an id that is written
+_TIMED_WINDOW = 2048  # tokens, at most
+_STEP = 3  # forward passes in the operations of a step: backward takes two
 _TIMED_SECONDS = 0.3  # of each
 
 
@@ -89,33 +88,6 @@ class Speed:
             )
 
 
-@dataclass(frozen=True)
-class Writing:
-    """The seconds of an id that is written behind others, one at a time."""
-
-    alone: float  # whatever stands before it
-    before: float  # more for each token before it
-
-    @classmethod
-    def measured(cls, config: PretrainedConfig, precision: str, device: torch.device) -> "Writing":
-        """Time one id in a layer of the stock model behind few tokens and behind more, for less than a second.
-
-        Raises:
-            ModelError: the architecture cannot be run with this config.
-        """
-        few, many = _TIMED_BEFORE
-        with _one_layer(config, device) as model, torch.inference_mode():
-            near, far = (_id_seconds(model, precision, device, before) for before in (few, many))
-        cost, layers = ForwardCost.of_config(config), config.get_text_config().num_hidden_layers
-        each = layers * max(0.0, far - near) / (many - few)
-        # The output layer reads its weights as the others read theirs.
-        return cls(layers * near * (1 + cost.output / cost.linear), each)
-
-    def seconds(self, length: int) -> float:
-        """The seconds of an id behind so many tokens."""
-        return self.alone + self.before * length
-
-
 def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.device, window: int) -> float:
     """Return the least seconds that one layer of the stock model takes for a window, forward and backward.
 
@@ -132,11 +104,16 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
         return _seconds(step, device)
 
 
-def _id_seconds(model: PreTrainedModel, precision: str, device: torch.device, before: int) -> float:
-    cache, one = roomy_cache(model.config), _states(model, 1, device)
-    with autocast(device, precision), blocked_attention(model):
-        model(inputs_embeds=_states(model, before, device), use_cache=True, **{CACHE: cache})
-        return _seconds(lambda: model(inputs_embeds=one, use_cache=True, **{CACHE: cache}), device)
+def training_seconds(config: PretrainedConfig, tokens: int, window: int, precision: str, device: torch.device) -> float:
+    """Return the seconds of training all weights on ``tokens`` tokens in windows, from a short timing.
+
+    One layer is timed on a window of up to 2,048 tokens; beyond, attention grows as its operations do.
+    """
+    cost, speed = ForwardCost.of_config(config), Speed.measured(config, precision, device)
+    timed = min(window, _TIMED_WINDOW)
+    layers = config.get_text_config().num_hidden_layers * layer_step_seconds(config, precision, device, timed) / timed
+    more = _STEP * (cost.output / speed.linear + cost.pair * (window - timed) / 2 / speed.attention)
+    return tokens * (layers + more)
 
 
 def _states(model: PreTrainedModel, tokens: int, device: torch.device) -> torch.Tensor:

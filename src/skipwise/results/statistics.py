@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal, TypeVar
 
 import numpy as np
-from scipy.special import bdtrc, ndtri, stdtrit
+from scipy.special import ndtri, stdtrit
 
 from skipwise.results.records import ReadingRecord, TrialRecord
 
@@ -23,7 +23,6 @@ Z = 1.959964  # of the normal distribution, 97.5%
 FEWEST_SEGMENTS = 8
 POWER = 0.8  # the chance of showing a true claim
 _SPREAD = (Z + float(ndtri(POWER))) ** 2
-_MOST_PROMPTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -187,19 +186,6 @@ def fewest_prompts(needed: float) -> int:
     """Return how many prompts, all right, show the share ``needed``."""
     prompts = math.ceil(Z * Z * needed / (1 - needed))  # of n right answers of n the interval begins at n / (n + z^2)
     return prompts if wilson_interval(prompts, prompts)[0] >= needed else prompts + 1
-
-
-def chance_to_show(needed: float, share: float, prompts: int) -> float:
-    """Return how often a model of true share ``share`` shows ``needed`` by so many prompts."""
-    hits = least_hits(needed, prompts)
-    if hits is None:
-        return 0.0
-    return float(bdtrc(hits - 1, prompts, share)) if hits else 1.0
-
-
-def prompts_to_show(needed: float, share: float) -> int:
-    """Return the fewest prompts that show ``needed`` with power 0.8 at the true share ``share``."""
-    return next(n for n in range(fewest_prompts(needed), _MOST_PROMPTS) if chance_to_show(needed, share, n) >= POWER)
 
 
 def smallest_difference(prompts: int) -> float:

@@ -31,7 +31,7 @@ def wait(*args, **options):
 place.coverage = wait
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what runs in the background
 from skipwise.cli import main
-sys.argv = ["skipwise", "coverage"]
+sys.argv = ["skipwise", "plan", "nano", "--coverage"]
 main()
 """
 
@@ -43,7 +43,7 @@ class Watch:
             print("spins:", os.environ.get("GOMP_SPINCOUNT"))
 sys.meta_path.insert(0, Watch)
 from skipwise.cli import main
-sys.argv = ["skipwise", "perplexity", "nowhere", "--data", "nothing"]
+sys.argv = ["skipwise", "evaluate", "nowhere", "--data", "nothing"]
 main()
 """
 THREADS_COMPUTE = """
@@ -127,7 +127,7 @@ def test_a_process_of_a_launcher_ends_well_while_threads_compute() -> None:
 
 
 def test_a_process_of_a_launcher_keeps_the_status_of_an_error() -> None:
-    command = [sys.executable, "-m", "skipwise", "perplexity", "nowhere", "--data", "nothing"]
+    command = [sys.executable, "-m", "skipwise", "evaluate", "nowhere", "--data", "nothing"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "RANK": "0"})
     assert (done.returncode, done.stderr.startswith("skipwise: model 'nowhere'")) == (1, True)
 
@@ -249,13 +249,9 @@ def test_options_that_are_paths_know_the_home_folder(monkeypatch, capsys, tmp_pa
 @pytest.mark.parametrize(
     "words",
     [
-        ["passkey", "nano", "--trials", str(10**18)],
-        ["passkey", "nano", "--seed", "-1"],
+        ["evaluate", "nano", "--seed", "-1"],
         ["evaluate", "nano", "--seed", str(2**70)],
         ["evaluate", "nano", "--trials", str(10**18)],
-        ["coverage", "--samples", str(10**18)],
-        ["coverage", "--seed", "-1"],
-        ["coverage", "--original", "1000000", "--target", "16777216", "--chunks", "1000000"],
     ],
 )
 def test_numbers_that_nobody_waits_for_are_refused(monkeypatch, capsys, words: list[str]) -> None:
@@ -307,7 +303,7 @@ def test_a_full_gpu_is_explained(capsys) -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError(), OSError(12, "no memory")]
 )
-@pytest.mark.parametrize("command", ["extend", "evaluate", "passkey", "perplexity", "benchmark", "convert", "coverage"])
+@pytest.mark.parametrize("command", ["extend", "evaluate", "convert"])
 def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, error, command) -> None:
     with pytest.raises(SystemExit) as end, explained(command):
         raise error
@@ -316,7 +312,7 @@ def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, erro
     assert "what was written is kept. End other programs" in printed
     has = {option for each in get_command(app).commands[command].params for option in each.opts}
     assert set(re.findall(r"--[a-z-]+", printed)) <= has
-    assert ("--" in printed) is (command not in ("convert", "coverage"))
+    assert ("--" in printed) is (command != "convert")
 
 
 def test_a_password_in_an_address_is_not_shown(monkeypatch, capsys) -> None:

@@ -1,4 +1,4 @@
-"""Which tasks a list stands for, their data, and what is refused before any work."""
+"""Tasks and their data, requests of the harness, and records."""
 
 import json
 import math
@@ -6,22 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
 
-from skipwise.errors import DataError, RecipeError
-from skipwise.evaluation import benchmarks, harness
-from skipwise.evaluation.benchmarks import (
-    AskedTask,
-    Benchmarks,
-    _by_question,
-    _digest,
-    _scores,
-    parse_tasks,
-    ruler_lengths,
-)
+from skipwise.errors import DataError, EvaluationError, RecipeError
+from skipwise.evaluation import benchmarks
+from skipwise.evaluation.benchmarks import Benchmarks, HarnessModel, _by_question, _scores, data_of, parse_tasks
 from skipwise.results.scores import PAPER
-from tests.tiny import byte_tokenizer
+from tests.tiny import byte_tokenizer, llama
 
-MANAGER = harness.TaskManager
+MANAGER = benchmarks.TaskManager
+LENGTH = 32
 CHOICE = """
 task: {name}
 tag: [own_tag]
@@ -41,7 +37,7 @@ doc_to_choice: ["no", "yes"]
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of three tasks and two groups; the harness's own, which take long to read, are left out."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(harness, "TaskManager", lambda **options: MANAGER(**{**options, "include_defaults": False}))
+    monkeypatch.setattr(benchmarks, "TaskManager", lambda **options: MANAGER(**{**options, "include_defaults": False}))
     folder = tmp_path / "tasks"
     folder.mkdir()
     for name, subset, fewshot in (("plain", "null", "null"), ("part", "hard", "2"), ("bare", "null", "0")):
@@ -62,49 +58,16 @@ def write(folder: Path, *splits: str) -> Path:
 
 
 def found(words: str, tasks: Path, data: Path) -> list[tuple[str, int]]:
-    _, plan = Benchmarks(words, data, tasks)._find(byte_tokenizer(), 64, tasks.parent / "tokenizer")
-    return [one.key for one in plan]
+    return list(Benchmarks(words, data, tasks).found[1])
 
 
-def test_a_list_names_tasks_and_their_examples() -> None:
-    assert parse_tasks("boolq, arc_challenge:25,,boolq") == [AskedTask("boolq"), AskedTask("arc_challenge", 25)]
-    paper = [AskedTask(task, how.fewshot, how.metric) for task, how in PAPER.items()]
-    assert parse_tasks("paper") == paper
-    assert parse_tasks("boolq:0,paper,paper") == [AskedTask("boolq", 0), *paper]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (" , ", "names none"),
-        ("boolq:few", "'few' is no number of few-shot examples"),
-        ("boolq:-1", "'-1' is no number"),
-        ("boolq:", "'' is no number"),
-        ("paper:5", "counts of their own"),
-    ],
-)
-def test_a_list_that_cannot_be_read_is_explained(words: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        parse_tasks(words)
-
-
-@pytest.mark.parametrize("size", ["0", "-1", "few", "1.5", ""])
-def test_a_batch_size_is_a_number_or_auto(size: str) -> None:
-    with pytest.raises(RecipeError, match="must be auto or a number of requests from 1"):
-        Benchmarks("paper", batch_size=size)
-
-
-def test_rulers_lengths_end_where_the_answers_beginning_still_fits() -> None:
-    assert ruler_lengths(2048) == [1984]
-    assert ruler_lengths(32768) == [4096, 8192, 16384, 32704]
-    assert ruler_lengths(20000) == [4096, 8192, 16384, 19936]
-
-
-def test_without_the_harness_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    benchmarks.require_installed()
-    monkeypatch.setattr(benchmarks, "find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"pip install 'lm-eval>="):
-        benchmarks.require_installed()
+def test_a_list_of_tasks_with_their_examples() -> None:
+    assert parse_tasks("boolq, arc_challenge:25,,boolq") == [("boolq", None), ("arc_challenge", 25)]
+    paper = [(task, how.fewshot) for task, how in PAPER.items()]
+    assert parse_tasks("boolq:1,paper,paper") == [("boolq", 1), *paper]
+    for words in (" , ", "boolq:few", "boolq:-1", "boolq:"):
+        with pytest.raises(RecipeError):
+            parse_tasks(words)
 
 
 def test_groups_and_tags_are_their_tasks(tasks: Path, tmp_path: Path) -> None:
@@ -116,41 +79,20 @@ def test_groups_and_tags_are_their_tasks(tasks: Path, tmp_path: Path) -> None:
     assert found("inner:1,plain", tasks, data) == [("part", 1), ("plain", 1), ("plain", 0)]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("plaine", r"'plaine' is unknown to the harness \(did you mean plain\?\)"),
-        ("changed", "group changed changes the settings"),
-        ("bare:5", "bare has a prompt of its own"),
-    ],
-)
-def test_tasks_that_cannot_be_run_are_refused(tasks: Path, tmp_path: Path, words: str, message: str) -> None:
+@pytest.mark.parametrize("words", ["plaine", "changed", "bare:5"])
+def test_tasks_that_cannot_be_run_are_refused(tasks: Path, tmp_path: Path, words: str) -> None:
     write(tmp_path / "data" / "owner" / "tiny", "train", "validation")
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(RecipeError):
         found(words, tasks, tmp_path / "data")
 
 
-def test_task_files_that_are_nowhere_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="nowhere is no folder"):
-        found("plain", tmp_path / "nowhere", tmp_path)
-
-
 def changes(tasks: Path, task: str, data: Path | None) -> dict[str, object]:
-    manager = harness.open_tasks([task], tasks, {})
-    return harness.data_of(task, harness.config_of(manager, task), data)
+    manager = benchmarks.TaskManager(include_path=str(tasks))
+    return data_of(task, manager.task_index[task].cfg, data)
 
 
-def test_data_are_found_by_owner_and_name_or_by_name(tasks: Path, tmp_path: Path) -> None:
-    plain = write(tmp_path / "data" / "tiny", "train", "validation")
-    assert changes(tasks, "plain", tmp_path / "data") == {"dataset_path": str(plain), "dataset_name": None}
-    owned = write(tmp_path / "data" / "owner" / "tiny", "train", "validation")
-    assert changes(tasks, "plain", tmp_path / "data")["dataset_path"] == str(owned)
-
-
-def test_a_subset_is_a_folder_or_what_the_card_says(tasks: Path, tmp_path: Path) -> None:
+def test_a_subset_is_a_folder_or_in_the_card(tasks: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "data" / "owner" / "tiny", "train", "validation")
-    with pytest.raises(DataError, match=f"{folder} has no subset 'hard'"):  # not what lies beside it
-        changes(tasks, "part", tmp_path / "data")
     hard = write(folder / "hard", "train", "validation")
     assert changes(tasks, "part", tmp_path / "data") == {"dataset_path": str(hard), "dataset_name": None}
     card = "---\nconfigs:\n- config_name: hard\n  data_files:\n  - {split: validation, path: validation.jsonl}\n---\n"
@@ -158,28 +100,12 @@ def test_a_subset_is_a_folder_or_what_the_card_says(tasks: Path, tmp_path: Path)
     assert changes(tasks, "part", tmp_path / "data") == {"dataset_path": str(folder), "dataset_name": "hard"}
 
 
-def test_data_that_are_missing_are_refused(tasks: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with pytest.raises(DataError, match=f"no folder {data}/owner/tiny or {data}/tiny"):
-        changes(tasks, "plain", data)
-    (data / "tiny").mkdir(parents=True)
-    with pytest.raises(DataError, match=f"{data}/tiny cannot be read as a data set"):
-        changes(tasks, "plain", data)
-    write(data / "tiny", "train")
-    with pytest.raises(DataError, match="has no split 'validation' but train"):
-        changes(tasks, "plain", data)
-    (data / "tiny" / "train.jsonl").rename(data / "tiny" / "validation.txt")
-    with pytest.raises(DataError, match="holds text files"):
-        changes(tasks, "plain", data)
-
-
-def test_without_a_network_the_way_out_is_named(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*_: object, **__: object) -> None:
-        raise ConnectionError("Couldn't reach 'owner/tiny' on the Hub (OfflineModeIsEnabled)")
-
-    monkeypatch.setattr(harness.datasets, "load_dataset_builder", unreachable)
-    with pytest.raises(DataError, match=r"Couldn't reach .* --data-dir DIR with a copy of it at DIR/owner/tiny"):
-        changes(tasks, "plain", None)
+def test_missing_data_are_refused(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarks.datasets.config, "HF_HUB_OFFLINE", True)
+    (tmp_path / "data" / "tiny").mkdir(parents=True)
+    for data in (tmp_path, tmp_path / "data", None):
+        with pytest.raises(DataError, match="owner/tiny"):
+            changes(tasks, "plain", data)
 
 
 def test_code_of_a_data_set_is_never_asked_for(tasks: Path, tmp_path: Path) -> None:
@@ -190,30 +116,10 @@ def test_code_of_a_data_set_is_never_asked_for(tasks: Path, tmp_path: Path) -> N
     assert changes(tasks, "plain", data)["dataset_kwargs"] == {}
 
 
-def test_a_tokenizer_is_handed_on_without_its_code(tasks: Path, tmp_path: Path) -> None:
-    write(tmp_path / "data" / "tiny", "train", "validation")
-    tokenizer = byte_tokenizer()
-    tokenizer.init_kwargs["auto_map"] = {"AutoTokenizer": ["code.Tokenizer", None]}
-    Benchmarks("plain", tmp_path / "data", tasks)._find(tokenizer, 64, tmp_path / "tokenizer")
-    config = json.loads((tmp_path / "tokenizer" / "tokenizer_config.json").read_text())
-    assert "auto_map" not in config
-
-
-def test_a_task_that_names_its_files_keeps_them(tasks: Path, tmp_path: Path) -> None:
-    text = (tasks / "plain.yaml").read_text().replace("owner/tiny", "json")
-    (tasks / "plain.yaml").write_text(text + "dataset_kwargs: {data_files: {validation: /there.jsonl}}\n")
-    assert changes(tasks, "plain", tmp_path) == {}
-
-
 def test_scores_are_metrics_with_their_errors() -> None:
     result = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "em,strict": 1, "em_stderr,strict": "N/A"}
-    result |= {"acc_norm,none": 0.25, "acc_norm_stderr,none": float("nan"), "4096,none": -1.0, "8192,none": 0.5}
-    assert list(_scores(result)) == [
-        ("acc", 0.5, 0.1),
-        ("em,strict", 1.0, None),
-        ("acc_norm", 0.25, None),
-        ("8192", 0.5, None),
-    ]
+    result |= {"acc_norm,none": 0.25, "acc_norm_stderr,none": float("nan")}
+    assert list(_scores(result)) == [("acc", 0.5, 0.1), ("em,strict", 1.0, None), ("acc_norm", 0.25, None)]
 
 
 @pytest.mark.parametrize(
@@ -232,10 +138,46 @@ def test_scores_of_questions_are_kept_where_the_value_is_their_mean(scores, valu
     assert _by_question(scores, value) == kept
 
 
-def test_questions_are_told_apart_by_text_prompt_answer_order_and_version() -> None:
-    one, two = ({"doc_hash": n, "prompt_hash": "p", "target_hash": "t", "resps": n} for n in "ab")
-    first = _digest(1.0, [one, two])
-    assert first == _digest(1.0, [{**one, "resps": "other"}, two])
-    others = [(2.0, [one, two]), (1.0, [two, one]), (1.0, [one])]
-    others += [(1.0, [{**one, key: "other"}, two]) for key in ("doc_hash", "prompt_hash", "target_hash")]
-    assert len({first, *(_digest(*other) for other in others)}) == 7
+def instance(kind: str, *arguments: object) -> Instance:
+    return Instance(request_type=kind, doc={}, arguments=arguments, idx=0, metadata=("own", 0, 1))
+
+
+def wrapped(precision: str = "float32") -> HarnessModel:
+    made = HarnessModel(llama(LENGTH), byte_tokenizer(), max_length=LENGTH, batch_size="1", precision=precision)
+    made.task = "own"
+    return made
+
+
+def requests(kind: str, tokens: int) -> list[Instance]:
+    """One request that has the model read so many tokens, or reserve them."""
+    if kind == "loglikelihood":
+        return [instance(kind, "a" * (tokens - 3), "bcde")]
+    if kind == "loglikelihood_rolling":
+        return [instance(kind, "a" * tokens)]
+    return [instance(kind, "a" * (tokens - 8), {"until": ["\n"], "max_gen_toks": 8, "do_sample": False})]
+
+
+@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling", "generate_until"])
+def test_requests_that_fit_are_the_harnesss_own_and_longer_ones_are_refused(kind: str) -> None:
+    theirs = HFLM(pretrained=llama(LENGTH), tokenizer=byte_tokenizer(), max_length=LENGTH, batch_size=1)
+    fitting, long = requests(kind, LENGTH), requests(kind, LENGTH + 1)
+    assert getattr(wrapped(), kind)(fitting) == getattr(theirs, kind)(fitting)
+    assert getattr(theirs, kind)(long)  # cut, with an answer all the same
+    with pytest.raises(EvaluationError, match="33 tokens"):
+        getattr(wrapped(), kind)([*fitting, *long])
+
+
+def test_nan_logits_are_refused() -> None:
+    broken = wrapped()
+    with torch.no_grad():
+        broken.model.model.norm.weight.fill_(float("nan"))
+    for kind in ("loglikelihood", "loglikelihood_rolling", "generate_until"):
+        with pytest.raises(EvaluationError, match="own"):
+            getattr(broken, kind)(requests(kind, 20))
+
+
+def test_log_probabilities_are_float32_in_any_precision() -> None:
+    ((value, _),) = wrapped("bf16").loglikelihood(requests("loglikelihood", 20))
+    assert value != torch.tensor(value).bfloat16().item()
+    ((exact, _),) = wrapped().loglikelihood(requests("loglikelihood", 20))
+    assert value == pytest.approx(exact, rel=0.05)

@@ -7,17 +7,25 @@ import pytest
 from rich.console import Console
 
 from skipwise.data.documents import is_held_out
+from skipwise.data.shipped import KINDS, shipped_text
+from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation.texts import (
     EvaluationText,
     Segment,
+    cut_segments,
     fair_documents,
     filled_windows,
     longest_documents,
+    longest_segment,
+    most_segments,
+    other_text,
     spread_segments,
 )
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
+from skipwise.results.records import OTHER_TEXT
+from tests.tiny import byte_tokenizer
 
 
 class Store(list):
@@ -60,13 +68,7 @@ def test_which_share_may_be_read(text, trained_on, share, console) -> None:
     store = Store(*range(1, 201))
     fair = fair_documents(store, text, [Origin("base", 64, one) for one in trained_on], console)
     assert fair.tolist() == [i for i in range(200) if share is None or is_held_out(f"d{i}", share)]
-    told = (
-        ""
-        if share is None
-        else f"{text.source}: {len(fair)} of 200 documents are read to measure; the others are for training"
-    )
-    assert console.file.getvalue().startswith(told)
-    assert bool(console.file.getvalue()) == bool(told)
+    assert bool(console.file.getvalue()) == (share is not None)
 
 
 def test_documents_that_were_trained_on_are_known_by_their_text_wherever_they_lie(console) -> None:
@@ -79,15 +81,6 @@ def test_documents_that_were_trained_on_are_known_by_their_text_wherever_they_li
     assert by_name == [i for i in (2, 3, 4, 6, 7) if is_held_out(f"d{i}", 0.3)]
 
 
-@pytest.mark.parametrize("name", ["text", "./text", "text/", "{}"])
-def test_a_folder_is_known_however_it_is_written(tmp_path, monkeypatch, console, name) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text").mkdir()
-    made = [Origin("base", 64, Data(source="text", held_out=0.4))]
-    fair = fair_documents(Store(*range(1, 99)), Data(source=name.format(tmp_path / "text")), made, console)
-    assert fair.tolist() == [i for i in range(98) if is_held_out(f"d{i}", 0.4)]
-
-
 def test_the_longest_documents_that_fill_the_window_are_taken_and_cut(console) -> None:
     store, candidates = Store(9, 50, 30, 70), np.array([0, 1, 2])
     assert filled_windows(store, candidates, [32, 16], console) == [16, 32]
@@ -97,26 +90,14 @@ def test_the_longest_documents_that_fill_the_window_are_taken_and_cut(console) -
     taken = longest_documents(store, candidates, at_least=20, most=2, limit=None)
     assert [(one.document, len(one.tokens)) for one in taken] == [("d1", 50), ("d2", 30)]
     assert filled_windows(store, candidates, [64, 8, 20], console) == [8, 20]
-    said = console.file.getvalue()
-    assert "perplexity at 64 tokens is left out: the longest document to measure on, d1, has 50" in said
+    assert console.file.getvalue()
 
 
 def test_text_that_cannot_be_measured_on_is_explained(console) -> None:
-    other = r"text \(--set evaluation.source=OTHER of extend, --data OTHER of the other commands\), or"
-    none = np.array([], dtype=int)
-    with pytest.raises(
-        DataError, match=f"no document of 2 is left to measure on, .*: measure on another {other} before training raise"
-    ):
-        filled_windows(Store(9, 5), none, [4], console)
-    with pytest.raises(
-        DataError, match=f"no document of 1 is left .*: measure on another {other} before training split"
-    ):
-        filled_windows(Store(9), none, [4], console)
-    with pytest.raises(
-        DataError, match=f"d0, has 9 tokens and does not fill a window of 16: measure on longer {other} at a smaller"
-    ):
-        filled_windows(Store(9, 5), np.arange(2), [16, 32], console)
-    with pytest.raises(RecipeError, match="tokens_per_document 20 must be at least the largest window, 32"):
+    for store, candidates in ((Store(9, 5), []), (Store(9, 5), [0, 1])):
+        with pytest.raises(DataError):
+            filled_windows(store, np.array(candidates, dtype=int), [16, 32], console)
+    with pytest.raises(RecipeError):
         longest_documents(Store(90, 50), np.arange(2), at_least=32, most=1, limit=20)
 
 
@@ -133,12 +114,49 @@ def test_every_document_gives_a_segment_before_any_gives_a_second() -> None:
     assert spread_segments(store, np.array([0]), 20, 5) == []
 
 
-def test_a_text_is_told_in_one_sentence_and_identified_by_its_tokens() -> None:
+def test_a_text_is_identified_by_its_tokens() -> None:
     documents = [Segment(f"d{i}", 0, np.arange(n)) for i, n in enumerate((90, 80, 70, 60))]
     text = EvaluationText("x", documents, [32], {}, "f")
-    assert text.described == "x: reading 4 documents (d0, d1, d2, ...), 60 to 90 tokens of each"
-    one = EvaluationText("x", documents[:1], [32], {}, "f")
-    assert one.described == "x: reading 1 document (d0), 90 tokens of each"
     same = EvaluationText("y", [Segment(d.document, 0, d.tokens.astype(np.uint16)) for d in documents], [], {}, "g")
     assert same.digest == text.digest
     assert EvaluationText("x", documents[:3], [32], {}, "f").digest != text.digest
+
+
+@pytest.mark.parametrize(
+    ("tokens", "window", "begins", "length"),
+    [
+        (260, 30, [30 * n for n in range(8)], 30),  # the last 20 tokens are not read
+        (240, 30, [30 * n for n in range(8)], 30),
+        (239, 30, [29 * n for n in range(8)], 29),  # shorter than the window, so that there are eight
+        (16, 30, [2 * n for n in range(8)], 2),
+        (15, 30, [], 0),  # nothing to score
+        (0, 30, [], 0),
+        (100_000, 1024, [1024 * n for n in range(16)], 1024),  # 16,384 tokens
+        (100_000, 60_000, [2048 * n for n in range(8)], 2048),  # as many tokens, and eight segments
+        (100_000, 256, [256 * n for n in range(32)], 256),  # 32 segments
+    ],
+)
+def test_a_document_is_cut_into_segments_that_fit_the_window(tokens, window, begins, length) -> None:
+    document = np.arange(tokens)
+    cut = cut_segments("prose", document, window)
+    assert [segment.begin for segment in cut] == begins
+    for segment in cut:
+        assert segment.tokens.tolist() == list(range(segment.begin, segment.begin + length))
+    assert len(cut) <= most_segments(longest_segment(window))
+
+
+def test_every_kind_is_read_and_needs_no_text_of_the_user(console) -> None:
+    text = other_text(byte_tokenizer(), 512, [Origin("base", 512, Data())], console)
+    [(length, segments)] = text.segments.items()
+    assert (text.source, text.documents, text.windows, length) == (OTHER_TEXT, [], [], 512)
+    assert [segment.document for segment in segments] == [kind for kind in KINDS for _ in range(32)]
+    code = b"".join(bytes(byte_tokenizer().decode(s.tokens), "utf-8") for s in segments if s.document == "code")
+    assert b"stb_sprintf" in code
+
+
+def test_a_document_that_was_trained_on_is_left_out(console, tmp_path) -> None:
+    (tmp_path / "book.txt").write_text(shipped_text("prose"), encoding="utf-8")
+    data = Data(source=str(tmp_path / "book.txt"), cache=str(tmp_path / "cache"))
+    store = tokenise(data, byte_tokenizer(), Console(quiet=True))
+    text = other_text(byte_tokenizer(), 512, [Origin("base", 512, data, store.digests)], console)
+    assert {segment.document for segment in text.segments[512]} == {"mathematics", "code"}

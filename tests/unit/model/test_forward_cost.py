@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, Gemma3nTextConfig, LlamaConfig, MixtralConfig
 
 from skipwise.model.blocked_attention import blocked_attention
-from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
+from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds, training_seconds
 from tests import families
 
 
@@ -94,14 +94,7 @@ def test_an_architecture_is_not_to_blame_for_a_full_memory(monkeypatch) -> None:
         layer_step_seconds(families.config("llama"), "float32", torch.device("cpu"), 16)
 
 
-@pytest.mark.parametrize(
-    ("timed", "layers"),
-    [
-        (lambda config, cpu: Writing.measured(config, "bf16", cpu), 2),  # behind few tokens and behind more
-        (lambda config, cpu: layer_step_seconds(config, "bf16", cpu, 16), 1),
-    ],
-)
-def test_a_layer_is_timed_with_the_attention_of_a_run(monkeypatch, timed, layers: int) -> None:
+def test_a_layer_is_timed_with_the_attention_of_a_run(monkeypatch) -> None:
     """Without it a forecast of what a base writes in bf16 is far too long on a CPU that attends by blocks."""
     entered = []
 
@@ -113,8 +106,20 @@ def test_a_layer_is_timed_with_the_attention_of_a_run(monkeypatch, timed, layers
 
     monkeypatch.setattr("skipwise.model.forward_cost.blocked_attention", attending)
     monkeypatch.setattr("skipwise.model.forward_cost._seconds", lambda run, device: (run(), 1.0)[1])
-    timed(families.config("llama"), torch.device("cpu"))
-    assert len(entered) == layers
+    layer_step_seconds(families.config("llama"), "bf16", torch.device("cpu"), 16)
+    assert len(entered) == 1
+
+
+def test_training_takes_its_layers_and_the_products_outside_of_them(monkeypatch) -> None:
+    timed, cost = [], ForwardCost(linear=100.0, output=50.0, pair=2.0)
+    monkeypatch.setattr(ForwardCost, "of_config", lambda config: cost)
+    monkeypatch.setattr(Speed, "measured", lambda *how: Speed(10.0, 20.0))
+    monkeypatch.setattr("skipwise.model.forward_cost.layer_step_seconds", lambda *how: timed.append(how[-1]) or 4.0)
+    config, cpu = LlamaConfig(num_hidden_layers=3), torch.device("cpu")
+    assert training_seconds(config, 1000, 64, "float32", cpu) == pytest.approx(1000 * (3 * 4 / 64 + 3 * 50 / 10))
+    far = 1000 * (3 * 4 / 2048 + 3 * 50 / 10 + 3 * 2 * (8192 - 2048) / 2 / 20)
+    assert training_seconds(config, 1000, 8192, "float32", cpu) == pytest.approx(far)
+    assert timed == [64, 2048]
 
 
 def test_speeds_of_this_machine_are_numbers() -> None:
@@ -129,6 +134,4 @@ def test_a_layer_of_every_family_can_be_timed(family: str, precision: str) -> No
     config = families.config(family)
     before = config.to_dict()
     assert 0 < layer_step_seconds(config, precision, torch.device("cpu"), 16) < 60
-    writing = Writing.measured(config, precision, torch.device("cpu"))
-    assert 0 < writing.alone < writing.seconds(10**6) + 1e-9 < 1e6
     assert config.to_dict() == before

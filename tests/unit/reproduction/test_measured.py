@@ -26,7 +26,7 @@ def arm(tmp_path):
     documents = [SimpleNamespace(tokens=range(901))] * 2
     text = SimpleNamespace(source="x", documents=documents, windows=[256, 512], segments={2048: ["a", "b"], 4096: []})
     asked = specification_of(run.recipe, 256, 2048, "float32")
-    return run, SimpleNamespace(specification=asked, texts=[text], recipe=run.recipe, steps=[])
+    return run, SimpleNamespace(specification=asked, texts=[text], recipe=run.recipe)
 
 
 NOW = [sliding(9.0, window=w, document=d, tokens=900) for w in (256, 512) for d in "ab"]
@@ -44,7 +44,7 @@ def test_an_arm_is_complete_when_every_document_segment_and_prompt_is_there(tmp_
     assert not is_complete(evaluation, asked_records(run, tmp_path))
     append_record(path, read[0])
     assert is_complete(evaluation, asked_records(run, tmp_path))
-    evaluation.steps = [10]
+    evaluation.recipe = SimpleNamespace(evaluation=run.recipe.evaluation, measured_steps=[10])
     assert not is_complete(evaluation, asked_records(run, tmp_path))
 
 
