@@ -21,7 +21,16 @@ from skipwise.results.files import is_shared
 _LONGEST = 1200  # characters of a message
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
-_UNUSABLE = (errno.EACCES, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR, errno.EPERM)
+_UNUSABLE = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+)
 _PEER_LOST = ("by peer", "NCCL")  # in what gloo and NCCL say of a process that is gone
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # typer's of Ctrl-C; the launcher's of several processes
 

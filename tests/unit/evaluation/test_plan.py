@@ -13,14 +13,7 @@ from skipwise.data.ruler import read_ruler_data, ruler_prompt
 from skipwise.errors import TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens
-from skipwise.evaluation.plan import (
-    _require_room,
-    bucket_edges,
-    keeping_losses,
-    plan_model,
-    plan_prompts,
-    plan_readings,
-)
+from skipwise.evaluation.plan import _require_room, bucket_edges, plan_model, plan_prompts, plan_readings
 from skipwise.evaluation.specification import Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from tests.tiny import byte_tokenizer, llama
@@ -57,13 +50,6 @@ def keys(batches) -> list[str]:
 
 def prompts(specification: Specification, model: EvaluatedModel = MODEL, console: Console = QUIET, **how) -> list:
     return list(plan_prompts(specification, model, byte_tokenizer(), console, **how))
-
-
-def test_each_text_keeps_the_losses_of_its_shortest_and_longest_window(tmp_path) -> None:
-    texts = [text_of(150, windows=(32, 64, 128)), text_of(90, source="y")]
-    batches = keeping_losses(list(plan_readings(READ, MODEL, texts)), tmp_path)
-    kept = {(b.requests[0].data, b.length) for b in batches if b.losses == tmp_path}
-    assert kept == {("x", 32), ("x", 128), ("y", 32), ("y", 64)}
 
 
 def test_every_text_is_read_at_every_window_and_its_segments_once() -> None:
