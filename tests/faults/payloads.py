@@ -5,7 +5,6 @@ import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -303,29 +302,3 @@ NAMES = (
     "safe\u202etxt.exe\u2066",
     "two\r\nlines\n# evil",
 )
-
-
-class Page(HTMLParser):
-    """What could run or load in a page."""
-
-    _RUNS = frozenset(
-        {"script", "iframe", "object", "embed", "base", "form", "img", "link", "video", "audio", "a:evil"}
-    )
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.active: list[str] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in self._RUNS:
-            self.active.append(tag)
-        for name, value in attrs:
-            address = name in ("href", "src", "xlink:href", "action") and ":" in (value or "").split("/")[0]
-            if name.startswith("on") or name == "srcdoc" or address:
-                self.active.append(f"{tag} {name}={value}")
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
