@@ -11,7 +11,7 @@ import skipwise
 from skipwise.cli.terminal import prepare_process
 from skipwise.data.documents import is_held_out
 from skipwise.model.config import load_config
-from skipwise.model.memory import parameters_of, token_bytes
+from skipwise.model.cost import parameters_of, token_bytes
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.results.records import read_records
 from skipwise.results.run_folder import RunFolder

@@ -14,10 +14,9 @@ from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from skipwise.method.interpolation import Rope
-from skipwise.model.config import load_config
+from skipwise.model.config import load_config, rope_of, sliding_layers
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
-from skipwise.model.rope import rope_of, sliding_layers
 from skipwise.model.saving import save_extended
 from tests import families
 from tests.parity.test_interpolation import oracle

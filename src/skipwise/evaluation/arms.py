@@ -17,8 +17,7 @@ from skipwise.evaluation.runner import answered, plan_prompts, plan_readings, re
 from skipwise.evaluation.specification import RULER, Specification, specification_of
 from skipwise.evaluation.texts import EvaluationText, Segment, fair_documents, longest_first, spread_segments
 from skipwise.model.extension import Extension
-from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.origin import Origin
+from skipwise.model.origin import Origin, weights_fingerprint
 from skipwise.recipes.schema import Arm, Recipe
 from skipwise.results import token_losses
 from skipwise.results.records import ReadingRecord, Record

@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from skipwise.data.spans import agreeing
 from skipwise.evaluation.logits import not_finite
 from skipwise.model.blocked_attention import keeps_float32
-from skipwise.model.cache_argument import CACHE
-from skipwise.model.key_value_cache import has_room, roomy_cache
+from skipwise.model.key_value_cache import CACHE, has_room, roomy_cache
 
 # Tokens read at a time after cached ones. They need a mask over all tokens before them, and kernels that take a mask
 # also compute what it hides: in one piece that would be twice the work. For the same reason a prompt that shares less

@@ -13,9 +13,9 @@ from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.runner import require_memory
 from skipwise.evaluation.workload import READ, TooLong, Workload, beyond_memory, planned, workload_of
 from skipwise.model.config import load_config
+from skipwise.model.cost import parameters_of
 from skipwise.model.extension import extension_of
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing, layer_step_seconds
-from skipwise.model.memory import parameters_of
 from skipwise.model.precision import dtype_of
 from skipwise.recipes.schema import Evaluation, Recipe
 

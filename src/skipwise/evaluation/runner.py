@@ -33,9 +33,9 @@ from skipwise.evaluation.texts import (
 from skipwise.evaluation.windows import position_buckets
 from skipwise.evaluation.workload import READ, beyond_memory, workload_of
 from skipwise.model.config import load_config
+from skipwise.model.cost import machine_memory
 from skipwise.model.forward_cost import ForwardCost
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.memory import machine_memory
 from skipwise.model.origin import Origin
 from skipwise.model.precision import dtype_of
 from skipwise.progress import progress

@@ -13,7 +13,7 @@ from skipwise.evaluation.batches import Batch, Prompts
 from skipwise.evaluation.other_text import longest_segment, most_segments
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.specification import RULER, is_ruler, specification_of
-from skipwise.model.memory import token_bytes
+from skipwise.model.cost import token_bytes
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import OTHER_TEXT
 

@@ -33,9 +33,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PhiCo
 from skipwise.errors import ModelError, out_of_room, pip_install, reason
 from skipwise.method.interpolation import Rope, rope_parameters
 from skipwise.method.lengths import parse_length
-from skipwise.model.legacy_config import write_legacy_keys
-from skipwise.model.rope import rotated_dims
-from skipwise.model.sealed import write_seal
+from skipwise.model.config import rotated_dims, write_legacy_keys
+from skipwise.model.origin import write_seal
 from skipwise.results.files import new_folder
 
 _SHARD_BYTES = 2**30  # at most, of each file of weights

@@ -13,9 +13,8 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreT
 
 from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
-from skipwise.model.cache_argument import CACHE
-from skipwise.model.key_value_cache import roomy_cache
-from skipwise.model.memory import experts_of, head_size, inner_width
+from skipwise.model.config import experts_of, head_size, inner_width
+from skipwise.model.key_value_cache import CACHE, roomy_cache
 from skipwise.model.precision import autocast, dtype_of
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention

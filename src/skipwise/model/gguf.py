@@ -30,9 +30,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
 from skipwise.method.interpolation import yarn_attention
-from skipwise.model.legacy_config import write_legacy_keys
-from skipwise.model.rope import rope_of, rotated_dims
-from skipwise.model.sealed import write_seal
+from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys
+from skipwise.model.origin import write_seal
 
 _TRANSFORMERS = "5.24"  # the oldest that splits a text as ``tokenizer.ggml.pre`` requires
 _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

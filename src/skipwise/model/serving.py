@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from skipwise.method.interpolation import BETA_FAST, BETA_SLOW
-from skipwise.model.rope import extended_set
+from skipwise.model.config import extended_set
 
 FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types with the architecture llama in GGUF
 

@@ -13,10 +13,9 @@ from skipwise.data.packing import can_skip
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
-from skipwise.model.config import load_config
+from skipwise.model.config import load_config, sliding_layers
+from skipwise.model.cost import OPTIMIZER_BYTES
 from skipwise.model.extension import extension_of, extension_told, large_factor, replaced_scaling
-from skipwise.model.memory import optimizer_bytes
-from skipwise.model.rope import sliding_layers
 from skipwise.progress import doing
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
@@ -133,7 +132,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     if far := large_factor(extension):
         console.print(far, style="yellow")
     optim = recipe.training.optim
-    if optimizer_bytes(optim) is None or (gpus > 1 and optim not in ADAMW):
+    if optim not in OPTIMIZER_BYTES or (gpus > 1 and optim not in ADAMW):
         console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
     if hardware.holds(rows[ours].memory):
         if more := fuller_pass(config, recipe, own, hardware):

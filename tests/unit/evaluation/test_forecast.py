@@ -9,8 +9,8 @@ from skipwise.evaluation import forecast
 from skipwise.evaluation.batches import Prompts, Readings
 from skipwise.evaluation.forecast import _told_too_long, measuring_seconds, told, training_seconds
 from skipwise.evaluation.workload import beyond_memory, planned, workload_of
+from skipwise.model.cost import token_bytes
 from skipwise.model.forward_cost import ForwardCost, Speed, Writing
-from skipwise.model.memory import token_bytes
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Evaluation
 from skipwise.results.records import RulerRecord, TrialRecord

@@ -12,8 +12,7 @@ from skipwise.evaluation import models
 from skipwise.evaluation.models import assumed_length, find_models, other_base
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
-from skipwise.model.fingerprint import weights_fingerprint
-from skipwise.model.origin import Origin
+from skipwise.model.origin import Origin, weights_fingerprint
 from skipwise.recipes.schema import Data
 from tests.tiny import checkpoint, llama
 

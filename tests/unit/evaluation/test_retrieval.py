@@ -23,7 +23,7 @@ from skipwise.evaluation.retrieval import (
     retrieve,
     tenth_of,
 )
-from skipwise.model.cache_argument import CACHE
+from skipwise.model.key_value_cache import CACHE
 
 LENGTH = 420
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, GPTJConfig, GPTJForCausalLM, PhiForCausa
 from skipwise.errors import ModelError, RunError
 from skipwise.model import convert as module
 from skipwise.model.convert import convert
-from skipwise.model.sealed import require_unchanged
+from skipwise.model.origin import require_unchanged
 from tests.parity.test_conversion import BAICHUAN, baichuan
 from tests.tiny import byte_tokenizer, checkpoint, sentencepiece_model
 
