@@ -122,8 +122,8 @@ def unreadable(name: str, error: Exception) -> str:
         )
     close = nearest(name, [*PACKAGED, *filter(os.path.isdir, os.listdir())]) if "/" not in name else ""
     return (
-        f"model {name!r} is no packaged model ({', '.join(PACKAGED)}), no folder here{close} and not reachable on the model "
-        f"hub ({reason(error)}). Give a folder or a hub name as OWNER/NAME"
+        f"model {name!r} is neither {' nor '.join(PACKAGED)}, nor a folder here{close}, nor reachable on the model hub "
+        f"({reason(error)}). Give a folder, or a hub name as OWNER/NAME"
     )
 
 
@@ -206,16 +206,9 @@ def slides(config: PretrainedConfig) -> bool:
     return bool(window and getattr(config, "use_sliding_window", True) is not False and SLIDING in layers)
 
 
-def sliding_layers(config: PretrainedConfig) -> str | None:
-    """Return a sentence on the layers that are not extended; None without sliding layers."""
-    kinds = getattr(config, "layer_types", None) or []
-    if not slides(config) or FULL not in kinds:
-        return None
-    own_rope = " and keep their RoPE" if FULL in config.rope_parameters else ""
-    return (
-        f"{kinds.count(FULL)} of {len(kinds)} layers attend to all tokens and are extended; the others attend to the last "
-        f"{config.sliding_window:,} tokens{own_rope}"
-    )
+def slides_in_some(config: PretrainedConfig) -> bool:
+    """Return True if some layers slide and the others attend to all tokens."""
+    return slides(config) and FULL in (getattr(config, "layer_types", None) or [])
 
 
 def head_size(config: PretrainedConfig) -> int:

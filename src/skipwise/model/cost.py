@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -83,44 +83,36 @@ class StepCost:
 def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
     """Return the cost of one training step of the stock model of ``config``; no weights are read."""
     model, mode = _fake_model(config, settings)
-    tokens = settings.micro_batch * settings.window
-    text = config.get_text_config()
+    text, parameters, stock = config.get_text_config(), list(model.parameters()), lora.stock_model(model)
     capped = getattr(text, "final_logit_softcapping", None) is not None  # as ``can_be_sliced`` finds
+    tokens = settings.micro_batch * settings.window
     sliced = settings.sliced_loss and not capped and worth_chunking(tokens, text.vocab_size, "cuda")
     with mode, in_slices(model) if sliced else nullcontext():
         held = _Counted()
-        for parameter in model.parameters():
+        for parameter in parameters:
             held.hold(parameter)
             if parameter.requires_grad:  # gradients exist from the second micro-batch on
                 parameter.grad = torch.empty_like(parameter)
                 held.hold(parameter.grad)
         constant = held.now
         ids = torch.zeros(settings.micro_batch, settings.window, dtype=torch.long)
-
         with held:
             with autocast("cpu", settings.precision):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-        return _cost(model, settings, held.most - constant, held.operations)
-
-
-def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, operations: float) -> StepCost:
-    parameters, stock = list(model.parameters()), lora.stock_model(model)
-    head = stock.get_output_embeddings()
+    head, embedding = stock.get_output_embeddings(), cast(torch.nn.Embedding, stock.get_input_embeddings())
     linear = [part for part in stock.modules() if isinstance(part, torch.nn.Linear) and part is not head]
-    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
-    embedding: Any = stock.get_input_embeddings()
-    blocks = (sum(weight.nbytes for weight in block.parameters()) for layers in lists for block in layers)
+    blocks = [block for part in model.modules() if isinstance(part, torch.nn.ModuleList) for block in part]
     return StepCost(
         parameters=sum(weight.numel() for weight in parameters),
         trained=sum(weight.numel() for weight in parameters if weight.requires_grad),
         embedded=embedding.weight.numel() if embedding.weight.requires_grad else 0,
         quantizable=sum(part.weight.numel() for part in linear if not (settings.lora and part.weight.requires_grad)),
         weights=sum(weight.nbytes for weight in parameters),
-        block=max(blocks, default=0),
+        block=max((sum(weight.nbytes for weight in block.parameters()) for block in blocks), default=0),
         output=head.weight.nbytes,
-        activations=activations,
-        operations=operations,
+        activations=held.most - constant,
+        operations=held.operations,
     )
 
 
@@ -164,8 +156,10 @@ def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTr
     AttentionInterface.register(_FUSED, _fused_attention)
     AttentionMaskInterface.register(_FUSED, lambda *args, **kwargs: None)
     with torch.device("meta"):
-        own = copy.deepcopy(config)  # transformers writes the attention implementation into it
-        model: Any = AutoModelForCausalLM.from_config(own, dtype=settings.weights, attn_implementation=_FUSED).train()
+        copied = copy.deepcopy(config)  # transformers writes the attention implementation into it
+        model: Any = AutoModelForCausalLM.from_config(
+            copied, dtype=settings.weights, attn_implementation=_FUSED
+        ).train()
     if settings.checkpointing:
         getattr(model, f"{CHECKPOINTING}_enable")()
     adapted: Any = lora.adapt(model, settings.lora) if settings.lora else model

@@ -19,19 +19,17 @@ from skipwise.model.config import (
     FULL,
     SCALED,
     head_size,
-    reach_of,
     rope_of,
     rotated_dims,
     slides,
-    sliding_layers,
+    slides_in_some,
     write_legacy_keys,
 )
-from skipwise.model.config import original_length as own_length
+from skipwise.model.config import original_length as stated_length
 from skipwise.model.origin import read_origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import AUTO, Recipe
 
-_LARGE = 16  # times the original length
 _FITTED_FROM = 8  # times the original length (docs/fit.md)
 _REPLACE = 'Choose --existing-rope replace (in Python: plan_extension(..., existing_rope="replace"))'
 
@@ -104,10 +102,10 @@ def plan_extension(
     given["positions"] = {"margin": margin}
     settings = load_recipe(None, given).rope.settings
     current = rope_of(config)
-    own = original = own_length(config)
-    _check_scaling(current, own, existing_rope)
+    stated = original = stated_length(config)
+    _check_scaling(current, stated, existing_rope)
     if original_length is not None:
-        original, longest = parse_length(original_length), max(own, config.max_position_embeddings)
+        original, longest = parse_length(original_length), max(stated, config.max_position_embeddings)
         if original > longest:  # of another model's recipe: the factor would be too small
             raise ModelError(
                 f"original_length {original:,} exceeds the {longest:,} positions of the config. Leave it out (for a recipe of "
@@ -119,7 +117,7 @@ def plan_extension(
             f"target {target:,} must exceed the model's {original:,} tokens and be at most {LONGEST:,} with its margin. Give "
             "another target, or original_length if the config does not have the right one"
         )
-    if slides(config) and not sliding_layers(config) and config.sliding_window < target:
+    if slides(config) and not slides_in_some(config) and config.sliding_window < target:
         raise ModelError(
             f"config has sliding_window {config.sliding_window:,} in all layers, below the target {target:,}. Set "
             "sliding_window to null in config.json if the model tolerates full attention, or choose another model"
@@ -177,8 +175,7 @@ def set_interpolation(config: PretrainedConfig, extension: Extension) -> None:
     """Write the interpolation into ``config``; the rotated share of each head stays."""
     current = rope_of(config)
     kept = {key: value for key, value in current.items() if key == "partial_rotary_factor"}
-    asked = rope_parameters(extension.interpolation, extension.rope, extension.factor, extension.settings)
-    new = {**kept, **asked}
+    new = kept | rope_parameters(extension.interpolation, extension.rope, extension.factor, extension.settings)
     config.rope_parameters = {**config.rope_parameters, FULL: new} if FULL in config.rope_parameters else new
     config.max_position_embeddings = extension.reach
     if getattr(config, "head_dim", 0) is None:  # some classes' YaRN reads it and does not compute it
@@ -230,41 +227,6 @@ def set_frequencies(model: torch.nn.Module, extension: Extension) -> None:
         getattr(module, f"{prefix}inv_freq").copy_(torch.from_numpy(wanted))
         setattr(module, f"{prefix}attention_scaling", attention)
     check_frequencies(model, extension)
-
-
-def extension_told(config: PretrainedConfig, extension: Extension, recipe: Recipe) -> str:
-    """Return lengths and interpolation as ``131,072 -> 524,288 tokens (x4, yarn, skipwise)``."""
-    scaled = rope_of(config).get("rope_type", "default") != "default"
-    original = extension.rope.original_length
-    current = max(reach_of(config, original) or 0, original) if scaled else original
-    unfitted = recipe.is_fitted and extension.interpolation == "power"
-    name = "fitted" if unfitted else extension.told
-    return f"{current:,} -> {extension.target_length:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})"
-
-
-def replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | None:
-    """Return a sentence on the scaling that the extension replaces; None without one."""
-    current, original = rope_of(config), extension.rope.original_length
-    kind, factor = current.get("rope_type", "default"), current.get("factor")
-    if kind == "default":
-        return None
-    reach = reach_of(config, original) or 0
-    shorter = f"; the config gives it {reach:,}, more than the target" if reach > extension.target_length else ""
-    return (
-        f"the model's RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: x{extension.factor:g} starts from "
-        f"the original length, {original:,} tokens{shorter}"
-    )
-
-
-def large_factor(extension: Extension) -> str | None:
-    """Return a note on a factor at which YaRN failed in a measurement; None at smaller ones."""
-    times = extension.target_length / extension.rope.original_length
-    if times < _LARGE or extension.interpolation not in ("yarn", "yarn-revised"):
-        return None
-    return (
-        f"note: {times:g} times the original length. At {_LARGE} times YaRN fails on one of two models, and fitted settings do not: "
-        "--interpolation fitted, or skipwise fit (docs/fit.md)"
-    )
 
 
 def _check_scaling(current: dict[str, Any], original: int, existing_rope: str) -> None:

@@ -1,4 +1,4 @@
-"""Preallocated KV cache; transformers' own copies keys and values at each token."""
+"""Preallocated KV cache; ``DynamicCache`` copies keys and values at each token."""
 
 import inspect
 from typing import Any

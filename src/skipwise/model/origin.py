@@ -1,4 +1,4 @@
-"""``skipwise.json`` beside a saved model: its manifest, its base and its training text; and fingerprints of models.
+"""``skipwise.json`` of a saved model: its manifest, its base and its training text; and fingerprints of models.
 
 A model that was cut off in a copy, or edited, still loads; the manifest (size and SHA-256 of every file) shows it. Other
 software ignores the file.

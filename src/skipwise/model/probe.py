@@ -27,9 +27,7 @@ class Probe:
     attention: str
     precision: str
     forward: float  # smallest change of a later chunk's logits; above 0
-    backward: (
-        float  # largest change of an earlier chunk's logits; 0 for a causal model, or rounding in a mixture of experts
-    )
+    backward: float  # largest change of an earlier chunk's logits; 0 or rounding (experts) in a causal model
 
 
 def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, precision: str = "float32") -> Probe:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 from skipwise.model import lora
-from skipwise.model.config import FULL, SLIDING, slides, sliding_layers
+from skipwise.model.config import FULL, SLIDING, slides, slides_in_some
 from skipwise.model.key_value_cache import CACHE
 
 
@@ -72,7 +72,7 @@ def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     """Replace the decoder's mask by one for each kind of layer. A module function, so that it can be copied."""
     mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
     config = decoder.config.get_text_config()
-    by_position = positions if decoder.training and sliding_layers(config) else None
+    by_position = positions if decoder.training and slides_in_some(config) else None
     if (
         any(kwargs.get(name) is not None for name in (CACHE, "past_key_values"))
         or not isinstance(mask, torch.Tensor)
@@ -99,4 +99,4 @@ def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: 
     if not slides(config):
         return fitted(mask)
     near = fitted(mask & (places[:, None, :, None] - places[:, None, None, :] < config.sliding_window))
-    return {FULL: fitted(mask), SLIDING: near} if sliding_layers(config) else near
+    return {FULL: fitted(mask), SLIDING: near} if slides_in_some(config) else near

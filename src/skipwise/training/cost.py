@@ -1,6 +1,6 @@
 """Estimate memory, disk and time of a run from the model's config alone.
 
-One step runs without data (``model/step_cost.py``), and its bytes and operations are divided over the GPUs.
+One step runs without data (``model/cost.py``), and its bytes and operations are divided over the GPUs.
 """
 
 import math

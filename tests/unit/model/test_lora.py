@@ -49,23 +49,6 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
         return model(input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids)).logits.float()
 
 
-@pytest.mark.parametrize("alpha", [None, 8.0])
-def test_an_addition_is_alpha_over_rank_times_b_a(tmp_path: Path, alpha: float | None) -> None:
-    name = str(checkpoint(tmp_path / "base"))
-    rules = Lora(rank=2, alpha=alpha, targets=["q_proj", "up_proj"])
-    model = adapted(name, rules)
-    by_hand = load_model(name, extension(name)).eval()
-    before = logits(by_hand)
-    weights, additions = dict(by_hand.named_modules()), dict(model.base_model.model.named_modules())
-    changed = [key for key, part in additions.items() if hasattr(part, "lora_A")]
-    assert len(changed) == 4  # two a layer, two layers
-    for key in changed:
-        a, b = additions[key].lora_A.default.weight, additions[key].lora_B.default.weight
-        weights[key].weight.data += (alpha or 4.0) / 2 * (b @ a)
-    torch.testing.assert_close(logits(model), logits(by_hand), rtol=0, atol=2e-5)
-    assert (logits(model) - before).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("rules", [Lora(rank=2), ALL])
 def test_merged_gives_the_logits_of_the_adapted_model(tmp_path: Path, rules: Lora, tied: bool) -> None:
@@ -201,21 +184,6 @@ def test_settings_that_are_damaged_or_do_not_fit_name_the_adapter(adapter: Path,
     settings.write_text(json.dumps(json.loads(settings.read_text()) | changes) if changes else text)
     with pytest.raises(ModelError, match="model"):
         load_model(adapter)
-
-
-WARN = "import logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('no kernel')"  # as on import
-
-
-@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-def test_warnings_of_bitsandbytes_are_shown_only_for_4_bits() -> None:
-    program = f"from skipwise import PoseCollator; {WARN}; import sys, torch, skipwise.model.lora, peft; {WARN}; "
-    program += "print('imported', file=sys.stderr); from skipwise.model.lora import four_bit_settings; "
-    program += f"four_bit_settings(torch.bfloat16, 'cpu'); {WARN}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    before, after = done.stderr.split("imported")
-    assert "bitsandbytes" not in before
-    assert "kernel" not in before
-    assert after.count("no kernel") == 1
 
 
 @pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")

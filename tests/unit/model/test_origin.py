@@ -15,10 +15,9 @@ from skipwise.model import origin as subject
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.origin import Origin, promised_length, read_origin, weights_fingerprint, write_seal
+from skipwise.model.origin import Origin, promised_length, read_origin, weights_fingerprint
 from skipwise.model.saving import require_saved, save_extended
 from skipwise.recipes.schema import Data, Lora
-from skipwise.results.files import file_digest
 from tests.tiny import checkpoint, llama
 
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -139,15 +138,3 @@ def test_a_model_on_the_hub_has_its_commit(monkeypatch: pytest.MonkeyPatch) -> N
         weights_fingerprint("somebody/model")
     config._commit_hash = "ab12"
     assert weights_fingerprint("somebody/model") == "ab12"
-
-
-def test_a_file_of_a_manifest_counts_by_its_hash_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = checkpoint(tmp_path / "model")
-    write_seal(folder, {})
-    before = weights_fingerprint(str(folder))
-    with monkeypatch.context() as patch:
-        patch.setattr(subject, "file_digest", lambda path: "0" if path.name != "skipwise.json" else file_digest(path))
-        assert weights_fingerprint(str(folder)) == before
-    (folder / "tokenizer_config.json").write_text("{}")
-    write_seal(folder, {})
-    assert weights_fingerprint(str(folder)) != before
