@@ -234,21 +234,14 @@ def _check_scaling(current: dict[str, Any], original: int, existing_rope: str) -
     kind, factor = str(current.get("rope_type", "default")), current.get("factor")
     if kind == "default" or (existing_rope == "replace" and kind in SCALED | {"dynamic"}):
         return
-    one_list = kind == "longrope" and current.get("short_factor") == current.get("long_factor")
-    if kind in ("dynamic", "longrope") and not one_list:
-        raise ModelError(
-            f"config has {kind} RoPE, which switches with the longest position of each batch and cannot be trained. {_REPLACE}, "
-            "or start from the base model"
-        )
-    times = f" x{factor:g}" if factor else ""
-    if kind == "vanilla_ntk":
-        raise ModelError(
-            f"config has vanilla_ntk{times} of PoSE's authors. Convert it: skipwise convert CHECKPOINT OUT"
-        )
-    if kind not in SCALED:
-        raise ModelError(f"config has {kind}{times}, which cannot be replaced. Start from the base model")
-    guessed = kind == "linear" and "original_max_position_embeddings" not in current
-    unless = f", with original_length if it is not {original:,}" if guessed else ""
-    raise ModelError(
-        f"config is already {kind}{times} (original {original:,}). {_REPLACE}{unless}, or start from the base model"
-    )
+    equal = current.get("short_factor") == current.get("long_factor")
+    switches = kind == "dynamic" or (kind == "longrope" and not equal)
+    why = ", which switches with the longest position of each batch and cannot be trained" if switches else ""
+    fix = f"{_REPLACE}, or start from the base model"
+    if kind == "linear" and "original_max_position_embeddings" not in current:
+        fix = f"{_REPLACE} with original_length if it is not {original:,}, or start from the base model"
+    elif kind == "vanilla_ntk":  # of PoSE's authors
+        fix = "Convert it: skipwise convert CHECKPOINT OUT"
+    elif kind not in SCALED | {"dynamic"}:
+        fix = "It cannot be replaced; start from the base model"
+    raise ModelError(f"config is already {kind}{f' x{factor:g}' if factor else ''} (original {original:,}){why}. {fix}")

@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from transformers import PreTrainedModel
 
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError
 from skipwise.method.lengths import parse_length
 from skipwise.model.config import experts_of
 from skipwise.model.precision import AUTOCAST, autocast, in_mode, random_state_kept, trial_ids
@@ -40,13 +40,8 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
 
     Raises:
         ModelError: logits are not finite, a chunk does not attend to an earlier one, or attends to a later one.
-        RecipeError: the target is too short for three chunks.
     """
     target = parse_length(target_length)
-    if target < _CHUNKS * _CHUNK:
-        raise RecipeError(
-            f"target length {target} is too short for {_CHUNKS} chunks of {_CHUNK} tokens. Choose a longer one"
-        )
     device, vocabulary = model.device, model.config.get_text_config().vocab_size
     ids = trial_ids(model, _CHUNK * _CHUNKS)
     starts = torch.linspace(0, target - _CHUNK, _CHUNKS, device=device).long()
@@ -61,8 +56,7 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
         changes.append(change.view(_CHUNKS, _CHUNK, -1).amax(dim=(1, 2)))
     if not torch.isfinite(base).all():
         raise ModelError(
-            "the model's logits are not finite. Get an undamaged copy of the checkpoint, or set training.precision=float32 if the "
-            "weights are finite"
+            "the model's logits are not finite. Get an undamaged copy, or set training.precision=float32 if the weights are finite"
         )
     change = torch.stack(changes).cpu()  # [changed chunk, observed chunk]
     pairs = list(product(range(_CHUNKS), repeat=2))

@@ -91,12 +91,6 @@ def test_capped_logits_are_planned_whole_and_scaled_ones_in_slices(setting, whol
     assert (planned > 2 * logits) == whole
 
 
-def test_tied_embeddings_trained_with_lora_are_planned() -> None:
-    tied, rules = config(tie_word_embeddings=True), Lora(rank=4, also=["embeddings"])
-    trained = sum(w.numel() for w in adapt(LlamaForCausalLM(tied), rules).parameters() if w.requires_grad)
-    assert step_cost(tied, StepSettings(TOKENS, lora=rules)).trained == trained
-
-
 @pytest.mark.parametrize("family", families.DENSE)
 def test_every_family_is_planned(family: str) -> None:
     before = families.config(family)

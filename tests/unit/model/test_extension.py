@@ -15,7 +15,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError
 from skipwise.model.config import load_config
 from skipwise.model.extension import check_frequencies, extension_of, plan_extension, set_interpolation
 from skipwise.model.loading import load_model
@@ -195,19 +195,3 @@ def test_settings_reach_the_loaded_model_from_python_and_from_a_recipe(tmp_path,
     changed = plan_extension(config, interpolation=interpolation, rope={**rope, first: other[first]})
     with pytest.raises(ModelError, match=f"{interpolation} x8"):
         check_frequencies(load_model(folder, extension), changed)
-
-
-@pytest.mark.parametrize(
-    ("interpolation", "rope", "named"),
-    [
-        ("theta", {"rope_theta": 1e4}, "rope.rope_theta"),
-        ("theta", {}, "rope.rope_theta"),
-        ("factors", {"factors": FACTORS[1:]}, "rope.factors"),
-        ("linear", {"beta_fast": 8}, "rope.beta_fast"),
-        ("yarn", {"beta": 8}, "rope.beta"),
-        ("yam", {}, "yam"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(tmp_path, interpolation, rope, named: str) -> None:
-    with pytest.raises(RecipeError, match=named):
-        plan_extension(load_config(checkpoint(tmp_path, window=64)), interpolation=interpolation, rope=rope)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from skipwise.errors import ModelError
 from skipwise.method.interpolation import rope_parameters
@@ -11,26 +11,6 @@ from skipwise.model.config import load_config
 from skipwise.model.extension import check_frequencies, plan_extension
 from skipwise.model.loading import load_model, load_tokenizer
 from tests.tiny import checkpoint, llama
-
-
-@pytest.mark.parametrize("interpolation", ["linear", "ntk", "yarn", "yarn-revised"])
-def test_partial_rotary_and_theta_are_kept(tmp_path: Path, interpolation: str) -> None:
-    """Without ``partial_rotary_factor`` GPT-NeoX would rotate all 32 dims of a head."""
-    config = GPTNeoXConfig(
-        vocab_size=32,
-        hidden_size=64,
-        num_attention_heads=2,
-        num_hidden_layers=1,
-        intermediate_size=8,
-        max_position_embeddings=64,
-        rope_parameters={"rope_type": "default", "rope_theta": 50_000.0, "partial_rotary_factor": 0.25},
-    )
-    GPTNeoXForCausalLM(config).save_pretrained(tmp_path)
-    extension = plan_extension(load_config(tmp_path), interpolation=interpolation)
-    assert (extension.rope.dim, extension.rope.theta) == (8, 50_000.0)
-    model = load_model(tmp_path, extension)
-    assert model.gpt_neox.rotary_emb.inv_freq.shape == (4,)
-    assert model.config.rope_parameters["partial_rotary_factor"] == 0.25
 
 
 @pytest.mark.parametrize("keep", [None, 0, 1000])

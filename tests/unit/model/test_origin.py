@@ -61,17 +61,6 @@ def test_a_changed_or_lost_file_is_refused_by_its_name(model: Path, name: str, h
             reader(str(model))
 
 
-def test_an_edited_model_loads_without_its_manifest(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"use_cache": False}))
-    with pytest.raises(RunError, match=r"config\.json"):
-        load_model(model)
-    (model / "skipwise.json").unlink()
-    load_model(model)
-    with pytest.raises(RunError, match=r"skipwise\.json"):
-        require_saved(model)
-
-
 def test_an_origin_is_read_as_written(tmp_path) -> None:
     MADE.write(tmp_path)
     read = read_origin(str(tmp_path))

@@ -3,9 +3,8 @@ from io import StringIO
 import pytest
 import torch
 
-from skipwise.errors import RecipeError
 from skipwise.model import blocked_attention, lora, precision
-from skipwise.model.precision import autocast, choose_precision, weights_precision
+from skipwise.model.precision import choose_precision, weights_precision
 from skipwise.recipes.schema import Lora
 from tests.tiny import llama
 
@@ -36,17 +35,6 @@ def test_precision_by_the_gpu(monkeypatch, native, expected):
     assert choose_precision("auto", "cuda") == expected
     assert choose_precision("fp16", "cuda") == "fp16"
     assert choose_precision("auto", "mps") == "float32"
-
-
-def test_fp16_needs_a_gpu():
-    with pytest.raises(RecipeError, match="fp16"):
-        choose_precision("fp16", "cpu")
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32)])
-def test_a_forward_pass_computes_in_the_precision_named(name, dtype):
-    with autocast("cpu", name):
-        assert torch.nn.Linear(2, 2)(torch.ones(2)).dtype == dtype
 
 
 def test_the_precision_of_an_adapted_model_is_that_of_its_frozen_weights():
