@@ -37,9 +37,9 @@ from reproduction.costs import in_own_process, most_held
 from skipwise.cli.allocator import keep_freed_memory
 from skipwise.data.window import collate
 from skipwise.model.config import load_config
+from skipwise.model.cost import StepSettings, step_cost
 from skipwise.model.loading import load_model
 from skipwise.model.precision import autocast, choose_precision, dtype_of
-from skipwise.model.step_cost import StepSettings, step_cost
 from skipwise.recipes.loading import load_recipe
 from skipwise.training.prepare import PreparedRun, prepare
 from skipwise.training.trainer import train

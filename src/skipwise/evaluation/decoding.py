@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 from skipwise.data.spans import agreeing
 from skipwise.evaluation.perplexity import not_finite
 from skipwise.model.blocked_attention import keeps_float32
-from skipwise.model.cache_argument import CACHE
-from skipwise.model.key_value_cache import has_room, roomy_cache
+from skipwise.model.key_value_cache import CACHE, has_room, roomy_cache
 
 # Tokens read at a time after cached tokens. They need a mask, and kernels with a mask also compute the hidden part: in one piece
 # that doubles the work. For the same reason a prompt that shares less than half of its tokens with the cache is read from the

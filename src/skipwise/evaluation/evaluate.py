@@ -31,11 +31,10 @@ from skipwise.evaluation.texts import (
     spread_segments,
 )
 from skipwise.model.config import load_config
+from skipwise.model.cost import parameters_of
 from skipwise.model.extension import Extension
-from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_tokenizer
-from skipwise.model.memory import parameters_of
-from skipwise.model.origin import Origin, read_origin
+from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import dtype_of
 from skipwise.recipes.schema import Arm, Recipe
 from skipwise.results.records import (

@@ -22,9 +22,9 @@ from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import specification_of
 from skipwise.evaluation.texts import longest_segment, most_segments
 from skipwise.model.config import load_config
+from skipwise.model.cost import machine_memory, parameters_of, token_bytes
 from skipwise.model.extension import extension_of
 from skipwise.model.forward_cost import ForwardCost, Speed
-from skipwise.model.memory import machine_memory, parameters_of, token_bytes
 from skipwise.model.precision import default_device, dtype_of
 from skipwise.progress import progress
 from skipwise.recipes.schema import Recipe

@@ -10,14 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from skipwise.errors import ModelError, RecipeError
-from skipwise.model.config import load_config, resolve
+from skipwise.model.config import load_config, original_length, resolve
 from skipwise.model.extension import Extension
-from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
-from skipwise.model.origin import promised_length, read_origin
+from skipwise.model.origin import promised_length, read_origin, require_unchanged, weights_fingerprint
 from skipwise.model.precision import default_device, dtype_of
-from skipwise.model.rope import original_length
-from skipwise.model.sealed import require_unchanged
 from skipwise.recipes.names import short_name
 from skipwise.results.files import short_digest
 

@@ -24,7 +24,7 @@ from skipwise.errors import at_least, one_of
 from skipwise.evaluation.decoding import Begun, Reader, go_on_together
 from skipwise.evaluation.perplexity import inference, require_vocabulary
 from skipwise.method.lengths import parse_length
-from skipwise.model.memory import machine_memory
+from skipwise.model.cost import machine_memory
 from skipwise.model.precision import choose_precision
 from skipwise.results.records import RulerRecord, TrialRecord
 

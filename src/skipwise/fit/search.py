@@ -25,10 +25,9 @@ from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSett
 from skipwise.method.lengths import format_length
 from skipwise.model.config import load_config
 from skipwise.model.extension import Extension, plan_extension, set_frequencies
-from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.origin import Origin, read_origin
+from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.model.saving import save_extended
 from skipwise.progress import doing, progress

@@ -1,3 +1,4 @@
-from skipwise.model.four_bit import hold_warnings
+import logging
 
-hold_warnings()  # before a module of this package imports peft, and with it bitsandbytes
+# transformers' Trainer and peft import bitsandbytes, which warns about kernels of 4-bit weights; ``lora`` shows warnings again.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -1,20 +1,20 @@
 """Causal attention on a CPU by blocks of bf16 matrix products, forward and backward.
 
-On an AMD EPYC with AVX512-BF16 torch's fused attention reaches a fifth of the rate of matrix products; on a Xeon with AMX it has
-a kernel of its own, which is faster than this one. Here one product gives the scores of a block of queries, of all heads that
-share a key head, with a block of keys; exp is computed in place, and a second product sums the values (as FlashAttention does on
-a GPU: Dao et al., 2022, whose backward pass this also is).
+On an AMD EPYC with AVX512-BF16 torch's fused attention reaches a fifth of the rate of matrix products; on a Xeon with AMX
+torch has a faster kernel. Here one product gives the scores of a block of queries, of all heads with a common key head, with a
+block of keys; exp is computed in place, and a second product sums the values (FlashAttention, Dao et al., 2022, also for
+backward).
 
     out_i = sum_j exp(s_ij - m_i) v_j / sum_j exp(s_ij - m_i),   s_ij = scale q_i . k_j
 
-A bf16 product is rounded to 8 bits. Two columns more keep that error small, and save passes over memory:
+A bf16 product is rounded to 8 bits. Two more columns keep that error small and save passes over memory:
 
-- keys end in -1, -1 and queries in the two halves of m_i, so that the product itself is s_ij - m_i, in float32 until it is
-  rounded: near 0, where the weights are large, the error is small;
-- values end in 1, 1, so that the second product also sums the weights as they were rounded.
+- keys end in -1, -1 and queries in the two halves of m_i, so that the product is s_ij - m_i, in float32 until it is rounded:
+  near 0, where the weights are large, the error is small;
+- values end in 1, 1, so that the second product also sums the rounded weights.
 
 m_i need only be near the largest score: it is the largest among the nearest keys and the first ones, where a language model's
-attention is largest. Where a sum of weights shows that it was too low, all scores are looked through.
+attention is largest. If a sum of weights shows that m_i was too low, it is taken from all scores.
 """
 
 import math
@@ -31,25 +31,24 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from skipwise.model.precision import choose_precision, cpu_features
 
 _QUERIES, _KEYS = 256, 512  # tokens of a block, among the fastest of eight sizes at SmolLM2's shape
-_SHORT = 2048  # up to so many keys, 256 in a block are as fast or faster: less of the block at the diagonal is hidden
-_LEAST_QUERIES, _LEAST_KEYS = 128, 512  # with fewer both are as fast
-_FIRST = 64  # keys that are looked through for m_i besides the nearest ones
-_LARGE = math.exp(16)  # of a sum of weights; if m_i is the largest of 64k scores, the sum is exp(11) at the most
+_SHORT = 2048  # up to this many keys, blocks of 256 are as fast or faster: less of the diagonal block is hidden
+_LEAST_QUERIES, _LEAST_KEYS = 128, 512  # below, both ways are as fast
+_FIRST = 64  # first keys that count for m_i
+_LARGE = math.exp(16)  # of a sum of weights; with the right m_i the sum over 64k keys is exp(11) at most
 
 
 @cache
 def is_faster() -> bool:
-    """Whether this CPU is faster by blocks: if it multiplies bf16 faster than float32, but without AMX, which torch's kernel uses."""
+    """Return True on a CPU that multiplies bf16 faster than float32 and has no AMX, which torch's kernel uses."""
     return choose_precision("auto", "cpu") == "bf16" and "amx_bf16" not in cpu_features()
 
 
 @contextmanager
 def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
-    """In this context ``model`` attends by blocks where that is faster: on a CPU in bf16, in place of torch's fused attention.
+    """Replace torch's fused attention of ``model`` in this context, on a CPU in bf16 where blocks are faster.
 
-    A single query, of a text that is being written, attends by torch's own in float32. The function that transformers has by the
-    name ``sdpa`` is changed, not the model's choice of it, because some models ask for that name and do another thing under any
-    other: Falcon would add a mask of True and False to its scores.
+    A single query, of generated text, uses torch's attention in float32. The function behind the name ``sdpa`` is replaced, not
+    the model's choice of it, because some models treat other names differently: Falcon would add a bool mask to its scores.
     """
     if model.device.type != "cpu" or model.config.get_text_config()._attn_implementation != "sdpa" or not is_faster():
         yield
@@ -63,28 +62,28 @@ def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def attends_by_blocks(model: PreTrainedModel) -> bool:
-    """Return whether a context of ``blocked_attention`` has changed how ``model`` attends."""
+    """Return True if ``blocked_attention`` is active for ``model``."""
     changed = ALL_ATTENTION_FUNCTIONS["sdpa"] is _forward
     return changed and model.device.type == "cpu" and model.config.get_text_config()._attn_implementation == "sdpa"
 
 
 def keeps_float32(model: PreTrainedModel) -> bool:
-    """Return whether keys and values of texts that are being written are best kept in float32: a single query attends in it here,
-    and what is kept in bf16 would be cast for each token. Under autocast, because some models multiply them by their weights."""
+    """Return True if a KV cache is best kept in float32: a single query uses float32 here, and a bf16 cache would be cast for
+    each token. Under autocast only, because some models multiply the cache by their weights."""
     return attends_by_blocks(model) and torch.is_autocast_enabled("cpu")
 
 
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    """Return attention as ``scaled_dot_product_attention`` computes it, bf16 [batch, heads, queries, size of a value].
+    """Return the result of ``scaled_dot_product_attention``, bf16 [batch, heads, queries, size of a value].
 
     Args:
         query: [batch, heads, queries, size].
         key: [batch, key heads, keys, size]; each serves ``heads / key heads`` query heads, in their order.
         value: [batch, key heads, keys, size of a value].
-        mask: True where a query sees a key, bool [batch or 1, 1, queries, keys]; None: causal, as many queries as keys. A
-            query that sees none gets zeros. What is hidden must be finite, as for torch's own attention.
+        mask: True where a query attends to a key, bool [batch or 1, 1, queries, keys]; None: causal, as many queries as keys. A
+            query without keys gets zeros. Hidden keys and values must be finite.
         scale: of the scores.
     """
     return _Attention.apply(query, key, value, mask, scale)
@@ -94,27 +93,22 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Any, key: Any, value: Any, mask: Any, scale: float) -> torch.Tensor:
         with torch.autocast("cpu", enabled=False):
-            blocks = _Blocks(query, key, value, mask, scale)
-            out, log_sums = blocks.out()
-            ctx.mask, ctx.scale = mask, scale
-            ctx.save_for_backward(query, key, value, out, log_sums)
-            return out
+            out, log_sums = _Blocks(query, key, value, mask, scale).out()
+        ctx.mask, ctx.scale = mask, scale
+        ctx.save_for_backward(query, key, value, out, log_sums)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        query, key, value, out, log_sums = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):
-            query, key, value, out, log_sums = ctx.saved_tensors
-            blocks = _Blocks(query, key, value, ctx.mask, ctx.scale)
-            of_inputs = blocks.gradients(out, log_sums, gradients[0])
-            like = (query, key, value)
-            return *(each.view(its.shape).to(its.dtype) for each, its in zip(of_inputs, like, strict=True)), None, None
+            by_inputs = _Blocks(query, key, value, ctx.mask, ctx.scale).gradients(out, log_sums, gradients[0])
+        inputs = query, key, value
+        return *(each.view(one.shape).to(one.dtype) for each, one in zip(by_inputs, inputs, strict=True)), None, None
 
 
 class _Blocks:
-    """Queries, keys and values in blocks, each in memory of its own, by key heads; and memory for two products of blocks.
-
-    A product would first copy a block out of a larger tensor.
-    """
+    """Contiguous blocks of queries, keys and values by key heads, and memory for two products of blocks."""
 
     def __init__(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float
@@ -122,7 +116,7 @@ class _Blocks:
         self.batch, heads, self.queries, _ = query.shape
         self.groups, self.width, self.scale, self.mask = key.shape[1], value.shape[-1], scale, mask
         self.shared, self.step = heads // self.groups, _KEYS if key.shape[2] > _SHORT else _QUERIES
-        self.asked = self._by_queries((query * scale).bfloat16())
+        self.query_blocks = self._by_queries((query * scale).bfloat16())
         self.keys = self._by_keys(key)
         self.lowered = [_with_columns(block, block.new_full((*block.shape[:2], 2), -1.0)) for block in self.keys]
         self.values = [_with_columns(block, block.new_ones(*block.shape[:2], 2)) for block in self._by_keys(value)]
@@ -130,10 +124,10 @@ class _Blocks:
         self.scratch = self.keys[0].new_empty(2, self.batch * heads * _QUERIES * self.step)
 
     def out(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the attention, bf16 [batch, heads, queries, width], and the logs of the sums of exp(s_ij), float32, by blocks."""
+        """Return the attention, bf16 [batch, heads, queries, width], and log sum_j exp(s_ij), float32, by blocks."""
         outs, log_sums = [], []
-        for number, asked in enumerate(self.asked):
-            sums, most = self._sums(asked, list(self._parts(number)))
+        for number, query in enumerate(self.query_blocks):
+            sums, most = self._sums(query, list(self._parts(number)))
             weights = sums[..., self.width : self.width + 1].clamp_min(torch.finfo(torch.float32).tiny)
             outs.append((sums[..., : self.width] / weights).bfloat16())
             log_sums.append(most + weights.log())
@@ -146,22 +140,22 @@ class _Blocks:
         """
         means = self._by_queries((of_out * out).sum(-1, keepdim=True, dtype=torch.float32))
         of_outs = self._by_queries(of_out.bfloat16())
-        log_sums_of = log_sums.split([asked.shape[1] for asked in self.asked], 1)
-        of_asked = [torch.zeros(asked.shape) for asked in self.asked]
+        log_sums_of = log_sums.split([query.shape[1] for query in self.query_blocks], 1)
+        of_query = [torch.zeros(query.shape) for query in self.query_blocks]
         of_keys = [torch.zeros(block.shape) for block in self.keys]
         of_values = [torch.zeros(*block.shape[:2], self.width) for block in self.values]
-        for number, (asked, lost) in enumerate(zip(self.asked, of_outs, strict=True)):
-            lowered, less = _with_numbers(asked, log_sums_of[number]), _with_numbers(lost, -means[number])
+        for number, (query, gradient) in enumerate(zip(self.query_blocks, of_outs, strict=True)):
+            lowered, less = _with_numbers(query, log_sums_of[number]), _with_numbers(gradient, -means[number])
             for part in self._parts(number):
                 seen = slice(part.keys)
                 weights = self._scores(lowered, self.lowered, part).exp_()
-                of_values[part.block][:, seen].add_(weights.mT @ lost)
+                of_values[part.block][:, seen].add_(weights.mT @ gradient)
                 weights *= self._product(1, less, self.values[part.block][:, seen].mT)
-                of_asked[number] += weights @ self.keys[part.block][:, seen]
-                of_keys[part.block][:, seen].add_(weights.mT @ asked)
-            of_asked[number] *= self.scale
+                of_query[number] += weights @ self.keys[part.block][:, seen]
+                of_keys[part.block][:, seen].add_(weights.mT @ query)
+            of_query[number] *= self.scale
         of_key, of_value = (torch.cat(of, 1).unflatten(0, (self.batch, self.groups)) for of in (of_keys, of_values))
-        return self._by_heads(of_asked), of_key, of_value
+        return self._by_heads(of_query), of_key, of_value
 
     def _by_queries(self, whole: torch.Tensor) -> list[torch.Tensor]:
         """Return [batch, heads, queries, any] as blocks [batch * key heads, heads of a key head * queries of the block, any]."""
@@ -178,7 +172,7 @@ class _Blocks:
         return [block.contiguous() for block in whole.bfloat16().flatten(0, 1).split(self.step, 1)]
 
     def _parts(self, number: int) -> Iterator["_Part"]:
-        """The blocks of keys of which a block of queries sees any."""
+        """Yield the blocks of keys that a block of queries attends to."""
         begin = _QUERIES * number
         end = min(begin + _QUERIES, self.queries)
         if self.mask is None:
@@ -193,52 +187,51 @@ class _Blocks:
                 hidden = None if bool(some.all()) else torch.where(some, 0.0, -math.inf).to(torch.bfloat16)
                 yield _Part(first // self.step, some.shape[-1], hidden)
 
-    def _sums(self, asked: torch.Tensor, parts: list["_Part"]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sums of values and, behind them, of weights, and the m_i that they were computed with, float32."""
+    def _sums(self, query: torch.Tensor, parts: list["_Part"]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sums of values and weights, [..., width + 2], and their m_i, float32."""
         near = [parts[0].first(_FIRST), *parts[-1:]] if parts else []
         for looked in (near, parts):
-            sums = torch.zeros(*asked.shape[:2], self.width + 2)
-            most = torch.full((*asked.shape[:2], 1), torch.finfo(torch.bfloat16).min)
+            sums = torch.zeros(*query.shape[:2], self.width + 2)
+            most = torch.full((*query.shape[:2], 1), torch.finfo(torch.bfloat16).min)
             for part in looked:
-                most = torch.maximum(most, self._scores(asked, self.keys, part).amax(-1, keepdim=True))
-            lowered = _with_numbers(asked, most)
+                most = torch.maximum(most, self._scores(query, self.keys, part).amax(-1, keepdim=True))
+            lowered = _with_numbers(query, most)
             for part in parts:
                 sums += self._scores(lowered, self.lowered, part).exp_() @ self.values[part.block][:, : part.keys]
-            if bool((sums[..., -1] < _LARGE).all()):  # false of inf, where the m_i was of no key that is seen
+            if bool((sums[..., -1] < _LARGE).all()):  # false for inf, where m_i came from no key
                 break
         return sums, most
 
-    def _scores(self, asked: torch.Tensor, keys: list[torch.Tensor], part: "_Part") -> torch.Tensor:
+    def _scores(self, query: torch.Tensor, keys: list[torch.Tensor], part: "_Part") -> torch.Tensor:
         hidden = part.hidden
         if hidden is not None:
             # Copied for each head where it is used: the copies of a whole mask would take gigabytes.
             groups = self.groups if len(hidden) > 1 else 1
             hidden = hidden[:, :, None].expand(-1, groups, self.shared, -1, -1).flatten(0, 1).flatten(1, 2)
-        return self._product(0, asked, keys[part.block][:, : part.keys].mT, hidden)
+        return self._product(0, query, keys[part.block][:, : part.keys].mT, hidden)
 
     def _product(
         self, number: int, left: torch.Tensor, right: torch.Tensor, addend: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the product, plus ``addend``, in the memory ``number``, 0 or 1, until that is used again."""
+        """Return the product plus ``addend``, in memory 0 or 1 until its next use."""
         shape = *left.shape[:2], right.shape[-1]
         out = self.scratch[number, : math.prod(shape)].view(shape)
         return torch.bmm(left, right, out=out) if addend is None else torch.baddbmm(addend, left, right, out=out)
 
 
 class _Part(NamedTuple):
-    """The keys of one block that a block of queries sees."""
+    """Keys of one block that a block of queries attends to."""
 
     block: int
-    keys: int  # so many of its first ones
-    # 0, or -inf where a query does not see a key [batch or 1, 1, queries, keys]; None: it sees all.
-    hidden: torch.Tensor | None
+    keys: int  # the first ones
+    hidden: torch.Tensor | None  # 0, or -inf for hidden keys [batch or 1, 1, queries, keys]; None: nothing is hidden
 
     def first(self, keys: int) -> "_Part":
         return _Part(self.block, min(keys, self.keys), None if self.hidden is None else self.hidden[..., :keys])
 
 
 def _with_numbers(block: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """Return a bf16 block with float32 ``numbers`` in two columns more: what bf16 holds of them, and of the rest."""
+    """Return a bf16 block with two more columns: float32 ``numbers`` in bf16, and the rest in bf16."""
     high = numbers.bfloat16()
     return _with_columns(block, high, (numbers - high).bfloat16())
 
@@ -256,27 +249,24 @@ def _forward(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention as transformers calls it: by blocks, or in float32, where that computes the same and is faster."""
-    if query.device.type != "cpu":  # of another model that this process holds
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
+    """Attend by blocks, or in float32, where that computes the same and is faster; an attention function of transformers."""
     queries, keys = query.shape[2], key.shape[2]
-    # Under autocast queries and keys, which RoPE has turned, are float32, and cached values under transformers 5.10.
+    # Under autocast queries and keys are float32 after RoPE, and cached values under transformers 5.10.
     cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
-    plain = attention_mask is None and queries == keys and more.get("is_causal", getattr(module, "is_causal", True))
-    masked = (
-        attention_mask is not None
-        and attention_mask.dtype == torch.bool
-        and attention_mask.shape[1] == 1  # of all heads
-        and attention_mask.shape[-1] == keys
-    )
-    other = [name for name in ("dropout", "position_bias", "softcap") if more.get(name) is not None and more[name] != 0]
-    if cast == torch.bfloat16 and queries == 1 and (attention_mask is None or attention_mask.dtype == torch.bool):
-        # In bf16 torch's own takes 3 to 9 times as long, and 1.3 to 6 times as long as with casts of what is cached.
+    low = query.device.type == "cpu" and cast == torch.bfloat16
+    if low and queries == 1 and (attention_mask is None or attention_mask.dtype == torch.bool):
+        # In bf16 torch's attention takes 3 to 9 times as long, and 1.3 to 6 times as long with casts of the cache.
         with torch.autocast("cpu", enabled=False):
             query, key, value = query.float(), key.float(), value.float()
             out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
             return out.to(cast), None
-    if cast != torch.bfloat16 or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS or not (plain or masked):
+    if attention_mask is None:
+        fits = queries == keys and more.get("is_causal", getattr(module, "is_causal", True))
+    else:
+        shape = attention_mask.shape
+        fits = attention_mask.dtype == torch.bool and shape[1] == 1 and shape[-1] == keys
+    other = any(more.get(name) is not None and more[name] != 0 for name in ("dropout", "position_bias", "softcap"))
+    if not low or not fits or other or queries < _LEAST_QUERIES or keys < _LEAST_KEYS:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None

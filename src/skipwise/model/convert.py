@@ -4,13 +4,12 @@ The networks are the same:
 
     GPT-J           -> Phi      rows of q and k go from interleaved to half-split rotation; missing biases are 0
     Baichuan2-7B    -> Llama    ``W_pack`` is split into q, k and v; the rows of the output head are normalised
-    PoSE's authors' -> Llama, Phi   their own types of ``rope_scaling`` become ``rope_parameters``
+    PoSE's authors' -> Llama, Phi   their types of ``rope_scaling`` become ``rope_parameters``
 
-No code of a checkpoint is executed: its config is read as JSON, its weights as tensors.
+No code of a checkpoint runs: its config is read as JSON, its weights as tensors.
 """
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -23,19 +22,17 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from rich.console import Console
 from safetensors import SafetensorError, safe_open
 from tokenizers import Regex, decoders, normalizers
 from torch.nn.functional import normalize
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PhiConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPTJConfig, LlamaConfig, PhiConfig, PretrainedConfig
 
-from skipwise.errors import ModelError, out_of_room, pip_install, reason
+from skipwise.errors import ModelError, pip_install, reason
 from skipwise.method.interpolation import Rope, rope_parameters
 from skipwise.method.lengths import parse_length
-from skipwise.model.legacy_config import write_legacy_keys
-from skipwise.model.rope import rotated_dims
-from skipwise.model.sealed import write_seal
+from skipwise.model.config import rotated_dims, write_legacy_keys
+from skipwise.model.origin import write_seal
 from skipwise.results.files import new_folder
 
 _SHARD_BYTES = 2**30  # at most, of each file of weights
@@ -68,16 +65,22 @@ def convert(
 
     Args:
         checkpoint: a folder or a name on the model hub, with safetensors or ``.bin`` weights.
-        original_length: L_o of a checkpoint of PoSE's authors, if its config does not give the true one.
+        original_length: L_o of a checkpoint of PoSE's authors, if its config does not have it.
 
     Raises:
-        ModelError: there is no conversion for the checkpoint, or a file is missing.
+        ModelError: there is no conversion for the checkpoint, or its weights cannot be read.
         RunError: ``out`` exists.
     """
     console = console or Console(quiet=True)
-    folder = _folder(checkpoint)
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder} has no config.json. Give the folder of a checkpoint")
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        try:
+            wanted = ["config.json", *_COPIED, "*.safetensors", "*.index.json", "pytorch_model*.bin"]
+            folder = Path(snapshot_download(checkpoint, allow_patterns=wanted))
+        except Exception as error:  # of many types: no network, no such name, no access
+            raise ModelError(
+                f"{checkpoint!r} is no folder and cannot be fetched from the hub ({reason(error)}). Give a checkpoint's folder"
+            ) from error
     plan = plan_conversion(_read(folder / "config.json"), original_length)
     about = _read(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     remote_tokenizer = "auto_map" in about and not (folder / "tokenizer.json").exists()
@@ -87,34 +90,15 @@ def convert(
     console.print(f"{plan.source} -> {type(plan.config).__name__.removesuffix('Config')}", soft_wrap=True)
     if rope["rope_type"] != "default" or rope["rope_theta"] != 10_000:
         console.print(f"RoPE: {rope}, {plan.config.max_position_embeddings:,} tokens", soft_wrap=True)
-    try:
-        with new_folder(out) as partial:
-            _write_weights(plan, folder, partial)
-            for path in filter(Path.exists, (folder / name for name in _COPIED)):
-                shutil.copyfile(path, partial / path.name)
-            if remote_tokenizer:
-                _write_stock_tokenizer(partial, about)
-            write_legacy_keys(partial)
-            write_seal(partial, {"converted_from": checkpoint})
-    except SafetensorError as error:
-        if (code := out_of_room(error)) is None:
-            raise
-        raise OSError(code, os.strerror(code), str(out)) from error
+    with new_folder(out) as partial:
+        _write_weights(plan, folder, partial)
+        for path in filter(Path.exists, (folder / name for name in _COPIED)):
+            shutil.copyfile(path, partial / path.name)
+        if remote_tokenizer:
+            _write_stock_tokenizer(partial, about)
+        write_legacy_keys(partial)
+        write_seal(partial, {"converted_from": checkpoint})
     return out
-
-
-def _folder(checkpoint: str) -> Path:
-    """Return the folder of a checkpoint, downloaded where needed."""
-    if Path(checkpoint).is_dir():
-        return Path(checkpoint)
-    try:
-        wanted = ["config.json", *_COPIED, "*.safetensors", "*.index.json", "pytorch_model*.bin"]
-        return Path(snapshot_download(checkpoint, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelError(
-            f"there is no folder {checkpoint!r}, and the model hub cannot be reached or lacks it. Download the checkpoint "
-            "and give its folder"
-        ) from error
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -125,20 +109,15 @@ def _shards(folder: Path) -> list[Path]:
     """Return the files of weights; safetensors if the checkpoint has both kinds."""
     for whole in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{whole}.index.json"
-        names = sorted(set(_read(index)["weight_map"].values())) if index.exists() else [whole]
-        if index.exists() or (folder / whole).exists():
-            for name in names:
-                if not (folder / name).exists():
-                    raise ModelError(f"{folder} lacks {name}. Download it again")
-            return [folder / name for name in names]
+        if index.exists():
+            return [folder / name for name in sorted(set(_read(index)["weight_map"].values()))]
+        if (folder / whole).exists():
+            return [folder / whole]
     raise ModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin. Download it again")
 
 
 def _tensors(path: Path) -> Tensors:
-    """Yield the tensors of a file, mapped into memory.
-
-    No code of a pickle runs (``weights_only``).
-    """
+    """Yield the tensors of a file, mapped into memory; no code of a pickle runs."""
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
@@ -146,19 +125,14 @@ def _tensors(path: Path) -> Tensors:
                     yield name, file.get_tensor(name)
         else:
             yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
-    except UnpicklingError as error:
+    except (SafetensorError, UnpicklingError, RuntimeError, OSError) as error:
         raise ModelError(
-            f"{path} is a pickle of more than weights and is not executed. Get the checkpoint as safetensors"
+            f"{path} cannot be read as weights ({reason(error)}). Download it again, or get the checkpoint as safetensors"
         ) from error
-    except (SafetensorError, RuntimeError) as error:  # a download that was cut off
-        raise ModelError(f"{path} cannot be read as weights ({reason(error)}). Download it again") from error
 
 
 def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
-    """Write config and weights of the stock class.
-
-    The config's dtype and vocabulary size are those of the weights.
-    """
+    """Write config and weights of the stock class; dtype and vocabulary size are those of the weights."""
     weights = {
         new: value
         for shard in _shards(source)
@@ -170,9 +144,7 @@ def _write_weights(plan: Conversion, source: Path, folder: Path) -> None:
     plan.config.vocab_size = len(embeddings)  # the config may not count an added pad token
     if plan.config.tie_word_embeddings:
         weights["lm_head.weight"] = embeddings
-    rope = dict(
-        plan.config.rope_parameters
-    )  # the first releases of transformers 5 change Phi's when they make the model
+    rope = dict(plan.config.rope_parameters)  # the first releases of transformers 5 change Phi's
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(plan.config)
     try:
@@ -198,8 +170,8 @@ def plan_conversion(config: Mapping[str, Any], original_length: int | str | None
         plan = Conversion("Llama of PoSE's authors", _llama_config(config), lambda name, tensor: iter([(name, tensor)]))
     else:
         raise ModelError(
-            f"model_type {kind!r} with rope_scaling {scaling!r} is not converted; conversions exist for gptj, baichuan (7B), "
-            "and Llama with the rope_scaling of PoSE's authors. Give another model to skipwise extend directly"
+            f"model_type {kind!r} with rope_scaling {scaling!r} has no conversion; GPT-J, Baichuan 7B and Llama of PoSE's authors "
+            "have one. Give another model to skipwise extend directly"
         )
     if not by_authors:
         if original_length is not None:
@@ -220,30 +192,23 @@ def plan_conversion(config: Mapping[str, Any], original_length: int | str | None
 
 
 def _gptj(config: Mapping[str, Any]) -> Conversion:
-    """Return the conversion to Phi.
-
-    It has the same block, one norm, then attention and feed-forward in parallel.
-    """
+    """Return the conversion to Phi, which has the same block: one norm, then attention and feed-forward in parallel."""
+    config = {**GPTJConfig().to_dict(), **config}
     heads, width, rotated = config["n_head"], config["n_embd"], config["rotary_dim"]
     head = width // heads
+    equal = "vocab_size resid_pdrop embd_pdrop initializer_range tie_word_embeddings bos_token_id eos_token_id"
     stock = PhiConfig(
         architectures=["PhiForCausalLM"],
-        vocab_size=config["vocab_size"],
         hidden_size=width,
-        intermediate_size=config.get("n_inner") or 4 * width,
+        intermediate_size=config["n_inner"] or 4 * width,
         num_hidden_layers=config["n_layer"],
         num_attention_heads=heads,
-        hidden_act=config.get("activation_function", "gelu_new"),
+        hidden_act=config["activation_function"],
         max_position_embeddings=config["n_positions"],
-        layer_norm_eps=config.get("layer_norm_epsilon", 1e-5),
-        resid_pdrop=config.get("resid_pdrop", 0.0),
-        embd_pdrop=config.get("embd_pdrop", 0.0),
-        attention_dropout=config.get("attn_pdrop", 0.0),
-        initializer_range=config.get("initializer_range", 0.02),
-        tie_word_embeddings=config.get("tie_word_embeddings", False),
-        bos_token_id=config.get("bos_token_id"),
-        eos_token_id=config.get("eos_token_id"),
+        layer_norm_eps=config["layer_norm_epsilon"],
+        attention_dropout=config["attn_pdrop"],
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": rotated / head},
+        **{name: config[name] for name in equal.split()},
     )
     half_split = torch.cat([torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, head)])
     names = {
@@ -272,7 +237,7 @@ def _gptj(config: Mapping[str, Any]) -> Conversion:
 def _baichuan(config: Mapping[str, Any]) -> Conversion:
     """Return the conversion of a 7B model to Llama."""
     if "max_position_embeddings" not in config:
-        raise ModelError("Baichuan 13B has ALiBi, and PoSE needs rotary position embeddings. Choose a 7B model")
+        raise ModelError("Baichuan 13B has ALiBi; PoSE needs rotary position embeddings. Choose a 7B model")
     first = config["vocab_size"] == _FIRST_BAICHUAN
 
     def tensors(name: str, tensor: torch.Tensor) -> Tensors:

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig, PreT
 
 from skipwise.errors import ModelError, out_of_memory, reason
 from skipwise.model.blocked_attention import attend, blocked_attention, is_faster
-from skipwise.model.memory import experts_of, head_size, inner_width
+from skipwise.model.config import experts_of, head_size, inner_width
 from skipwise.model.precision import autocast, dtype_of
 
 _TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention

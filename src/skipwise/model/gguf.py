@@ -1,7 +1,7 @@
 """Read config, weights and tokenizer from a GGUF file.
 
-transformers reads the weights and the tokenizer (``gguf_file=``). Four things are added, because it leaves them out:
-the scaling of the RoPE, the attention scale of large Gemmas, some pre-tokenizers, and special tokens around a text.
+transformers reads weights and tokenizer (``gguf_file=``). Added here: the scaling of the RoPE, the attention scale of large
+Gemmas, some pre-tokenizers, and special tokens around a text.
 """
 
 import io
@@ -30,9 +30,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from skipwise.errors import EngineError, ModelError, SkipwiseError, pip_install, reason
 from skipwise.method.interpolation import yarn_attention
-from skipwise.model.legacy_config import write_legacy_keys
-from skipwise.model.rope import rope_of, rotated_dims
-from skipwise.model.sealed import write_seal
+from skipwise.model.config import rope_of, rotated_dims, write_legacy_keys
+from skipwise.model.origin import write_seal
 
 _TRANSFORMERS = "5.24"  # the oldest that splits a text as ``tokenizer.ggml.pre`` requires
 _PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -63,15 +62,15 @@ class GGUFFile:
             self.architecture = str(self.reader.fields["general.architecture"].contents())
         except (OSError, ValueError, LookupError) as error:
             raise ModelError(f"{path} cannot be read as a GGUF file ({reason(error)}). Download it again") from error
-        if (parts := self.get("split.count", 1)) > 1:
-            raise ModelError(f"{path} is one of {parts} parts. Merge them with llama-gguf-split --merge")
+        if self.get("split.count", 1) > 1:
+            raise ModelError(f"{path} is one of several parts. Merge them with llama-gguf-split --merge")
         self.path = path
         matrices: Counter[str] = Counter()
         for tensor in self.reader.tensors:
             if len(tensor.shape) > 1:
                 matrices[tensor.tensor_type.name] += int(tensor.n_elements)
         names = [name for name, _ in matrices.most_common()]
-        self.types = " and ".join(names)  # of the matrices, the most common first
+        self.types = " and ".join(names)  # of the matrices
         # Quantised weights become bfloat16, the type that most models were trained in.
         self.dtype = _PLAIN_TYPES.get(names[0], torch.bfloat16) if len(names) == 1 else torch.bfloat16
 
@@ -97,8 +96,6 @@ class GGUFFile:
 def write_checkpoint(source: GGUFFile, folder: Path) -> None:
     """Write config, weights and tokenizer of a stock checkpoint.
 
-    Memory holds the model once.
-
     Raises:
         ModelError: transformers cannot read the file, or its RoPE is not converted.
     """
@@ -115,7 +112,7 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
         stored = sum(int(tensor.n_elements) for tensor in source.reader.tensors if not tensor.name.startswith("rope_"))
         if held != stored:  # transformers ignores tensors that it does not know
             raise ModelError(
-                f"{source.path} has {stored:,} weights and {type(model).__name__} {held:,}. Use the model's own checkpoint"
+                f"{source.path} has {stored:,} weights, not the {held:,} of its model. Use the model's own checkpoint"
             )
         # With the mark of GGUF transformers refuses to save the model.
         model.hf_quantizer = None
@@ -125,10 +122,9 @@ def write_checkpoint(source: GGUFFile, folder: Path) -> None:
         tokenizer.save_pretrained(folder)
     except (SkipwiseError, OSError):
         raise
-    except Exception as error:  # of any type, for a file that transformers does not expect
+    except Exception as error:  # transformers raises errors of many types
         raise ModelError(
-            f"{source.path}, of architecture {source.architecture}, cannot be converted ({reason(error)}). Use the model's "
-            "own checkpoint"
+            f"{source.path} ({source.architecture}) cannot be converted: {reason(error)}. Use the model's own checkpoint"
         ) from error
     write_legacy_keys(folder)
     write_seal(folder, {"converted_from": source.path.name})
@@ -166,8 +162,7 @@ def _set_rope(config: PretrainedConfig, source: GGUFFile) -> None:
         rope |= llama3
     elif lists or kind not in ("none", "linear", "yarn"):
         raise ModelError(
-            f"{source.path} has a RoPE of type {kind} ({', '.join(lists)}), which is not converted. Use the model's own "
-            "checkpoint"
+            f"{source.path} has a RoPE of type {kind} ({', '.join(lists)}), which has no conversion. Use the model's own checkpoint"
         )
     elif kind == "yarn":
         original = source.setting("rope.scaling.original_context_length", config.max_position_embeddings / factor)
@@ -195,10 +190,8 @@ def _llama3(config: PretrainedConfig, factors: np.ndarray) -> dict[str, Any] | N
     }
     scaled.rope_parameters = dict(rope) | llama3
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
-    dim = rotated_dims(config, rope)
-    divided = (
-        rope["rope_theta"] ** -(torch.arange(0, dim, 2) / dim) / torch.tensor(factors, dtype=torch.float32).flatten()
-    )
+    plain = rope["rope_theta"] ** -(torch.arange(0, dim := rotated_dims(config, rope), 2) / dim)
+    divided = plain / torch.tensor(factors, dtype=torch.float32).flatten()
     return llama3 if torch.allclose(frequencies, divided, rtol=1e-4, atol=0) else None
 
 

@@ -1,35 +1,76 @@
-"""``skipwise.json``: what a saved model was made from. It lies beside the weights and is copied with them.
+"""``skipwise.json`` of a saved model: its manifest, its base and its training text; and fingerprints of models.
 
-An adapter or a model that ``skipwise extend`` saved has one; every engine passes over it.
+A model that was cut off in a copy, or edited, still loads; the manifest (size and SHA-256 of every file) shows it. Other
+software ignores the file.
 """
 
 import base64
+import hashlib
+import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from skipwise.model.config import load_config, resolve
-from skipwise.model.rope import reach_of
-from skipwise.model.sealed import damaged, read_seal, write_seal
+from skipwise.errors import ModelError
+from skipwise.model import lora
+from skipwise.model.config import load_config, reach_of, resolve
 from skipwise.recipes.schema import Data
+from skipwise.results.files import file_digest, read_json, require_sealed, seal, write_json
+
+FILE = "skipwise.json"
+_WRITTEN_LATER = {FILE, "README.md", "perplexity.png"}  # every report writes the model card again
+_PARTS = ("*.safetensors", "*.bin", "*.json", "*.model", "*.txt", "*.jinja")  # weights, configs, tokenizer
+
+
+def write_seal(folder: Path, about: dict[str, Any]) -> None:
+    """Write ``about`` and the manifest of all files in ``folder``."""
+    names = sorted(path.name for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    write_json(folder / FILE, about | {"files": seal(folder, [name for name in names if name not in _WRITTEN_LATER])})
+
+
+def read_seal(folder: Path) -> dict[str, Any] | None:
+    """Read ``skipwise.json``; None without the file.
+
+    Raises:
+        ModelError: the file is damaged.
+    """
+    if not (folder / FILE).exists():
+        return None
+    try:
+        return read_json(folder / FILE)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{folder / FILE} is damaged ({error}). Copy the model again") from error
+
+
+def require_unchanged(folder: Path, fix: str = "") -> None:
+    """Check the files of a model against its manifest, if it has one.
+
+    Raises:
+        ModelError: the manifest is damaged.
+        RunError: a file is missing or changed; the message ends in ``fix``.
+    """
+    changed = f"copy the model again; to change it on purpose, copy {folder} without {FILE}"
+    require_sealed(folder, (read_seal(folder) or {}).get("files", {}), fix or changed)
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What a model was made from."""
+    """Base and training text of a model."""
 
     base: str  # a folder, or a name on the model hub
     original_length: int  # tokens
-    text: Data  # that it was trained on
-    # TokenStore.digests of those trained on; uint64 [n]
+    text: Data  # training text
+    # TokenStore.digests of the training documents; uint64 [n]
     documents: np.ndarray = field(default_factory=lambda: np.empty(0, dtype="<u8"))
-    base_fingerprint: str | None = None  # skipwise.model.fingerprint; None: not known
-    target_length: int | None = None  # tokens; None: what its config says
-    rope_theta: float | None = None  # of the base, before any interpolation; None: what its config says
+    base_fingerprint: str | None = None  # weights_fingerprint
+    target_length: int | None = None  # tokens; None: as in the config
+    rope_theta: float | None = None  # of the base before any interpolation; None: as in the config
 
     def write(self, folder: Path) -> None:
-        """Write it into a model's folder, which this seals."""
+        """Write ``skipwise.json`` with the manifest."""
         about = {
             "base": self.base,
             "base_fingerprint": self.base_fingerprint,
@@ -43,30 +84,31 @@ class Origin:
 
 
 def read_origin(name: str) -> Origin | None:
-    """Read what a model was made from; None for a model that Skipwise did not make.
+    """Read the origin of a model; None if Skipwise did not train it.
 
     Raises:
         ModelError: the file is damaged.
     """
-    folder = Path(resolve(name)).resolve()
-    about = read_seal(folder)
-    if about is None or "converted_from" in about:  # what that was trained on is not known
+    about = read_seal(Path(resolve(name)).resolve())
+    if about is None or "converted_from" in about:
         return None
-    try:
-        documents = np.frombuffer(base64.b64decode(about["documents"], validate=True), dtype="<u8")
-        text, fingerprint = Data(**about["data"]), about.get("base_fingerprint")
-        lengths = about["original_length"], about.get("target_length")
-        return Origin(about["base"], lengths[0], text, documents, fingerprint, lengths[1], about.get("rope_theta"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise damaged(folder, error) from error
+    return Origin(
+        base=about["base"],
+        original_length=about["original_length"],
+        text=Data(**about["data"]),
+        documents=np.frombuffer(base64.b64decode(about["documents"]), dtype="<u8"),
+        base_fingerprint=about["base_fingerprint"],
+        target_length=about["target_length"],
+        rope_theta=about["rope_theta"],
+    )
 
 
 def promised_length(name: str, original: int | None = None) -> int | None:
-    """The tokens that a model is meant to read: what it was extended to, without the margin that it was trained with.
+    """Return the tokens that a model is made to read: its target length without the margin.
 
-    Of other models what their config says, if it says so: ``max_position_embeddings``, or under YaRN the factor times the
-    original length where that is more. Qwen's instructions add YaRN to a config and leave ``max_position_embeddings``. Under
-    a linear scaling that may be so too; whether it is tells only ``original``, the original length in tokens.
+    For other models: the config's ``max_position_embeddings``, or the scaled length where that is more. Qwen's instructions
+    add YaRN to a config and leave ``max_position_embeddings``. A linear scaling is read this way only with ``original``
+    (tokens).
     """
     origin = read_origin(name)
     if origin and origin.target_length:
@@ -75,5 +117,28 @@ def promised_length(name: str, original: int | None = None) -> int | None:
     kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     if kind == "yarn" or (kind == "linear" and original):
         return reach_of(config, original)
-    length = getattr(config, "max_position_embeddings", None)
-    return length if isinstance(length, int) else None
+    return getattr(config, "max_position_embeddings", None)
+
+
+def weights_fingerprint(name: str) -> str:
+    """Return a hash of every byte that decides a model's outputs.
+
+    For a folder: weights, configs, tokenizer and an adapter's base; files of its manifest count by their SHA-256 there. For a
+    model on the hub: its commit.
+    """
+    folder = Path(resolve(name))
+    if not folder.is_dir():
+        if commit := getattr(load_config(name), "_commit_hash", None):
+            return str(commit)
+        raise ModelError(f"model {name!r} has no commit hash. Download it and give its folder")
+    known = (read_seal(folder) or {}).get("files", {})
+    indices = [json.loads(index.read_text(encoding="utf-8")) for index in folder.glob("*.index.json")]
+    shards = {folder / file for index in indices for file in index["weight_map"].values()}  # also in folders below
+    digest = hashlib.sha256()
+    for path in sorted({*(path for part in _PARTS for path in folder.glob(part)), *shards}):
+        if path.is_file():
+            file = os.path.relpath(path, folder)
+            digest.update(f"{file} {known[file]['digest'] if file in known else file_digest(path)}\n".encode())
+    if base := lora.base_of(str(folder)):
+        digest.update(f"base {weights_fingerprint(base)}\n".encode())
+    return digest.hexdigest()

@@ -1,8 +1,8 @@
-"""Prove, on the model, precision and attention of a run, that chunks attend to each other.
+"""Prove on the model, precision and attention of a run that chunks attend to each other.
 
-Some code paths cut chunks from each other without an error: they read a jump of the positions as the start of another
-packed document. The loss stays plausible, and the model learns nothing about distance. So before training, the probe
-changes the text of one chunk, and requires that the logits of every later chunk change and those of earlier ones do not.
+Some code paths cut chunks from each other without an error: they read a skip of the positions as the start of another packed
+document. The loss stays plausible, and the model learns nothing about distance. So before training the probe changes the
+tokens of one chunk, and requires that the logits of every later chunk change and those of earlier ones do not.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from itertools import product
 import torch
 from transformers import PreTrainedModel
 
-from skipwise.errors import ModelError, RecipeError
+from skipwise.errors import ModelError
 from skipwise.method.lengths import parse_length
-from skipwise.model.memory import experts_of
+from skipwise.model.config import experts_of
 from skipwise.model.precision import AUTOCAST, autocast, in_mode, random_state_kept, trial_ids
 
 _CHUNK = 8  # tokens
@@ -22,12 +22,12 @@ _CHUNKS = 3  # with two chunks, a kernel that cuts at all jumps but one could pa
 
 @dataclass(frozen=True)
 class Probe:
-    """What the probe measured, over all pairs of chunks."""
+    """Changes of logits over all pairs of chunks."""
 
     attention: str
     precision: str
     forward: float  # smallest change of a later chunk's logits; above 0
-    backward: float  # largest change of an earlier chunk's logits; 0 for a causal model, in a mixture of experts up to rounding
+    backward: float  # largest change of an earlier chunk's logits; 0 or rounding (experts) in a causal model
 
 
 def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, precision: str = "float32") -> Probe:
@@ -40,13 +40,8 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
 
     Raises:
         ModelError: logits are not finite, a chunk does not attend to an earlier one, or attends to a later one.
-        RecipeError: the target is no length, or too short for three chunks.
     """
     target = parse_length(target_length)
-    if target < _CHUNKS * _CHUNK:
-        raise RecipeError(
-            f"target length {target} is too short to test a model: the test reads {_CHUNKS} chunks of {_CHUNK} tokens; choose a longer one"
-        )
     device, vocabulary = model.device, model.config.get_text_config().vocab_size
     ids = trial_ids(model, _CHUNK * _CHUNKS)
     starts = torch.linspace(0, target - _CHUNK, _CHUNKS, device=device).long()
@@ -61,8 +56,7 @@ def probe_connectivity(model: PreTrainedModel, target_length: int | str, *, prec
         changes.append(change.view(_CHUNKS, _CHUNK, -1).amax(dim=(1, 2)))
     if not torch.isfinite(base).all():
         raise ModelError(
-            "the model's logits are not finite; its weights hold NaN or infinity: get an undamaged copy of the "
-            "checkpoint, or set training.precision=float32 if the weights are finite but overflow in fp16"
+            "the model's logits are not finite. Get an undamaged copy, or set training.precision=float32 if the weights are finite"
         )
     change = torch.stack(changes).cpu()  # [changed chunk, observed chunk]
     pairs = list(product(range(_CHUNKS), repeat=2))
@@ -84,17 +78,17 @@ def require_apart(
     *,
     precision: str = "float32",
 ) -> None:
-    """Require that the texts of a packed window do not attend to each other: change the first, and look at the others.
+    """Require that the texts of a packed window do not attend to each other.
 
     Args:
-        model: as it is trained.
+        model: the training model.
         ids: int64 [examples, tokens].
         positions: int64 [examples, tokens].
-        mask: bool [examples, 1, tokens, tokens], as ``packing.apart`` makes it.
+        mask: bool [examples, 1, tokens, tokens], from ``packing.apart``.
         precision: bf16 or fp16 autocast, as in training; float32 computes in the dtype of the weights.
 
     Raises:
-        ModelError: another text's logits change, as where an attention kernel takes no such mask.
+        ModelError: another text's logits change, because an attention kernel ignores such a mask.
     """
     several = (~mask[:, 0, -1, 0]).nonzero()[:, 0]
     if not len(several):
@@ -107,9 +101,8 @@ def require_apart(
     before, after = (_logits(model, text, positions, mask, precision, begin) for text in (ids, other))
     if (change := (after - before).abs().max()) > _rounding(model, before):
         raise ModelError(
-            f"packed documents attend to each other under {model.config._attn_implementation} attention: a change in one "
-            f"changed the logits of another by {change:g}. Leave documents shorter than the window out: set "
-            f"data.min_tokens={ids.shape[1]}"
+            f"packed documents attend to each other under {model.config._attn_implementation} attention: a change in one changed "
+            f"the logits of another by {change:g}. Leave shorter documents out: set data.min_tokens={ids.shape[1]}"
         )
 
 
@@ -121,9 +114,10 @@ def _logits(
     precision: str,
     begin: int = 0,
 ) -> torch.Tensor:
-    """Run the model in training mode on ``ids`` [1, tokens]: float32 [tokens from ``begin`` on, vocabulary].
+    """Run the model in training mode on ``ids`` [1, tokens], with equal dropout at every call.
 
-    Every call has the same dropout.
+    Returns:
+        float32 [tokens from ``begin`` on, vocabulary].
     """
     with in_mode(model, training=True), torch.no_grad(), random_state_kept(model.device):
         torch.manual_seed(0)
@@ -133,20 +127,22 @@ def _logits(
 
 
 def _rounding(model: PreTrainedModel, logits: torch.Tensor) -> float:
-    """How far tokens that a token does not attend to may move its logits: in a mixture of experts they change how many rows an
-    expert multiplies, and so the rounding (1e-6 of the logits' deviation in float32, up to 2e-3 in bf16)."""
+    """Return how far rounding may move the logits of a mixture of experts.
+
+    Tokens that are not attended to change how many rows an expert multiplies: 1e-6 of the logits' deviation in float32, up to
+    2e-3 in bf16.
+    """
     return 0.02 * logits.std().item() if experts_of(model.config.get_text_config()) else 0.0
 
 
 def _require_causal_connection(probe: Probe, rounding: float) -> None:
     if probe.backward > rounding:
         raise ModelError(
-            f"the model is not causal: a later chunk changed an earlier one's logits by {probe.backward:g}; "
-            "PoSE trains next-token prediction"
+            f"the model is not causal: a later chunk changed an earlier one's logits by {probe.backward:g}. PoSE trains next-token "
+            "prediction; choose a causal model"
         )
-    if not probe.forward > rounding / 4:  # which rounding does not reach, and tokens that are attended to exceed
+    if not probe.forward > rounding / 4:  # above rounding, below the change by an attended token
         raise ModelError(
-            f"chunks do not attend to each other under {probe.attention} attention: a change in one chunk left the "
-            "logits of a later one unchanged, so training would learn nothing about distance. Pass an attention_mask "
-            "of ones with every batch, or choose another attention implementation"
+            f"chunks do not attend to each other under {probe.attention} attention, so training would learn nothing about "
+            "distance. Pass an attention_mask of ones with every batch, or choose another attention implementation"
         )

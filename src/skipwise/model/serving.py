@@ -1,22 +1,16 @@
-"""Write the model card's lines on loading and serving.
-
-The lines for transformers, vLLM and llama.cpp were run (docs/engines.md).
-"""
+"""Write the model card's lines on loading and serving; each was run (docs/engines.md)."""
 
 import json
 from typing import Any
 
 from skipwise.method.interpolation import BETA_FAST, BETA_SLOW
-from skipwise.model.rope import extended_set
+from skipwise.model.config import extended_set
 
 FACTORS_BY_FREQUENCY = {"llama", "mistral", "mixtral"}  # model types with the architecture llama in GGUF
 
 
 def vllm(length: int, path: str) -> str:
-    """Return the command that serves a checkpoint up to ``length`` tokens.
-
-    For ``linear`` vLLM would otherwise derive ``max_position_embeddings`` times the factor.
-    """
+    """Return vLLM's command; without a length it multiplies that of ``linear`` by the factor."""
     return f"`vllm serve {path} --max-model-len {length}`"
 
 
@@ -25,7 +19,7 @@ def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
     rope = extended_set(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
         return (
-            f"cannot read this RoPE in {config['model_type']}; extend with yarn without settings, ntk, theta or linear"
+            f"cannot read this RoPE in {config['model_type']}. Extend with yarn without settings, ntk, theta or linear"
         )
     return (
         f"`skipwise export {path} --out model.gguf`, which checks the file in llama.cpp, then "
@@ -34,9 +28,9 @@ def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
 
 
 def by_frequency(rope: dict[str, Any]) -> bool:
-    """Return whether llama.cpp needs factors by frequency for a RoPE.
+    """Return True if llama.cpp needs factors by frequency for a RoPE, which only its architecture llama has.
 
-    Only its architecture llama has them. It reads the keys of YaRN's ramp, ``yarn_beta_fast`` and ``yarn_beta_slow``, for few architectures.
+    It reads the keys of YaRN's ramp, ``yarn_beta_fast`` and ``yarn_beta_slow``, for few architectures.
     """
     kind = rope.get("rope_type")
     ramp = (rope.get("beta_fast") or BETA_FAST, rope.get("beta_slow") or BETA_SLOW)

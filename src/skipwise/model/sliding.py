@@ -1,10 +1,10 @@
-"""Attention masks for sliding-window layers when positions skip: the window is counted in positions, not in tokens.
+"""Attention masks for sliding layers when positions skip: the window counts positions, not tokens.
 
-A sliding layer attends to the last ``w`` tokens, and transformers counts tokens in the input. After a skip, the first
-tokens of a chunk would attend to the previous chunk, at a distance that such a layer never covers when it reads text.
+A sliding layer attends to the last ``w`` tokens, and transformers counts tokens in the input. After a skip, the first tokens
+of a chunk would attend to the previous chunk, at a distance that such a layer never covers when it reads text.
 
-Of packed texts (``data.packing.apart``) the batch has a mask of its own. transformers gives it to every layer as it is: to
-sliding layers, which would see all of a text, and to eager attention, which would add the bool mask to its scores.
+A batch of packed texts (``data.packing.apart``) has a mask, which transformers passes to every layer: to sliding layers,
+which would attend to a whole text, and to eager attention, which would add the bool mask to its scores.
 """
 
 from typing import Any
@@ -14,26 +14,26 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 from skipwise.model import lora
-from skipwise.model.cache_argument import CACHE
-from skipwise.model.rope import FULL, SLIDING, slides, sliding_layers
+from skipwise.model.config import FULL, SLIDING, slides, slides_in_some
+from skipwise.model.key_value_cache import CACHE
 
 
 def mask_by_position(model: PreTrainedModel) -> None:
-    """Make the sliding layers of ``model`` count their window in positions while it trains, in any training loop.
+    """Make sliding layers count their window in positions while ``model`` trains, in any training loop.
 
-    The decoder builds the masks itself, in a forward pre-hook. So they are the same in a plain loop, in any Trainer and
-    under peft, DDP and torch.compile. A pass with a cache is never changed. In eval mode, and in a model without sliding layers, only
-    the mask of packed texts is changed: it is fitted to sliding layers and to eager attention.
+    A forward pre-hook of the decoder builds the masks, so they are equal in a plain loop, in any Trainer and under peft, DDP
+    and torch.compile. A pass with a cache stays stock. In eval mode, and without sliding layers, only the mask of packed texts
+    changes, for sliding layers and eager attention.
     """
     decoder: Any = lora.stock_model(model).base_model
     config = decoder.config.get_text_config()
-    as_it_is = config._attn_implementation != "eager" and not slides(config)
-    if not as_it_is and not other_layers(config) and _set_masks not in decoder._forward_pre_hooks.values():
+    stock = config._attn_implementation != "eager" and not slides(config)
+    if not stock and not other_layers(config) and _set_masks not in decoder._forward_pre_hooks.values():
         decoder.register_forward_pre_hook(_set_masks, with_kwargs=True)
 
 
 def takes_packed(decoder: Any) -> bool:
-    """Return whether the layers of ``decoder`` read the mask of packed texts as it is meant, by themselves or by the hook."""
+    """Return True if the layers of ``decoder`` apply the mask of packed texts, stock or by the hook."""
     config = decoder.config.get_text_config()
     if _set_masks in decoder._forward_pre_hooks.values():
         return config._attn_implementation in ("sdpa", "eager")
@@ -41,18 +41,18 @@ def takes_packed(decoder: Any) -> bool:
 
 
 def other_layers(config: Any) -> list[str]:
-    """Return the kinds of layers that neither attend to all tokens nor slide; they may read across packed texts."""
+    """Return the kinds of layers other than full and sliding attention; they may read across packed texts."""
     return sorted(set(getattr(config, "layer_types", None) or []) - {FULL, SLIDING})
 
 
 def attention_masks(
     config: Any, attention_mask: torch.Tensor, position_ids: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> dict[str, Any]:
-    """Return a mask for each kind of layer of a model with full-attention and sliding-window layers.
+    """Return a mask for full-attention and for sliding layers.
 
-    In a sliding layer, the token at position p attends to the tokens before it at positions p - w + 1 .. p. If
-    positions do not skip, that is the stock mask. ``attention_mask`` (ones) and ``position_ids`` are int64 [batch,
-    tokens]. Eager attention takes an additive mask, which has ``dtype``.
+    In a sliding layer the token at position p attends to earlier tokens at positions p - w + 1 .. p: the stock mask if
+    positions do not skip. ``attention_mask`` (ones) and ``position_ids`` are int64 [batch, tokens]. Eager attention takes an
+    additive mask of ``dtype``.
     """
     settings: dict[str, Any] = {
         "config": config,
@@ -69,17 +69,17 @@ def attention_masks(
 
 
 def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """Replace the decoder's mask by one that fits each kind of layer. A module function, so that it can be copied."""
+    """Replace the decoder's mask by one for each kind of layer. A module function, so that it can be copied."""
     mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
     config = decoder.config.get_text_config()
-    by_position = positions if decoder.training and sliding_layers(config) else None
+    by_position = positions if decoder.training and slides_in_some(config) else None
     if (
         any(kwargs.get(name) is not None for name in (CACHE, "past_key_values"))
         or not isinstance(mask, torch.Tensor)
         or "flash" in str(config._attn_implementation)  # its kernels take no such mask
     ):
         return None
-    if mask.ndim == 4 and mask.dtype == torch.bool:  # of several texts in a window
+    if mask.ndim == 4 and mask.dtype == torch.bool:  # packed texts
         places = torch.arange(mask.shape[-1], device=mask.device)[None] if by_position is None else by_position
         return args, kwargs | {"attention_mask": _packed_masks(config, mask, places, decoder.dtype)}
     if mask.ndim == 2 and by_position is not None:
@@ -89,7 +89,7 @@ def _set_masks(decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
 
 
 def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: torch.dtype) -> Any:
-    """Return the mask of packed texts, bool [batch, 1, tokens, tokens], as each kind of layer and the kernel take it."""
+    """Return the mask of packed texts, bool [batch, 1, tokens, tokens], for each kind of layer and the kernel."""
 
     def fitted(seen: torch.Tensor) -> torch.Tensor:
         if config._attn_implementation != "eager":
@@ -99,4 +99,4 @@ def _packed_masks(config: Any, mask: torch.Tensor, places: torch.Tensor, dtype: 
     if not slides(config):
         return fitted(mask)
     near = fitted(mask & (places[:, None, :, None] - places[:, None, None, :] < config.sliding_window))
-    return {FULL: fitted(mask), SLIDING: near} if sliding_layers(config) else near
+    return {FULL: fitted(mask), SLIDING: near} if slides_in_some(config) else near

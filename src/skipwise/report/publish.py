@@ -13,7 +13,7 @@ from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, reason
 from skipwise.model import lora
-from skipwise.model.sealed import FILE, read_seal, require_unchanged, write_seal
+from skipwise.model.origin import FILE, read_seal, require_unchanged, write_seal
 from skipwise.recipes.names import model_name
 from skipwise.report.model_card import HERE, is_hub_name
 

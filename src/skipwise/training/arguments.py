@@ -17,7 +17,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.integrations import get_available_reporting_integrations, get_reporting_integration_callbacks
 
 from skipwise.errors import RecipeError, first_problem, nearest, out_of_memory, reason
-from skipwise.model import checkpointing
+from skipwise.model.cost import CHECKPOINTING
 from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import Training
 from skipwise.training import processes
@@ -101,11 +101,11 @@ def known_fields(settings: Training) -> dict[str, Any]:
             raise RecipeError(f"training.{name} cannot be set; use {_ELSEWHERE[name]}")
         if name in _REFUSED:
             raise RecipeError(f"training.{name} would break positions or the exact resume; leave it out")
-        if checkpointing.renamed(name) not in hints:
+        if _renamed(name) not in hints:
             valid = {*type(settings).model_fields, *hints} - _ELSEWHERE.keys() - _REFUSED
             raise RecipeError(f"training.{name} is no field of transformers.TrainingArguments{nearest(name, valid)}")
     given = settings.model_dump(exclude={"batch_size", "precision", "save_dtype"})
-    given = {field: _typed(name, given[name], hints[field]) for name in given if (field := checkpointing.renamed(name))}
+    given = {field: _typed(name, given[name], hints[field]) for name in given if (field := _renamed(name))}
     if "report_to" in given:
         given["report_to"] = reported_to(settings)
     return given
@@ -122,6 +122,11 @@ def reported_to(settings: Training) -> list[str]:
 def _argument_types() -> dict[str, Any]:
     hints = get_type_hints(TrainingArguments)
     return {field.name: hints[field.name] for field in fields(TrainingArguments) if field.init}
+
+
+def _renamed(field: str) -> str:
+    """Return a field's name in this release of transformers."""
+    return field.replace("gradient_checkpointing", CHECKPOINTING)
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:

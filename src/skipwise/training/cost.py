@@ -1,6 +1,6 @@
 """Estimate memory, disk and time of a run from the model's config alone.
 
-One step runs without data (``model/step_cost.py``), and its bytes and operations are divided over the GPUs.
+One step runs without data (``model/cost.py``), and its bytes and operations are divided over the GPUs.
 """
 
 import math
@@ -14,12 +14,10 @@ from rich.filesize import decimal
 from transformers import PretrainedConfig
 
 from skipwise.errors import ModelError, RunError
-from skipwise.model import checkpointing
-from skipwise.model.config import load_config
-from skipwise.model.memory import experts_of, machine_memory, optimizer_bytes, parameters_of
+from skipwise.model.config import experts_of, load_config
+from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, StepSettings, machine_memory, parameters_of, step_cost
 from skipwise.model.precision import choose_precision, default_device, dtype_of
-from skipwise.model.step_cost import StepCost, StepSettings, step_cost
-from skipwise.recipes.schema import Lora, Recipe
+from skipwise.recipes.schema import Lora, Recipe, Training
 from skipwise.training import written_text
 from skipwise.training.arguments import known_fields
 from skipwise.training.prepare import PreparedRun
@@ -96,7 +94,7 @@ def estimate_cost(
             micro,
             precision="float32" if sharded or settings.precision == "float32" else "bf16",
             weights=torch.bfloat16 if low else torch.float32,
-            checkpointing=checkpointing.is_on(settings),
+            checkpointing=has_checkpointing(settings),
             lora=rules,
             sliced_loss=not sharded,
         ),
@@ -106,7 +104,7 @@ def estimate_cost(
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
     operations = cost.operations * batch / micro * (1 + _taught(recipe) / _passes(recipe))
     copied = recipe.teacher is not None and rules is None
-    each, of_embedding = optimizer_bytes(settings.optim) or (8, 8)  # an unknown one counts as AdamW
+    each, of_embedding = OPTIMIZER_BYTES.get(settings.optim) or (8, 8)  # an unknown one counts as AdamW
     return CostEstimate(
         window,
         batch,
@@ -129,7 +127,7 @@ def _passes(recipe: Recipe) -> int:
 
     Backward takes two, or one through frozen weights, as with LoRA; activation checkpointing adds one.
     """
-    return (2 if recipe.lora else 3) + checkpointing.is_on(recipe.training)
+    return (2 if recipe.lora else 3) + has_checkpointing(recipe.training)
 
 
 def _taught(recipe: Recipe) -> float:
@@ -137,6 +135,11 @@ def _taught(recipe: Recipe) -> float:
     if recipe.teacher is None:
         return 0.0
     return 1.0 if recipe.teacher.weight else recipe.teacher.written
+
+
+def has_checkpointing(settings: Training) -> bool:
+    """Return True if a recipe sets activation checkpointing."""
+    return bool((settings.model_extra or {}).get("gradient_checkpointing"))
 
 
 def timed_tokens(prepared: PreparedRun) -> int:
@@ -173,7 +176,7 @@ def smallest_change(
     settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
     light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
     small = "--set training.per_device_train_batch_size=1 " if settings.per_device_train_batch_size > 1 else ""
-    small += "" if checkpointing.is_on(settings) else "--set training.gradient_checkpointing=true "
+    small += "" if has_checkpointing(settings) else "--set training.gradient_checkpointing=true "
     lora = "" if recipe.lora else "--lora "
     runs: list[tuple[str, dict[str, Any], int]] = [("", {}, gpus)]
     if recipe.lora is None and gpus == 1:
@@ -206,7 +209,7 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
         return
     device = default_device()
     low = dtype_of(choose_precision(training.precision, device)).itemsize
-    moments = (optimizer_bytes(training.optim) or (0,))[0]
+    moments = (OPTIMIZER_BYTES.get(training.optim) or (0,))[0]
     held = 8 + moments + (low if recipe.teacher else 0)
     fix = "--lora, teacher=null, a smaller model, or several GPUs (--launch zero3)"
     if rules:

@@ -7,16 +7,15 @@ import numpy as np
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Column, Table
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from skipwise.data.packing import can_skip
 from skipwise.errors import counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora
-from skipwise.model.config import load_config
-from skipwise.model.extension import extension_of, extension_told, large_factor, replaced_scaling
-from skipwise.model.memory import optimizer_bytes
-from skipwise.model.rope import sliding_layers
+from skipwise.model.config import FULL, load_config, reach_of, rope_of, slides_in_some
+from skipwise.model.cost import OPTIMIZER_BYTES
+from skipwise.model.extension import Extension, extension_of
 from skipwise.progress import doing
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
@@ -24,6 +23,7 @@ from skipwise.training.arguments import accumulation
 from skipwise.training.cost import ADAMW, ROOM, CostEstimate, Hardware, estimate_cost, fuller_pass, smallest_change
 from skipwise.training.prepare import PreparedRun, window_of
 
+_LARGE = 16  # times the original length
 _MOST_PACKED = 4096  # packed conversations that are searched for a place to skip
 
 
@@ -32,9 +32,9 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     recipe, ext, store, data = run.recipe, run.extension, run.store, run.planned
     training, lengths = recipe.training, store.lengths[run.split.train]
     tokens = training.max_steps * training.batch_size * run.window
-    console.print(f"{recipe.model}: {extension_told(run.config, ext, recipe)}", style="bold")
+    console.print(f"{recipe.model}: {_extension_line(run.config, ext, recipe)}", style="bold")
     lines = [
-        replaced_scaling(run.config, ext),
+        _replaced_scaling(run.config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.split.held_out):,} held out by name",
         run.split.told,
@@ -61,13 +61,59 @@ def print_plan(run: PreparedRun, console: Console) -> None:
     if ext.margin:
         how = "trained" if ext.interpolation == "none" else "interpolated"
         lines.append(f"margin: {how} for {ext.reach:,} positions, {ext.margin:.3g} of the target beyond it")
-    lines += [large_factor(ext), sliding_layers(run.config)]
+    lines += [_large_factor(ext), _sliding_layers(run.config)]
     if recipe.lora:
         trained, parameters = lora.trained_share(run.config, recipe.lora)
         share = f"{trained:,} of {parameters:,} parameters are trained ({trained / parameters:.2%})"
         lines.append(f"LoRA of rank {recipe.lora.rank}: {share}")
     for line in filter(None, lines):
         console.print(line)
+
+
+def _extension_line(config: PretrainedConfig, extension: Extension, recipe: Recipe) -> str:
+    """Return lengths and interpolation as ``131,072 -> 524,288 tokens (x4, yarn, skipwise)``."""
+    scaled = rope_of(config).get("rope_type", "default") != "default"
+    original = extension.rope.original_length
+    current = max(reach_of(config, original) or 0, original) if scaled else original
+    unfitted = recipe.is_fitted and extension.interpolation == "power"
+    name = "fitted" if unfitted else extension.told
+    return f"{current:,} -> {extension.target_length:,} tokens (x{extension.factor:g}, {name}, {recipe.arm})"
+
+
+def _replaced_scaling(config: PretrainedConfig, extension: Extension) -> str | None:
+    """Return a sentence on the scaling that the extension replaces; None without one."""
+    current, original = rope_of(config), extension.rope.original_length
+    kind, factor = current.get("rope_type", "default"), current.get("factor")
+    if kind == "default":
+        return None
+    reach = reach_of(config, original) or 0
+    shorter = f"; the config gives it {reach:,}, more than the target" if reach > extension.target_length else ""
+    return (
+        f"the model's RoPE scaling, {kind}{f' x{factor:g}' if factor else ''}, is replaced: x{extension.factor:g} starts from "
+        f"the original length, {original:,} tokens{shorter}"
+    )
+
+
+def _large_factor(extension: Extension) -> str | None:
+    """Return a note on a factor at which YaRN failed in a measurement; None at smaller ones."""
+    times = extension.target_length / extension.rope.original_length
+    if times < _LARGE or extension.interpolation not in ("yarn", "yarn-revised"):
+        return None
+    return (
+        f"note: {times:g} times the original window. At {_LARGE} times YaRN fails on one of two models, and fitted settings do not: "
+        "--interpolation fitted, or skipwise fit (docs/fit.md)"
+    )
+
+
+def _sliding_layers(config: PretrainedConfig) -> str | None:
+    """Return a sentence on the layers that are not extended; None without sliding layers."""
+    if not slides_in_some(config):
+        return None
+    kinds, own_rope = config.layer_types, " and keep their RoPE" if FULL in config.rope_parameters else ""
+    return (
+        f"{kinds.count(FULL)} of {len(kinds)} layers attend to all tokens and are extended; the others attend to the last "
+        f"{config.sliding_window:,} tokens{own_rope}"
+    )
 
 
 def _warmup(steps: float) -> str:
@@ -117,11 +163,11 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
             rows[name] = estimate_cost(config, run, window, windows, hardware, max(1, micro * own // window))
     cost = rows[ours].cost
     console.print(
-        f"{recipe.model}: {extension_told(config, extension, recipe)}, {cost.parameters:,} parameters, "
+        f"{recipe.model}: {_extension_line(config, extension, recipe)}, {cost.parameters:,} parameters, "
         f"{cost.trained:,} of them trained",
         style="bold",
     )
-    if replaced := replaced_scaling(config, extension):
+    if replaced := _replaced_scaling(config, extension):
         console.print(replaced)
     console.print(_table(rows, recipe.training.max_steps, hardware))
     on = f"{gpus} GPUs that share the weights (ZeRO-3 or FSDP)" if gpus > 1 else "one GPU"
@@ -130,10 +176,10 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
         f"{hardware.peak / 1e12:.0f} TFLOP/s each (--utilisation). Short windows may reach less: 12% with LoRA and 20% with all "
         f"weights on an H200. Bytes are those of tensors; {_bytes(ROOM)} must stay free."
     )
-    if far := large_factor(extension):
+    if far := _large_factor(extension):
         console.print(far, style="yellow")
     optim = recipe.training.optim
-    if optimizer_bytes(optim) is None or (gpus > 1 and optim not in ADAMW):
+    if optim not in OPTIMIZER_BYTES or (gpus > 1 and optim not in ADAMW):
         console.print(f"training.optim {optim} is counted as AdamW.", style="yellow")
     if hardware.holds(rows[ours].memory):
         if more := fuller_pass(config, recipe, own, hardware):

@@ -19,11 +19,9 @@ from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import load_config, resolve
 from skipwise.model.extension import Extension, extension_of
-from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model, load_tokenizer
-from skipwise.model.origin import Origin, read_origin
+from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.model.precision import Precision, choose_precision, default_device, dtype_of
-from skipwise.model.sealed import require_unchanged
 from skipwise.model.sliding import other_layers
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.names import short_name

@@ -20,9 +20,9 @@ from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallb
 from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError, counted, out_of_memory
-from skipwise.model import checkpointing
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
+from skipwise.model.cost import CHECKPOINTING
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
@@ -351,7 +351,7 @@ def _memory_errors(trainer: _Trainer) -> Iterator[None]:
         examples, tokens = trainer.micro_batch
         held = f"with {examples} x {tokens:,} tokens in a forward pass" if examples else "before the first forward pass"
         fixes = {
-            "--resume --set training.gradient_checkpointing=true": not getattr(trainer.args, checkpointing.NAME),
+            "--resume --set training.gradient_checkpointing=true": not getattr(trainer.args, CHECKPOINTING),
             "a new run with training.per_device_train_batch_size=1": examples > 1,
             "a new run with --lora": not hasattr(trainer.model, "peft_config"),
             "a new run with a shorter train_length": True,

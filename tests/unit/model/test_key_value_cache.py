@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import DynamicCache, LlamaConfig, MistralConfig
+from transformers import DynamicCache, LlamaConfig
 
 from skipwise.model.key_value_cache import roomy_cache
 
@@ -39,23 +39,10 @@ def test_memory_is_taken_once_for_many_tokens() -> None:
     assert len(places) == 1
 
 
-def test_under_autocast_both_are_kept_as_products_take_them() -> None:
-    cache, (keys, values) = roomy_cache(CONFIG), states(5, 0)
+@pytest.mark.parametrize(("dtype", "expected"), [(None, torch.bfloat16), (torch.float32, torch.float32)])
+def test_keys_and_values_have_the_dtype_of_autocast_or_the_argument(dtype, expected) -> None:
+    cache, (keys, values) = roomy_cache(CONFIG, 0, dtype), states(5, 0)
     with torch.autocast("cpu", torch.bfloat16):
         kept = cache.update(keys, values.bfloat16(), 0)
-    assert [one.dtype for one in kept] == [torch.bfloat16] * 2
-    torch.testing.assert_close(kept[0], keys.bfloat16(), rtol=0, atol=0)
-
-
-def test_they_are_kept_in_the_dtype_that_is_asked_for() -> None:
-    cache, (keys, values) = roomy_cache(CONFIG, 0, torch.float32), states(5, 0)
-    with torch.autocast("cpu", torch.bfloat16):
-        kept = cache.update(keys, values.bfloat16(), 0)
-    assert [one.dtype for one in kept] == [torch.float32] * 2
-    torch.testing.assert_close(kept[0], keys, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("window", [None, 64])
-def test_layers_with_a_window_stay_as_they_are(window: int | None) -> None:
-    config = MistralConfig(num_hidden_layers=1, sliding_window=window)
-    assert roomy_cache(config).is_sliding == DynamicCache(config=config).is_sliding
+    assert [one.dtype for one in kept] == [expected] * 2
+    torch.testing.assert_close(kept[0], keys.to(expected), rtol=0, atol=0)

@@ -1,48 +1,76 @@
-"""What a model was made from is written beside it, and read wherever its folder lies."""
-
 import json
-import math
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config
 
-from skipwise.errors import ModelError
-from skipwise.model.origin import Origin, promised_length, read_origin
-from skipwise.recipes.schema import Data
-from skipwise.results.files import read_json, write_json
+from skipwise.engines.check import model_folder
+from skipwise.errors import ModelError, RunError
+from skipwise.model import lora
+from skipwise.model import origin as subject
+from skipwise.model.config import load_config
+from skipwise.model.extension import plan_extension
+from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.origin import Origin, promised_length, read_origin, weights_fingerprint
+from skipwise.model.saving import require_saved, save_extended
+from skipwise.recipes.schema import Data, Lora
+from tests.tiny import checkpoint, llama
 
+FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
 MADE = Origin(
     "base", 64, Data(source="mine", held_out=0.4, cache="/cache"), np.array([2**63, 1, 7], dtype="<u8"), "ab12", 512
 )
 
 
-def test_what_is_written_is_read(tmp_path) -> None:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    base = str(checkpoint(folder / "base"))
+    extension = plan_extension(load_config(base), target_length=64, interpolation="yarn")
+    origin = Origin(base, 32, Data(source="mine"))
+    save_extended(load_model(base, extension), load_tokenizer(base), extension, folder / "model", origin=origin)
+    return folder / "model"
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+def test_a_copy_is_the_same_model(model: Path) -> None:
+    assert sorted(json.loads((model / "skipwise.json").read_text())["files"]) == FILES
+    for name in ("README.md", "perplexity.png"):  # of the model card, which every report writes again
+        (model / name).write_text("")
+    load_model(model)
+    require_saved(model)
+    assert model_folder(str(model)) == str(model)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["changed", "lost"])
+def test_a_changed_or_lost_file_is_refused_by_its_name(model: Path, name: str, how: str) -> None:
+    content = bytearray((model / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (model / name).write_bytes(content) if how == "changed" else (model / name).unlink()
+    for reader in (load_model, model_folder, lambda folder: require_saved(Path(folder))):
+        with pytest.raises((RunError, ModelError), match=name):
+            reader(str(model))
+
+
+def test_an_origin_is_read_as_written(tmp_path) -> None:
     MADE.write(tmp_path)
     read = read_origin(str(tmp_path))
     assert (read.base, read.original_length, read.text) == ("base", 64, Data(source="mine", held_out=0.4))
     assert (read.base_fingerprint, read.target_length) == ("ab12", 512)
     np.testing.assert_array_equal(read.documents, [1, 7, 2**63])
-
-
-def test_a_model_that_skipwise_did_not_make_has_none(tmp_path) -> None:
-    assert read_origin(str(tmp_path)) is None
-    assert read_origin("nano") is None
-    assert read_origin("owner/name-on-the-hub") is None
-
-
-@pytest.mark.parametrize(
-    "change", [{"documents": "%"}, {"documents": "AAAA"}, {"data": {"source": 3}}, {"data": None}, {"base": ...}]
-)
-def test_a_damaged_file_is_refused(tmp_path, change) -> None:
-    MADE.write(tmp_path)
-    about = read_json(tmp_path / "skipwise.json") | change
-    write_json(tmp_path / "skipwise.json", {key: value for key, value in about.items() if value is not ...})
-    with pytest.raises(ModelError, match=r"skipwise\.json"):
-        read_origin(str(tmp_path))
     (tmp_path / "skipwise.json").write_text("{")
     with pytest.raises(ModelError, match=r"skipwise\.json"):
         read_origin(str(tmp_path))
+    assert read_origin("nano") is None
 
 
 @pytest.mark.parametrize(
@@ -50,14 +78,52 @@ def test_a_damaged_file_is_refused(tmp_path, change) -> None:
     [
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}, 40960),  # already raised
-        ({"rope_type": "linear", "factor": 4.0}, 40960),  # which may be raised or not
+        ({"rope_type": "linear", "factor": 4.0}, 40960),  # raised or not
         ({"rope_type": "default"}, 40960),
-        ({"rope_type": "yarn", "factor": [4.0], "original_max_position_embeddings": 32768}, 40960),  # refused elsewhere
-        ({"rope_type": "yarn", "factor": math.inf, "original_max_position_embeddings": 32768}, 40960),
     ],
 )
 def test_yarn_added_to_a_config_promises_its_factor_times_the_original_length(tmp_path, rope, tokens) -> None:
-    Qwen3Config(max_position_embeddings=40960).save_pretrained(tmp_path)
-    config = read_json(tmp_path / "config.json") | {"rope_parameters": {"rope_theta": 1e6, **rope}}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    Qwen3Config(max_position_embeddings=40960, rope_parameters={"rope_theta": 1e6, **rope}).save_pretrained(tmp_path)
     assert promised_length(str(tmp_path)) == tokens
+
+
+def test_models_that_differ_in_their_last_tensor_differ(tmp_path: Path) -> None:
+    """The first 16 MiB of the weights are equal."""
+    for name, last in (("first", 0.0), ("second", 1.0), ("third", 0.0)):
+        (tmp_path / name).mkdir()
+        weights = {"a": torch.zeros(5 * 2**20), "z": torch.full((4,), last)}
+        save_file(weights, tmp_path / name / "model.safetensors")
+    first, second, third = (weights_fingerprint(str(tmp_path / name)) for name in ("first", "second", "third"))
+    assert first == third != second
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "w/m.bin"])
+def test_a_changed_byte_changes_the_fingerprint(tmp_path: Path, name: str) -> None:
+    folder = checkpoint(tmp_path / "model")
+    (folder / "w").mkdir()
+    (folder / "w" / "m.bin").write_bytes(b"shard")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "w/m.bin"}}')
+    before = weights_fingerprint(str(folder))
+    content = bytearray((folder / name).read_bytes())
+    content[-1] ^= 1
+    (folder / name).write_bytes(content)
+    assert weights_fingerprint(str(folder)) != before
+
+
+def test_an_adapter_changes_with_its_base(tmp_path: Path) -> None:
+    base = checkpoint(tmp_path / "base")
+    lora.save_adapter(lora.adapt(load_model(base), Lora(rank=2)), tmp_path / "adapter", str(base), None)
+    before = weights_fingerprint(str(tmp_path / "adapter"))
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"][0] += 1
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    assert weights_fingerprint(str(tmp_path / "adapter")) != before
+
+
+def test_a_model_on_the_hub_has_its_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = llama().config
+    monkeypatch.setattr(subject, "load_config", lambda name: config)
+    with pytest.raises(ModelError, match="somebody/model"):
+        weights_fingerprint("somebody/model")
+    config._commit_hash = "ab12"
+    assert weights_fingerprint("somebody/model") == "ab12"

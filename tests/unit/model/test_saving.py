@@ -1,5 +1,3 @@
-"""What is saved loads again to the same logits, or is refused."""
-
 import json
 
 import pytest
@@ -27,13 +25,13 @@ def test_a_checkpoint_that_reloads_otherwise_is_refused(extended, tmp_path) -> N
     positions = []
     model.register_forward_pre_hook(lambda _, args, given: positions.append(given["position_ids"]), with_kwargs=True)
     hook = model.lm_head.register_forward_hook(lambda module, args, logits: logits + 1e-3)
-    with pytest.raises(ModelError, match=r"logits 0\.001\d* away from the model's at positions beyond 64"):
+    with pytest.raises(ModelError, match=r"0\.001"):
         save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
     assert not (tmp_path / "model").exists()
     assert positions[0].max() == 511
     hook.remove()
     hook = model.lm_head.register_forward_hook(lambda module, args, logits: logits * float("nan"))
-    with pytest.raises(ModelError, match="logits nan away from the model's"):
+    with pytest.raises(ModelError, match="nan"):
         save_extended(model, byte_tokenizer(), extension, tmp_path / "model")
     hook.remove()
     (tmp_path / "model.partial" / "stale.bin").touch()

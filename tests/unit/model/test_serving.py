@@ -1,7 +1,7 @@
 """Lines of the model card for each engine."""
 
 from skipwise.method.interpolation import Rope, rope_parameters
-from skipwise.model.serving import llama_cpp, vllm
+from skipwise.model.serving import llama_cpp
 
 ROPE, FACTOR = Rope(10_000.0, 64, 2048), 8.0
 
@@ -12,11 +12,6 @@ def config(name: str, **more: object) -> dict:
         "rope_parameters": {**rope_parameters(name, ROPE, FACTOR), **more},
         "max_position_embeddings": 16384,
     }
-
-
-def test_vllm_is_told_the_length() -> None:
-    """Of ``linear`` it would derive the target times the factor."""
-    assert vllm(16384, "DIR") == "`vllm serve DIR --max-model-len 16384`"
 
 
 def test_vllm_finds_the_attention_factor_of_revised_yarn_under_its_own_names() -> None:
@@ -31,9 +26,3 @@ def test_llama_cpp_reads_revised_yarn_in_its_llama_architecture_alone() -> None:
         assert "export" not in llama_cpp({**model, "model_type": "qwen2"}, 16384, "DIR")
     assert "`skipwise export DIR" in llama_cpp(config("yarn", beta_fast=16.0), 16384, "DIR")
     assert "`skipwise export DIR" in llama_cpp({**config("yarn"), "model_type": "qwen2"}, 16384, "DIR")
-
-
-def test_of_kinds_of_layers_the_set_that_is_extended_counts() -> None:
-    nested = {"sliding_attention": {"rope_type": "default"}, "full_attention": rope_parameters("yarn", ROPE, FACTOR)}
-    model = {"model_type": "gemma3_text", "rope_parameters": nested, "max_position_embeddings": 16384}
-    assert "gguf" in llama_cpp(model, 16384, "DIR")

@@ -15,10 +15,8 @@ from skipwise.errors import ModelError, RunError
 from skipwise.model import lora
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
-from skipwise.model.fingerprint import weights_fingerprint
 from skipwise.model.loading import load_model
-from skipwise.model.origin import Origin, read_origin
-from skipwise.model.sealed import require_unchanged
+from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.recipes.schema import Data, Lora
 from skipwise.report import publish as publishing
 from skipwise.report.model_card import write_card

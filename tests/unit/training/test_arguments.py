@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 from skipwise.errors import RecipeError
-from skipwise.model import checkpointing
+from skipwise.model.cost import CHECKPOINTING
 from skipwise.recipes import schema as recipe
 from skipwise.training import arguments
 from skipwise.training.arguments import settings_errors, training_arguments
@@ -104,7 +104,7 @@ def test_adamw_is_fused_on_a_cpu_too(tmp_path):
 @pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
 def test_activation_checkpointing_by_either_name(name, tmp_path):
     args = training_arguments(settings(**{name: True}), tmp_path, 0)
-    assert getattr(args, checkpointing.NAME) is True
+    assert getattr(args, CHECKPOINTING) is True
 
 
 def test_accumulation_follows_from_the_global_batch(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from skipwise.errors import RunError
 from skipwise.model.config import load_config
-from skipwise.model.memory import parameters_of
+from skipwise.model.cost import parameters_of
 from skipwise.recipes.loading import load_recipe
 from skipwise.training import cost
 from skipwise.training.cost import require_fits, timed_tokens

@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM, Trainer, TrainerState, TrainingArgume
 from skipwise.data.examples import PoseDataset
 from skipwise.data.window import collate
 from skipwise.errors import ModelError, RecipeError
+from skipwise.model.config import reach_of
 from skipwise.model.extension import plan_extension, set_interpolation
-from skipwise.model.rope import reach_of
 from skipwise.model.sliding import mask_by_position
 from skipwise.recipes.schema import Data, Positions, Teacher
 from skipwise.training.collator import PoseCollator

@@ -1,17 +1,19 @@
-"""The memory and operations of one training step, from a model's config alone: the step runs without data.
+"""Cost of a model from its config alone: memory and operations of a training step, and bytes per token of a forward pass.
 
-Under PyTorch's ``FakeTensorMode``, every operation of the stock model runs on tensors that have a shape and no memory.
-Their bytes are added when they are made and subtracted when they are freed, and operations are counted. So LoRA,
-activation checkpointing and every family are included without a formula of their own.
+Under PyTorch's ``FakeTensorMode`` every operation of the stock model runs on tensors with a shape and no memory. Their bytes
+are added when they are made and subtracted when they are freed, and operations are counted. So LoRA, activation
+checkpointing and every family are included without formulas.
 """
 
 import copy
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,28 +24,43 @@ from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForCausalLM,
+    DynamicCache,
     PretrainedConfig,
     PreTrainedModel,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from skipwise.model import checkpointing, lora
+from skipwise.model import lora
 from skipwise.model.chunked_loss import in_slices, worth_chunking
+from skipwise.model.config import experts_of, head_size, inner_width
 from skipwise.model.precision import autocast
 from skipwise.recipes.schema import Lora
 
+# Activation checkpointing: the field of TrainingArguments, with "_enable" the method of a model. Recipes have the older name.
+_OLD, _NEW = "gradient_checkpointing", "activation_checkpointing"
+CHECKPOINTING = _NEW if hasattr(PreTrainedModel, f"{_NEW}_enable") else _OLD
+# Bytes that an optimizer of transformers keeps for each trained weight, and for each of an embedding. Moments in 8 bits have
+# 4 bytes of scale for each 256, and Trainer keeps those of embeddings in 32 bits.
+OPTIMIZER_BYTES = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "paged_adamw_32bit"), (8.0, 8.0)),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit"), (2 * (1 + 4 / 256), 8.0)),
+    **dict.fromkeys(("lion_8bit", "paged_lion_8bit"), (1 + 4 / 256, 4.0)),
+    **dict.fromkeys(("lion_32bit", "paged_lion_32bit"), (4.0, 4.0)),
+    **dict.fromkeys(("adafactor", "sgd"), (0.0, 0.0)),  # Adafactor keeps a number for each row and column
+}
 _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all pairs, as on any GPU
+_LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How the step is run."""
+    """Settings of the step."""
 
     window: int  # tokens of one example
     micro_batch: int = 1  # examples in one forward pass
     precision: str = "bf16"  # of autocast; float32 computes in the dtype of the weights
     weights: torch.dtype = torch.float32  # of the parameters; with LoRA, of the frozen ones
-    checkpointing: bool = False  # compute activations of a layer again in backward instead of keeping them
+    checkpointing: bool = False  # recompute a layer's activations in backward
     lora: Lora | None = None  # None trains all weights
     sliced_loss: bool = True  # compute large logits in slices (``chunked_loss``), as on one GPU
 
@@ -66,49 +83,41 @@ class StepCost:
 def step_cost(config: PretrainedConfig, settings: StepSettings) -> StepCost:
     """Return the cost of one training step of the stock model of ``config``; no weights are read."""
     model, mode = _fake_model(config, settings)
-    tokens = settings.micro_batch * settings.window
-    text = config.get_text_config()
+    text, parameters, stock = config.get_text_config(), list(model.parameters()), lora.stock_model(model)
     capped = getattr(text, "final_logit_softcapping", None) is not None  # as ``can_be_sliced`` finds
+    tokens = settings.micro_batch * settings.window
     sliced = settings.sliced_loss and not capped and worth_chunking(tokens, text.vocab_size, "cuda")
     with mode, in_slices(model) if sliced else nullcontext():
         held = _Counted()
-        for parameter in model.parameters():
+        for parameter in parameters:
             held.hold(parameter)
             if parameter.requires_grad:  # gradients exist from the second micro-batch on
                 parameter.grad = torch.empty_like(parameter)
                 held.hold(parameter.grad)
         constant = held.now
         ids = torch.zeros(settings.micro_batch, settings.window, dtype=torch.long)
-
         with held:
             with autocast("cpu", settings.precision):
                 loss = model(input_ids=ids, labels=ids, use_cache=False).loss
             loss.backward()
-        return _cost(model, settings, held.most - constant, held.operations)
-
-
-def _cost(model: PreTrainedModel, settings: StepSettings, activations: int, operations: float) -> StepCost:
-    parameters, stock = list(model.parameters()), lora.stock_model(model)
-    head = stock.get_output_embeddings()
+    head, embedding = stock.get_output_embeddings(), cast(torch.nn.Embedding, stock.get_input_embeddings())
     linear = [part for part in stock.modules() if isinstance(part, torch.nn.Linear) and part is not head]
-    lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
-    embedding: Any = stock.get_input_embeddings()
-    blocks = (sum(weight.nbytes for weight in block.parameters()) for layers in lists for block in layers)
+    blocks = [block for part in model.modules() if isinstance(part, torch.nn.ModuleList) for block in part]
     return StepCost(
         parameters=sum(weight.numel() for weight in parameters),
         trained=sum(weight.numel() for weight in parameters if weight.requires_grad),
         embedded=embedding.weight.numel() if embedding.weight.requires_grad else 0,
         quantizable=sum(part.weight.numel() for part in linear if not (settings.lora and part.weight.requires_grad)),
         weights=sum(weight.nbytes for weight in parameters),
-        block=max(blocks, default=0),
+        block=max((sum(weight.nbytes for weight in block.parameters()) for block in blocks), default=0),
         output=head.weight.nbytes,
-        activations=activations,
-        operations=operations,
+        activations=held.most - constant,
+        operations=held.operations,
     )
 
 
 class _Counted(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, until they are freed; and multiplications and additions.
+    """Counter of the bytes of live storages, and of multiplications and additions.
 
     torch's ``FlopCounterMode`` in the same pass would keep what checkpointing frees.
     """
@@ -143,14 +152,16 @@ class _Counted(TorchDispatchMode):
 
 
 def _fake_model(config: PretrainedConfig, settings: StepSettings) -> tuple[PreTrainedModel, FakeTensorMode]:
-    """Return the model as it is trained, on fake tensors; peft can add layers on meta tensors only, so before that."""
+    """Return the model of training on fake tensors; peft needs meta tensors, so LoRA comes first."""
     AttentionInterface.register(_FUSED, _fused_attention)
     AttentionMaskInterface.register(_FUSED, lambda *args, **kwargs: None)
     with torch.device("meta"):
-        own = copy.deepcopy(config)  # transformers writes the attention implementation into it
-        model: Any = AutoModelForCausalLM.from_config(own, dtype=settings.weights, attn_implementation=_FUSED).train()
+        copied = copy.deepcopy(config)  # transformers writes the attention implementation into it
+        model: Any = AutoModelForCausalLM.from_config(
+            copied, dtype=settings.weights, attn_implementation=_FUSED
+        ).train()
     if settings.checkpointing:
-        getattr(model, f"{checkpointing.NAME}_enable")()
+        getattr(model, f"{CHECKPOINTING}_enable")()
     adapted: Any = lora.adapt(model, settings.lora) if settings.lora else model
     names: dict[int, list[str]] = defaultdict(list)  # by the tensor, of which tied layers have one
     for name, weight in adapted.named_parameters(remove_duplicate=False):
@@ -184,3 +195,42 @@ _OPERATIONS: dict[Any, Callable[..., float]] = flop_registry | {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
+
+
+def machine_memory(device: torch.device) -> int | None:
+    """Return the bytes of a GPU's memory, or the machine's, or the container's; None if unknown."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cpu" or "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):  # Windows has no sysconf
+        return None
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(memory, int(_LIMIT.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # no container, or one without a limit
+        return memory
+
+
+def parameters_of(config: PretrainedConfig) -> int | None:
+    """Return the number of parameters of the stock model; None if it cannot be built."""
+    try:
+        with torch.device("meta"):
+            return int(AutoModelForCausalLM.from_config(copy.deepcopy(config)).num_parameters())
+    except Exception:  # from the architecture's code
+        return None
+
+
+def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int:
+    """Return a lower bound of the bytes of one more token in a forward pass without gradients.
+
+    A feed-forward layer holds its input and output and two results of its inner width. ``cached`` adds the keys and values of
+    all layers; sliding layers keep only the last tokens.
+    """
+    text = config.get_text_config()
+    inner = 0 if experts_of(text) else inner_width(text)  # each expert reads some of the tokens
+    kept = 0
+    if cached:
+        each = 2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * head_size(text)
+        if latent := getattr(text, "kv_lora_rank", None):  # multi-head latent attention
+            each = latent + text.qk_rope_head_dim
+        kept = each * list(DynamicCache(config=config).is_sliding).count(False)
+    return itemsize * (2 * text.hidden_size + 2 * inner + kept)
