@@ -138,7 +138,8 @@ def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) 
 def test_a_run_that_has_saved_no_model_is_said(monkeypatch, capsys, tmp_path: Path) -> None:
     dump_recipe(load_recipe("nano", {}), tmp_path / "recipe.yaml")
     message = refused(monkeypatch, capsys, "evaluate", tmp_path)
-    assert f"{tmp_path} is a run folder without a model yet: finish the run with skipwise extend --resume" in message
+    assert str(tmp_path) in message
+        assert "--resume" in message
 
 
 def test_a_second_text_is_refused(monkeypatch, capsys) -> None:
