@@ -146,7 +146,7 @@ def prepared_world(folder: Path) -> World:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "SKIPWISE_CACHE": str(folder / "cache")}
     huggingface_hub.constants.HF_HUB_OFFLINE = True  # it has read the environment when it was imported
     import skipwise.cli
-    import skipwise.data.documents
+    import skipwise.data.text
     import skipwise.engines.check
     import skipwise.engines.export
     import skipwise.evaluation.benchmarks
@@ -158,7 +158,7 @@ def prepared_world(folder: Path) -> World:
 
     world = World(folder)
     files = [(path.name, path) for path in sorted(world.text.iterdir())]
-    skipwise.data.documents._stdlib_files = lambda: files  # stands for hundreds of modules, read in half a minute
+    skipwise.data.text._stdlib_files = lambda: files  # stands for hundreds of modules, read in half a minute
     gc.collect()
     gc.freeze()
     return world

@@ -24,12 +24,11 @@ import torch
 import yaml
 from transformers import GPTJConfig
 
-from skipwise.data.names import printable
+from skipwise.data.store import FILES
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import FILES
 from skipwise.engines import export
 from skipwise.engines.check import find_engines
-from skipwise.errors import RunError
+from skipwise.errors import RunError, printable
 from skipwise.model import lora
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.recipes.schema import Lora

@@ -9,7 +9,7 @@ import pytest
 
 import skipwise
 from skipwise.cli.terminal import prepare_process
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.model.config import load_config
 from skipwise.model.memory import parameters_of, token_bytes
 from skipwise.recipes.loading import dump_recipe, load_recipe
@@ -102,7 +102,7 @@ def test_perplexity_reads_whole_documents_unless_it_is_told_how_much(monkeypatch
 def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     files = [(path.name, path) for path in corpus(tmp_path / "text", documents=30).iterdir()]
-    monkeypatch.setattr("skipwise.data.documents._stdlib_files", lambda: files)  # stands for hundreds of modules
+    monkeypatch.setattr("skipwise.data.text._stdlib_files", lambda: files)  # stands for hundreds of modules
     run(monkeypatch, "perplexity", checkpoint(tmp_path / "base", window=64), "--out", tmp_path / "r.jsonl")
     assert "documents are read to measure; the others are for training, by their text" in " ".join(
         capsys.readouterr().out.split()

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.cut_attention import in_blocks
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.evaluation.batches import Prompts
 from skipwise.evaluation.evaluate import plan_models
 from skipwise.evaluation.models import EvaluatedModel, find_models

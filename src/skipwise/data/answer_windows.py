@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skipwise.data.tokens import TokenStore
+from skipwise.data.store import TokenStore
 from skipwise.method.positions import Plans
 from skipwise.method.rng import Rng
 

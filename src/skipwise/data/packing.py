@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from skipwise.data.tokens import TokenStore
+from skipwise.data.store import TokenStore
 from skipwise.recipes.schema import Positions
 
 

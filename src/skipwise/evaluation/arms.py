@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.tokens import TokenStore
+from skipwise.data.store import TokenStore
 from skipwise.errors import DataError
 from skipwise.evaluation.batches import Batch, Readings, keeping_losses
 from skipwise.evaluation.models import EvaluatedModel

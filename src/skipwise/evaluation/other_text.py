@@ -5,15 +5,14 @@ base and the extended model read the same ones, so the difference of their losse
 """
 
 from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.corpus import Document
-from skipwise.data.pieces import encoder
 from skipwise.data.shipped import KINDS, shipped_text
+from skipwise.data.text import Document
+from skipwise.data.tokenising import text_encoder
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.model.origin import Origin
 from skipwise.results.records import OTHER_TEXT
@@ -54,7 +53,8 @@ def other_text(
     """
     trained_on = np.concatenate([np.empty(0, dtype="<u8"), *(origin.documents for origin in origins)])
     segments: dict[int, list[Segment]] = {}
-    for document, pieces in encoder(tokenizer)([Document(kind, shipped_text(kind)) for kind in KINDS]):
+    texts = [shipped_text(kind) for kind in KINDS]
+    for document, ids in zip(map(Document, KINDS, texts), text_encoder(tokenizer)(texts), strict=True):
         if np.isin(np.frombuffer(document.digest, dtype="<u8"), trained_on):
             console.print(
                 f"the {document.name} that ships with skipwise is in the training text, so it does not show what the "
@@ -62,7 +62,7 @@ def other_text(
                 style="yellow",
             )
             continue
-        tokens = np.fromiter(chain.from_iterable(pieces), dtype=np.int64)
+        tokens = np.asarray(ids, dtype=np.int64)
         for segment in cut_segments(document.name, tokens, window):
             segments.setdefault(len(segment.tokens), []).append(segment)
     return EvaluationText(OTHER_TEXT, [], [], segments, fingerprint="")

@@ -14,8 +14,8 @@ from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.ruler import read_ruler_data, repeats
+from skipwise.data.store import TokenStore, check_vocabulary
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import EvaluationError, TooShortError, out_of_memory
 from skipwise.evaluation.batches import Batch, Prompts, Readings, Request
 from skipwise.evaluation.models import EvaluatedModel

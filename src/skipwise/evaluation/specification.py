@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from skipwise.data import ruler
-from skipwise.data.documents import other_source
 from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.text import other_source
 from skipwise.errors import RecipeError, at_least, counted, one_of
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.texts import EvaluationText

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from skipwise.data.tokens import TokenStore, split_by_name
+from skipwise.data.store import TokenStore, split_by_name
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data

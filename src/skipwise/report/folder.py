@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skipwise.data.names import printable
-from skipwise.errors import RunError
+from skipwise.errors import RunError, printable
 from skipwise.results import token_losses
 from skipwise.results.files import file_digest
 from skipwise.results.records import OTHER_TEXT, Measured, ReadingRecord, Record, RulerRecord, TrialRecord, read_records

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
-from skipwise.data.names import printable
+from skipwise.errors import printable
 from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.extension import Extension

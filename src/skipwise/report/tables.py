@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from skipwise.data.names import printable
 from skipwise.data.retrieval_prompts import TASKS
+from skipwise.errors import printable
 from skipwise.method.lengths import format_length
 from skipwise.report.ability_tables import ability_tables, benchmark_tables, benchmarks_sentence
 from skipwise.report.difference_table import differences_table

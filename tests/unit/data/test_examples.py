@@ -8,8 +8,8 @@ import torch
 
 from skipwise.data.examples import PoseDataset
 from skipwise.data.spans import IGNORED
+from skipwise.data.store import TokenStore
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import TokenStore
 from skipwise.data.window import collate
 from skipwise.errors import DataError, RecipeError
 from skipwise.recipes.schema import Data, Positions, Teacher

@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from skipwise.data.store import split_by_name
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import split_by_name
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation.arms import RunEvaluation, plan_evaluation
 from skipwise.evaluation.forecast import batches_of

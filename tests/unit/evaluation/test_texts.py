@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation.texts import (
     EvaluationText,
