@@ -280,6 +280,6 @@ def split_documents(store: TokenStore, data: Data, window: int, *, whole: bool) 
     named = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in longest)
     lower = [setting, *(["data.held_out"] if (store.lengths[held_out] >= shortest).any() else [])]
     raise DataError(
-        f"none of {documents} to train on has {shortest:,} tokens ({len(held_out):,} held out); the longest are {named}. Give "
-        f"longer text, join documents, or lower {' or '.join(lower)}"
+        f"of {documents} none of {shortest:,} tokens or more is left to train on after holding out {len(held_out):,}; the longest "
+        f"are {named}; give longer text, join documents, or lower {' or '.join(lower)}"
     )

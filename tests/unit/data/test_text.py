@@ -190,7 +190,7 @@ class TestDataSets:
 
     def test_refusals(self, saved):
         refused(saved / "many", "train, validation", split="trian")
-        refused(saved / "one", "'body'.* text, id", text_field="body")
+        refused(saved / "one", "'body'.* 'text', 'id'", text_field="body")
         (saved / "one" / "state.json").write_text("{")
         refused(saved / "one", "one")
 
@@ -225,7 +225,7 @@ class TestRefusals:
             ("c.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "line 2"),
             ("c.jsonl", json_lines(ROWS) + b'{"text": "a"', "line 4"),
             ("c.jsonl", b'"text"\n', "line 1: a str"),
-            ("c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n', "line 4: no field 'text' .* body, id"),
+            ("c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n', "line 4: no field 'text' .* 'body', 'id'"),
             ("c.jsonl", b'{"text": 3}', "line 1: field 'text' is of type int"),
             ("c.jsonl", b'{"text": null}', "line 1"),
             ("c.jsonl", rb'{"text": "ab\ud83d"}', "line 1"),  # half of a surrogate pair
