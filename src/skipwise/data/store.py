@@ -127,8 +127,6 @@ class Names(Sequence[str]):
         return len(self._offsets) - 1
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         begin, end = self._offsets[range(len(self))[index] :][:2]
         return json.loads(self._bytes[begin:end].tobytes())
 

@@ -21,6 +21,7 @@ import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -176,13 +177,8 @@ def _read(name: str, path: Path, field: str, skip_undecodable: bool) -> Iterator
     if path.name.lower().endswith(".parquet"):
         import datasets
 
-        pattern = glob.escape(str(path))
-        yield from _rows(
-            lambda: datasets.load_dataset("parquet", data_files=pattern, split="train", streaming=True),
-            name,
-            path,
-            field,
-        )
+        open_rows = partial(datasets.load_dataset, "parquet", split="train", streaming=True)
+        yield from _rows(lambda: open_rows(data_files=glob.escape(str(path))), name, path, field)
         return
     for number, record in _json_lines(path):
         yield Document(f"{name}:{number}", content_of(record, field, f"{path}, line {number:,}"))
@@ -191,11 +187,9 @@ def _read(name: str, path: Path, field: str, skip_undecodable: bool) -> Iterator
 def _json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield line numbers, from 1, and records.
 
-    ``datasets`` infers one type for all records of a block, so nested ones (tool calls) may change, and its errors have no line.
+    ``datasets`` gives no line numbers, which names and errors need.
     """
-    unpack = next(
-        (unpack for ending, unpack in _PACKED.items() if path.name.lower().endswith(ending)), io.BufferedReader
-    )
+    unpack = _PACKED.get(path.suffix.lower(), io.BufferedReader)
     number = 0
     try:
         with _opened(path) as packed:
@@ -277,11 +271,11 @@ def _pydoc() -> Corpus:
 # --- data sets, read by ``datasets`` ---
 
 
-def _rows(dataset: Any, name: str, where: Any, field: str, done: int = 0) -> Iterator[Document]:
+def _rows(open_rows: Callable[[], Any], name: str, where: str | Path, field: str, done: int = 0) -> Iterator[Document]:
     """Yield the rows of a ``Dataset`` or ``IterableDataset`` after the first ``done``."""
     row = done
     try:
-        rows = dataset() if callable(dataset) else dataset
+        rows = open_rows()
         if rows.column_names is not None:
             form_of(rows.column_names, field, str(where))
             known = {field, chat.TOOLS, tokenised.LABELS, *chain.from_iterable(_FORMS)}
@@ -303,7 +297,10 @@ def _data_set(data: Data, name: str, dataset: Any, identity: str, size: int | No
         form_of(dataset.column_names, data.text_field, data.source)
     content = ("rows", data.text_field, name, identity)
     return Corpus(
-        data.source, lambda done: _rows(dataset, name, data.source, data.text_field, done), lambda: content, size
+        data.source,
+        lambda done: _rows(lambda: dataset, name, data.source, data.text_field, done),
+        lambda: content,
+        size,
     )
 
 

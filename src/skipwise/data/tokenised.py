@@ -110,5 +110,7 @@ def token_ids(values: Any, what: str) -> np.ndarray:
         array = np.asarray(None)
     if array.ndim != 1 or not (len(array) == 0 or np.issubdtype(array.dtype, np.integer)):
         kind = "several rows" if array.ndim > 1 else f"{values!r:.40}"
-        raise DataError(f"{what} holds {kind}, not a list of token ids; give one list of whole numbers for each document")
+        raise DataError(
+            f"{what} holds {kind}, not a list of token ids; give one list of whole numbers for each document"
+        )
     return array.astype(np.int64)

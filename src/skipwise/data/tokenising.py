@@ -16,8 +16,8 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
-from itertools import groupby, islice
+from functools import cache, cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,6 @@ _TRIED = 16  # places to cut, of each kind and size of piece
 _BLOCK = 2**14  # characters that are searched for places at a time
 _BATCH_CHARACTERS = 2**22  # keep every core busy
 _BATCH_DOCUMENTS = 2**13
-_ABANDONED_SECONDS = 7 * 86_400
 
 Ids = Sequence[int] | np.ndarray
 OnProgress = Callable[[int, int, float | None], None]
@@ -87,11 +86,11 @@ def build_token_store(
         say(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {some}")
     template = getattr(tokenizer, "chat_template", None)
     key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_tokens]
-    fingerprint = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    cache = Path(data.cache) if data.cache else default_cache()
-    stores, folder = cache / "tokens", cache / "tokens" / fingerprint
+    fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
+    home = Path(data.cache) if data.cache else default_cache()
+    stores, folder = home / "tokens", home / "tokens" / fingerprint
     try:
-        for private in (cache, stores, stores / ".locks"):
+        for private in (home, stores, stores / ".locks"):
             private_folder(private)
         with FileLock(stores / ".locks" / fingerprint, mode=private_mode()):
             if folder.exists():
@@ -104,7 +103,7 @@ def build_token_store(
             return TokenStore(folder)
     except OSError as error:  # an unreadable source is a DataError already
         raise DataError(
-            f"{error.filename or cache}: the token store cannot be written ({error.strerror or error}); free space, or set "
+            f"{error.filename or home}: the token store cannot be written ({error.strerror or error}); free space, or set "
             "data.cache or $SKIPWISE_CACHE to another folder"
         ) from error
 
@@ -168,39 +167,33 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _encoder(
     tokenizer: Any, vocabulary: int, labelled: bool
-) -> Callable[[list[Document]], Iterator[tuple[Document, Any, Spans]]]:
+) -> Callable[[list[Document]], Iterator[tuple[Document, Ids, Spans]]]:
     """Return a function from documents to each one's ids, and the spans that are context."""
-    texts, chats = text_encoder(tokenizer), None
-    tokens = tokens_encoder(tokenizer, vocabulary)
+    encode_texts, encode_tokens = text_encoder(tokenizer), tokens_encoder(tokenizer, vocabulary)
+    encode_chat = cache(lambda: chat_encoder(tokenizer))
 
-    def encode(documents: list[Document]) -> Iterator[tuple[Document, Any, Spans]]:
-        nonlocal chats
-        for kind, group in groupby(documents, key=lambda document: type(document.text)):
-            alike = list(group)
-            if (kind is Tokens) != labelled:
+    def encode(documents: list[Document]) -> Iterator[tuple[Document, Ids, Spans]]:
+        texts = encode_texts([document.text for document in documents if isinstance(document.text, str)])
+        for document in documents:
+            if isinstance(document.text, Tokens) != labelled:
                 raise DataError(
-                    f"{alike[0].name}: text and tokenised documents cannot share a source; give only one of them"
+                    f"{document.name}: text and tokenised documents cannot share a source; give one of them"
                 )
-            if kind is str:
-                for document, ids in zip(alike, texts([document.text for document in alike]), strict=True):
-                    yield document, ids, []
-                continue
-            if kind is Conversation and chats is None:
-                chats = chat_encoder(tokenizer)
-            for document in alike:
-                encoded: Any = tokens if kind is Tokens else chats
-                yield document, *encoded(document.text, document.name)
+            if isinstance(document.text, str):
+                yield document, next(texts), []
+            elif isinstance(document.text, Conversation):
+                yield document, *encode_chat()(document.text, document.name)
+            else:
+                yield document, *encode_tokens(document.text, document.name)
 
     return encode
 
 
 def _remove_abandoned(stores: Path) -> None:
     """Remove drafts that were not written to for a week."""
-    for draft in stores.glob(".draft-*"):
-        if (draft / "build.json").exists() and (
-            draft / "build.json"
-        ).stat().st_mtime < time.time() - _ABANDONED_SECONDS:
-            shutil.rmtree(draft, ignore_errors=True)
+    for kept in stores.glob(".draft-*/build.json"):
+        if kept.stat().st_mtime < time.time() - 7 * 86_400:
+            shutil.rmtree(kept.parent, ignore_errors=True)
 
 
 # --- long texts ---
@@ -245,7 +238,7 @@ class _Pieces:
         encoding, plain = backend.encode("a"), self._ids("a")
         begin = [*encoding.special_tokens_mask, 0].index(0)
         end = begin + len(plain)
-        self.special = encoding.ids[:begin], encoding.ids[end:]  # before and after a text
+        self.before, self.after = (np.array(ids, dtype=np.int64) for ids in (encoding.ids[:begin], encoding.ids[end:]))
         self.can_cut = encoding.ids[begin:end] == plain and all(encoding.special_tokens_mask[end:])
 
     def _ids(self, text: str) -> list[int]:
@@ -255,15 +248,15 @@ class _Pieces:
         """Return the ids of a text: a list, or int64 [tokens]."""
         if not self.can_cut:
             return self.backend.encode(text).ids
-        pieces: list[tuple[str, Ids, Ids]] = []  # text, ids of the character before it, ids of the characters after it
-        begin = 0
-        lead: Ids = []
+        pieces: list[
+            tuple[str, list[int], list[int]]
+        ] = []  # text, ids of the character before it, ids of the characters after it
+        begin, lead = 0, list[int]()
         while cut := self._next_cut(text, begin):
-            place, next_lead, tail = cut
-            pieces.append((text[max(begin - 1, 0) : place + AROUND], lead, tail))
-            begin, lead = place, next_lead
+            pieces.append((text[max(begin - 1, 0) : cut[0] + AROUND], lead, cut[2]))
+            begin, lead = cut[:2]
         pieces.append((text[max(begin - 1, 0) :], lead, []))
-        found = [self.special[0]]
+        found = [self.before]
         for at in range(0, len(pieces), _TOGETHER):
             batch = pieces[at : at + _TOGETHER]
             encodings = self.backend.encode_batch_fast([piece for piece, _, _ in batch], add_special_tokens=False)
@@ -272,9 +265,9 @@ class _Pieces:
                 if ids[: len(lead)] != lead or ids[end:] != tail:
                     return self.backend.encode(text).ids
                 found.append(np.array(ids[len(lead) : end], dtype=np.int64))
-        return np.concatenate([*found, self.special[1]]).astype(np.int64)
+        return np.concatenate([*found, self.after])
 
-    def _next_cut(self, text: str, begin: int) -> tuple[int, Ids, Ids] | None:
+    def _next_cut(self, text: str, begin: int) -> tuple[int, list[int], list[int]] | None:
         """Return the next place to cut, with the ids of the character before it and of ``AROUND`` after it."""
         size = PIECE
         while begin + size < len(text):
@@ -284,7 +277,7 @@ class _Pieces:
             size *= 2
         return None
 
-    def _ids_at(self, text: str, place: int) -> tuple[Ids, Ids] | None:
+    def _ids_at(self, text: str, place: int) -> tuple[list[int], list[int]] | None:
         """Return the ids on both sides of a cut, or None if it may change a token."""
         lead, right = self._ids(text[place - 1]), self._ids(text[place - 1 : place + AROUND])
         tail = right[len(lead) :]
