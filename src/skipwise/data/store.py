@@ -80,7 +80,10 @@ class TokenStore:
 
     @cached_property
     def names(self) -> "Names":
-        return Names(self.path / "names.jsonl")
+        names = Names(self.path / "names.jsonl")
+        if len(names) != len(self):
+            raise DataError(f"{self.path} has {len(names)} names of {len(self)} documents; {_REMOVE}")
+        return names
 
     @cached_property
     def digests(self) -> np.ndarray:
@@ -187,11 +190,11 @@ class StoreWriter(ExitStack):
         """Write ``store.json``, with the manifest."""
         for file in self._files.values():
             file.flush()
-        (self.folder / "build.json").unlink(missing_ok=True)
         manifest = seal(self.folder, FILES)
         about |= {"schema": SCHEMA, **self.counts, "dtype": self.dtype.str, "seal": manifest}
         write_json(self.folder / "store.json", about)
         keep_private(self.folder / "store.json")
+        (self.folder / "build.json").unlink(missing_ok=True)
 
 
 def _open_private(path: str, flags: int) -> int:
