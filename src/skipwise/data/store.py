@@ -163,6 +163,7 @@ class StoreWriter(ExitStack):
         for name, size in self._sizes.items():
             self._files[name] = self.enter_context(open(self.folder / name, "ab", opener=_open_private))
             self._files[name].truncate(size)
+            self._files[name].seek(size)
         return self
 
     def add(self, document: Document, ids: Iterable[int], context: Spans) -> None:

@@ -100,12 +100,9 @@ def open_corpus(source: str | Path | Data) -> Corpus:
     """
     data = Data.of(source)
     path = Path(data.source)
-    if data.source == "stdlib":
+    if data.source in ("stdlib", "pydoc"):
         _refuse_settings(data, "split", "subset", "stream")
-        return _files(data, _stdlib_files(), skip_undecodable=True)
-    if data.source == "pydoc":
-        _refuse_settings(data, "split", "subset", "stream")
-        return _pydoc()
+        return _pydoc() if data.source == "pydoc" else _files(data, _stdlib_files(), skip_undecodable=True)
     if not path.exists():
         return _hub(data)
     if _is_saved(path):
@@ -259,12 +256,10 @@ def _stdlib_files() -> list[tuple[str, Path]]:
 
 def _pydoc() -> Corpus:
     """Return the chapters of Python's language reference, which ``help()`` shows."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise DataError("pydoc: this Python has no pydoc_data; choose another text, e.g. stdlib") from None
+    from pydoc_data.topics import topics
+
     texts = [Document(name, text) for name, text in sorted(topics.items())]
-    content = ["topics", *(part for document in texts for part in (document.name, str(document.text)))]
+    content = [part for document in texts for part in (document.name, document.text)]
     return Corpus("pydoc", lambda done: iter(texts[done:]), lambda: content, len(texts))
 
 
@@ -293,15 +288,9 @@ def _rows(open_rows: Callable[[], Any], name: str, where: str | Path, field: str
 
 def _data_set(data: Data, name: str, dataset: Any, identity: str, size: int | None) -> Corpus:
     """Return the corpus of a ``Dataset`` or ``IterableDataset``."""
-    if dataset.column_names is not None:
-        form_of(dataset.column_names, data.text_field, data.source)
     content = ("rows", data.text_field, name, identity)
-    return Corpus(
-        data.source,
-        lambda done: _rows(lambda: dataset, name, data.source, data.text_field, done),
-        lambda: content,
-        size,
-    )
+    rows = partial(_rows, lambda: dataset, name, data.source, data.text_field)
+    return Corpus(data.source, rows, lambda: content, size)
 
 
 def _is_saved(folder: Path) -> bool:
@@ -342,8 +331,6 @@ def _hub(data: Data) -> Corpus:
             return _data_set(data, source, builder.as_streaming_dataset(split=data.split), identity, None)
         dataset = datasets.load_dataset(source, data.subset, split=data.split)
         return _data_set(data, source, dataset, str(dataset._fingerprint), len(dataset))
-    except DataError:
-        raise
     except Exception as error:  # the network, the hub, a split or a subset
         subset = f", subset {data.subset!r}" if data.subset else ""
         raise DataError(

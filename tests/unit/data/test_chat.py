@@ -1,4 +1,4 @@
-"""Chats: six chat templates by an independent count, every form of record, and refusals."""
+"""Chats: five chat templates by an independent count, every form of record, and refusals."""
 
 import json
 from pathlib import Path
@@ -25,11 +25,6 @@ from tests.tiny import byte_tokenizer
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-SMOLLM2 = (
-    "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou help.<|im_end|>\n' }}{% endif %}"
-    "{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
 )
 LLAMA_3 = (
     "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' + m['content'] | trim"
@@ -124,7 +119,6 @@ def heads(begin: str, end: str, after: str, stop: str, names: dict[str, str]) ->
 
 TEMPLATES = {
     "ChatML": (CHATML, chatml()),
-    "SmolLM2": (SMOLLM2, [("<|im_start|>system\nYou help.<|im_end|>\n", False), *chatml()]),
     "Llama 3": (LLAMA_3, heads("<|start_header_id|>", "<|end_header_id|>\n\n", "", "<|eot_id|>", {})),
     "Gemma": (GEMMA, heads("<start_of_turn>", "\n", "\n", "<end_of_turn>", {"assistant": "model"})),
     "Qwen3": (QWEN3, [*chatml()[:-3], ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False), *chatml()[-2:]]),
@@ -391,13 +385,6 @@ def test_of_a_table_of_texts_and_conversations_null_is_absent(tmp_path: Path, ki
     assert found[0][2].startswith("Where? Here.")
 
 
-def test_another_template_is_another_store(tmp_path: Path) -> None:
-    data = write(tmp_path, "jsonl", {"messages": messages(*TURNS)})
-    one, other = (build_token_store(data, tokenizer(template)) for template in (CHATML, LLAMA_3))
-    assert one.fingerprint != other.fingerprint
-    assert build_token_store(data, tokenizer(CHATML)).fingerprint == one.fingerprint
-
-
 def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b c " * 100}) + "\n")
     store = build_token_store(
@@ -406,12 +393,3 @@ def test_training_the_assistant_alone_needs_conversations(tmp_path: Path) -> Non
     assert not store.is_context(np.arange(10)).any()
     with pytest.raises(DataError, match="assistant_only"):
         PoseDataset(store, np.arange(1), train_length=64, target_length=256, data=Data(assistant_only=True))
-
-
-def test_a_text_field_that_is_there_is_read_and_turns_may_be_named_by_it(tmp_path: Path) -> None:
-    record = {"text": "plain", "messages": messages(*TURNS)}
-    data = write(tmp_path, "jsonl", record)
-    made = tokenizer(CHATML)
-    assert made.decode(build_token_store(data, made).document(0)) == "plain"
-    named = data.model_copy(update={"text_field": "messages"})
-    assert made.decode(build_token_store(named, made).document(0)).startswith("<|im_start|>user\nWhere?")

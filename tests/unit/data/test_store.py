@@ -10,7 +10,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import datasets
 import numpy as np
@@ -74,20 +73,12 @@ class TestContents:
         assert store.lengths.tolist() == [len(tokenizer(text)["input_ids"]) for text in TEXTS.values()]
         assert store.offsets.tolist() == [0, *np.cumsum(store.lengths)]
         assert store.largest_token == store.tokens.max()
-        for index in (-1, 4):
-            with pytest.raises(IndexError):
-                store.document(index)
-
-    def test_are_mapped_not_loaded(self, store):
         assert isinstance(store.document(2), np.memmap)
         assert not store.tokens.flags.writeable
         assert store.tokens.dtype == np.uint16
-        assert store.offsets.dtype == store.lengths.dtype == np.int64
-
-    def test_large_vocabulary_takes_uint32(self, corpus, cache, make_tokenizer, monkeypatch):
-        large = make_tokenizer()
-        monkeypatch.setattr(type(large), "__len__", lambda self: 2**16 + 1)
-        assert build_token_store(corpus, large, cache=cache).tokens.dtype == np.uint32
+        for index in (-1, 4):
+            with pytest.raises(IndexError):
+                store.document(index)
 
     def test_truncation_and_padding_are_not_applied(self, corpus, cache, make_tokenizer):
         fresh, used = make_tokenizer(), make_tokenizer()
@@ -97,24 +88,6 @@ class TestContents:
         store = build_token_store(corpus, used, cache=cache)
         assert store.document(2).tolist() == fresh(TEXTS["c.txt"])["input_ids"]
         assert used.backend_tokenizer.truncation == state
-
-    def test_split_special_tokens(self, corpus, cache, make_tokenizer):
-        plain, split = make_tokenizer(), make_tokenizer()
-        split.split_special_tokens = True
-        ids = [build_token_store(corpus, t, cache=cache).document(2).tolist() for t in (plain, split)]
-        assert ids == [t(TEXTS["c.txt"])["input_ids"] for t in (plain, split)]
-        assert ids[0] != ids[1]
-
-    def test_tokenizer_without_a_rust_side(self, store, corpus, cache, tokenizer):
-        class Slow:
-            special_tokens_map: ClassVar = {}
-            __len__ = lambda self: len(tokenizer)  # noqa: E731
-            get_vocab = staticmethod(tokenizer.get_vocab)
-            __call__ = staticmethod(tokenizer.__call__)
-
-        slow = build_token_store(corpus, Slow(), cache=cache)
-        assert slow.fingerprint != store.fingerprint
-        assert np.array_equal(slow.tokens, store.tokens)
 
     def test_batches_and_pieces_change_nothing(self, corpus, cache, tokenizer, monkeypatch):
         for number in range(3):
@@ -140,11 +113,6 @@ class TestContents:
         tokenise(Data(source=str(corpus), cache=str(cache)), tokenizer, Console(file=(log := io.StringIO()), width=400))
         assert shown[-1][:2] == ["100%", "4 documents"]
         assert "e.csv" in log.getvalue()
-
-    def test_no_token_at_all(self, tmp_path, cache, make_tokenizer):
-        (tmp_path / "empty.txt").write_text("")
-        store = build_token_store(tmp_path / "empty.txt", make_tokenizer(bos=False), cache=cache)
-        assert (len(store), len(store.tokens), store.largest_token) == (1, 0, -1)
 
     def test_pickles_as_its_path(self, store, monkeypatch):
         data = pickle.dumps(store)
@@ -212,12 +180,6 @@ class TestCache:
         with pytest.raises(SkipwiseError, match=path.name):
             build_token_store(corpus, tokenizer, cache=cache)
         path.write_bytes(whole)
-
-    def test_a_failed_build_leaves_nothing(self, corpus, cache, tokenizer):
-        (corpus / "z.txt").write_bytes(b"\xff")
-        with pytest.raises(DataError):
-            build_token_store(corpus, tokenizer, cache=cache)
-        assert built(cache) == []
 
     def test_many_builders_at_once(self, corpus, cache, tokenizer):
         with ThreadPoolExecutor(8) as pool:
