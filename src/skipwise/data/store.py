@@ -50,7 +50,7 @@ class TokenStore:
         offsets: document i is ``tokens[offsets[i]:offsets[i + 1]]``, int64 [documents + 1].
         fingerprint: SHA-256 in hex of the content and the tokenizer.
         largest_token: -1 without a token.
-        labelled: the documents are tokenised; ``context`` is what their labels leave out.
+        labelled: the documents are tokenised; ``context`` has the tokens without a label.
 
     Raises:
         DataError: a file is missing or cut off; hashes are not checked.
@@ -203,7 +203,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def open_store(path: Path) -> TokenStore:
-    """Open a store whose files are those that were written.
+    """Check the manifest of a store, and open it.
 
     Raises:
         DataError: ``store.json`` is damaged.
@@ -247,8 +247,8 @@ class Split:
     dropped: int  # documents that are neither held out nor long enough
 
     @property
-    def told(self) -> str:
-        """The number of documents that are kept, in a sentence."""
+    def summary(self) -> str:
+        """Return the number of documents that are kept, as a sentence."""
         kept, all_long = len(self.train), len(self.train) + self.dropped
         if not self.dropped:
             return f"kept {kept:,} of {counted(all_long, 'document')}; none has fewer than {self.shortest:,} tokens"

@@ -62,7 +62,7 @@ class Corpus:
 
     source: str
     documents: Callable[[int], Iterator[Document]]  # without the first n
-    content: Callable[[], Iterable[str]]  # what ``fingerprint`` hashes
+    content: Callable[[], Iterable[str]]  # for ``fingerprint``
     size: int | None = None  # documents; None: unknown
     unread: Sequence[str] = ()  # files with other endings
 

@@ -46,7 +46,7 @@ _BATCH_DOCUMENTS = 2**13
 
 Ids = Sequence[int] | np.ndarray
 OnProgress = Callable[[int, int, float | None], None]
-Say = Callable[[str], None]
+OnMessage = Callable[[str], None]
 
 
 def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> TokenStore:
@@ -58,11 +58,15 @@ def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> Tok
             status = f"{counted(documents, 'document')}, {tokens:,} tokens"
             work.reach(share or work.done, total=1.0 if share else None, status=status)
 
-        return build_token_store(source, tokenizer, on_progress=show, say=warn)
+        return build_token_store(source, tokenizer, on_progress=show, on_message=warn)
 
 
 def build_token_store(
-    source: str | Path | Data, tokenizer: Any, *, on_progress: OnProgress | None = None, say: Say = warnings.warn
+    source: str | Path | Data,
+    tokenizer: Any,
+    *,
+    on_progress: OnProgress | None = None,
+    on_message: OnMessage = warnings.warn,
 ) -> TokenStore:
     """Tokenise a source, or open its store: the same content and tokenizer have the same store.
 
@@ -73,7 +77,7 @@ def build_token_store(
         source: a source, or a recipe's data section.
         tokenizer: the model's.
         on_progress: gets documents, tokens, and the share that is done, 0 to 1, or None if unknown, after each batch.
-        say: gets a sentence about files that are not read.
+        on_message: gets a sentence about files that are not read.
 
     Raises:
         DataError: the source cannot be read or tokenised, or the store cannot be written.
@@ -83,7 +87,7 @@ def build_token_store(
     corpus = open_corpus(data)
     if corpus.unread:
         some = ", ".join(corpus.unread[:3]) + (", ..." if len(corpus.unread) > 3 else "")
-        say(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {some}")
+        on_message(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {some}")
     template = getattr(tokenizer, "chat_template", None)
     key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_tokens]
     fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
@@ -109,7 +113,7 @@ def build_token_store(
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a SHA-256 in hex of what decides the tokens of a text; truncation and padding are not applied."""
+    """Return a SHA-256 in hex of the rules of a tokenizer, without truncation and padding."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rules = {"vocabulary": tokenizer.get_vocab(), "settings": getattr(tokenizer, "init_kwargs", {})}

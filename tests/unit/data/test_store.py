@@ -421,7 +421,7 @@ def test_a_document_fills_a_window_but_chats_are_packed(least, conversations, wh
     split = split_documents(text, Data(held_out=0, min_tokens=least), 64, whole=whole)
     assert (split.shortest, split.setting) == (shortest, setting)
     assert split.train.tolist() == list(range(shortest - 1, 199))
-    assert f"{199 - shortest + 1} of 199" in split.told
+    assert f"{199 - shortest + 1} of 199" in split.summary
 
 
 def test_a_split_that_leaves_nothing_names_the_settings() -> None:
