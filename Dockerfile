@@ -31,7 +31,6 @@ RUN python3.12 -m venv /opt/venv \
         packaging==26.3 \
         peft==0.21.2 \
         protobuf==7.36.2 \
-        pyarrow==26.0.1 \
         pydantic==2.14.4 \
         PyYAML==6.0.4 \
         rich==15.0.0 \

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from skipwise import load_config, load_model, load_tokenizer, plan_extension
+from skipwise.data.store import TokenStore
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import TokenStore
 from skipwise.evaluation.perplexity import sliding_scores
 from skipwise.evaluation.retrieval import retrieval_accuracy
 from skipwise.evaluation.windows import position_buckets

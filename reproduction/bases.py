@@ -19,8 +19,8 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from skipwise.data.documents import open_corpus
 from skipwise.data.examples import PoseDataset
+from skipwise.data.text import open_corpus
 from skipwise.data.window import collate
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data, Positions, Training

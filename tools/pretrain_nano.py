@@ -28,8 +28,8 @@ from safetensors.torch import save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
-from skipwise.data.documents import is_held_out, open_corpus  # noqa: E402
 from skipwise.data.passkey import training_passkey  # noqa: E402
+from skipwise.data.text import is_held_out, open_corpus  # noqa: E402
 
 WINDOW = 256
 BATCH = 64

@@ -11,7 +11,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from skipwise.data.documents import is_held_out, open_corpus
+from skipwise.data.text import is_held_out, open_corpus
 from skipwise.recipes.schema import Data
 
 

@@ -19,8 +19,8 @@ import torch
 import yaml
 from transformers import GPTJConfig
 
+from skipwise.data.store import FILES
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import FILES
 from skipwise.engines import export
 from skipwise.errors import RunError
 from skipwise.model import lora

@@ -9,7 +9,7 @@ import pytest
 
 import skipwise
 from skipwise.cli.terminal import prepare_process
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.results.records import read_records
 from skipwise.results.run_folder import RunFolder
@@ -51,7 +51,7 @@ def test_a_mistyped_model_folder_is_refused_before_anything_heavy_is_imported(wo
 def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, capsys, tmp_path: Path) -> None:
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     files = [(path.name, path) for path in corpus(tmp_path / "text", documents=30).iterdir()]
-    monkeypatch.setattr("skipwise.data.documents._stdlib_files", lambda: files)  # stands for hundreds of modules
+    monkeypatch.setattr("skipwise.data.text._stdlib_files", lambda: files)  # stands for hundreds of modules
     model = checkpoint(tmp_path / "base", window=64)
     run(monkeypatch, "evaluate", model, "--only", "perplexity", "--out", tmp_path / "e")
     held_out = {name for name, _ in files if is_held_out(name, 0.1)}
@@ -139,7 +139,7 @@ def test_a_run_that_has_saved_no_model_is_said(monkeypatch, capsys, tmp_path: Pa
     dump_recipe(load_recipe("nano", {}), tmp_path / "recipe.yaml")
     message = refused(monkeypatch, capsys, "evaluate", tmp_path)
     assert str(tmp_path) in message
-        assert "--resume" in message
+    assert "--resume" in message
 
 
 def test_a_second_text_is_refused(monkeypatch, capsys) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cut_attention import in_blocks
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data

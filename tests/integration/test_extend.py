@@ -15,7 +15,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from transformers import GPT2Config
 
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.model.loading import load_model
 from skipwise.report.folder import read_folder
 from skipwise.report.rows import judgements, other_text_warning, rows_of

@@ -17,7 +17,7 @@ import pytest
 from typer.main import get_command
 
 from skipwise.cli import app
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.recipes.loading import load_recipe, parse_changes
 from tests import families
 from tests.command_line import run
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     library = Path(inspect.getfile(inspect)).parent
     files = [(name, library / name) for name in ("argparse.py", "ast.py", "inspect.py", *HELD_OUT)]
     assert all(is_held_out(name, 0.1) for name in HELD_OUT)
-    monkeypatch.setattr("skipwise.data.documents._stdlib_files", lambda: files)
+    monkeypatch.setattr("skipwise.data.text._stdlib_files", lambda: files)
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -11,7 +11,7 @@ import pytest
 
 from reproduction.__main__ import main
 from reproduction.exhibits import EXHIBITS
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.results.records import read_records
 from tests import command_line
 from tests.tiny import checkpoint, corpus

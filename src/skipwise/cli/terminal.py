@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from skipwise.data.names import printable
-from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError, out_of_memory, reason
+from skipwise.errors import UNSAFE, CutOffWarning, PeerError, SkipwiseError, out_of_memory, printable, reason
 from skipwise.recipes.private import without_passwords
 from skipwise.results.files import is_shared
 

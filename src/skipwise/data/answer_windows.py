@@ -1,4 +1,4 @@
-"""Windows that hold what is trained, of documents of which only some tokens are: a long document and the short answer to it.
+"""Sample windows that contain loss tokens, e.g. of a long document and a short answer.
 
 Drawn like other text, nearly all windows of such a document hold nothing that is trained. So a trained token is drawn first,
 each with the same chance, and the chunks are moved until one holds it: the last one that can train a token.
@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from skipwise.data.tokens import TokenStore
+from skipwise.data.store import TokenStore
 from skipwise.method.positions import Plans
 from skipwise.method.rng import Rng
 
 NOWHERE = -1  # the aim of an example that may begin anywhere
 
-# Draw numbers, beside those of skipwise.data.examples.
+# Draw numbers, besides those of skipwise.data.examples.
 _TOKEN, _BEFORE = 2**40 + 8, 2**40 + 9
 
 
@@ -23,7 +23,7 @@ class Answers:
 
     Args:
         store: the tokens, and which of them are context.
-        context: tokens that must stand before a trained one in its document; at least 1, from which it is predicted.
+        context: tokens before a loss token in its document; at least 1, from which it is predicted.
     """
 
     def __init__(self, store: TokenStore, context: int) -> None:

@@ -1,4 +1,4 @@
-"""How an example is cut from a document: the plan of its chunks, and which of its labels are trained."""
+"""Cut an example from a document: plan its chunks, and choose its loss tokens."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from skipwise.recipes.schema import Positions
 
 @dataclass(frozen=True)
 class ExampleRules:
-    """How an example is taken from a document, and which of its labels are trained.
+    """Rules of examples: the plan of chunks, and the loss tokens.
 
     The first label of a chunk is predicted from a token that does not precede it in the document; ``train_jumps``
     trains it all the same. A label is trained only if at least ``min_context`` tokens directly before it in the
@@ -48,7 +48,7 @@ class ExampleRules:
 
     @property
     def context(self) -> int:
-        """The fewest tokens of its own text that stand before a trained label; a window's first token has no prediction."""
+        """Minimum context before a loss token; a window's first token has no prediction."""
         return max(self.min_context, 1)
 
     def plan(self, rng: Rng, lengths: np.ndarray, aims: np.ndarray | None = None) -> Plans:

@@ -16,9 +16,8 @@ from skipwise.data.cutting import ExampleRules
 from skipwise.data.packing import Packed, pack
 from skipwise.data.passkey import training_passkey
 from skipwise.data.spans import IGNORED
-from skipwise.data.split import split_documents
+from skipwise.data.store import TokenStore, split_documents
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import TokenStore
 from skipwise.data.training_prompts import require_room, training_prompt
 from skipwise.data.window import Example, Window, one_text
 from skipwise.errors import DataError, at_least, counted

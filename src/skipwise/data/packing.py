@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from skipwise.data.tokens import TokenStore
+from skipwise.data.store import TokenStore
 from skipwise.recipes.schema import Positions
 
 
@@ -62,7 +62,7 @@ def _turns(store: TokenStore, document: int, tokens: int) -> np.ndarray:
     begin, end = store.offsets[document], store.offsets[document + 1]
     low, high = np.searchsorted(store.context[:, 0], [begin + 1, begin + tokens])
     spans = store.context[low:high]
-    return spans[spans[:, 1] < end, 0] - begin  # what ends the conversation is no turn
+    return spans[spans[:, 1] < end, 0] - begin  # the last turn has none after it
 
 
 def _positions(
@@ -89,7 +89,7 @@ def _positions(
 def apart(texts: torch.Tensor) -> torch.Tensor:
     """Return the mask of causal attention inside each text of a window, bool [examples, 1, tokens, tokens].
 
-    ``texts`` int64 [examples, tokens] are the numbers of the texts. Stock models take such a mask as it is.
+    ``texts`` int64 [examples, tokens] are the numbers of the texts. Stock models take such a mask.
     """
     same = texts[:, None, :, None] == texts[:, None, None, :]
     return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=texts.device).tril()

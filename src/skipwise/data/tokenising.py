@@ -1,300 +1,313 @@
-"""Documents -> a token store, built once per content and tokenizer; an interrupted build is continued.
+"""Build the token store of a source, once per content and tokenizer.
 
-    CACHE/tokens/.draft-FINGERPRINT/    a store being written (``skipwise.data.draft``)
+    CACHE/tokens/FINGERPRINT/           a store (``skipwise.data.store``)
+    CACHE/tokens/.draft-FINGERPRINT/    a store that is being written; after a kill, the next build continues it
     CACHE/tokens/.locks/FINGERPRINT     held while a store is written
 
-Memory is limited by one batch of documents, or by the text of the longest document. The threads of the tokenizers
-library tokenise (its Rust side releases Python's lock). Processes would each have to import the libraries and send
-their tokens back, and would need a guarded ``__main__`` in every script of a user.
+The threads of the tokenizers library tokenise; memory holds a batch of documents, or the longest document.
 """
 
 import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from filelock import FileLock
 from rich.console import Console
 
-from skipwise.data.conversations import TODAY, Conversation, conversation_encoder, tells_the_date
-from skipwise.data.corpus import Corpus, Document, Place
-from skipwise.data.documents import FileCorpus, open_corpus
-from skipwise.data.draft import Draft
-from skipwise.data.hugging_face import StreamError
-from skipwise.data.names import printable
-from skipwise.data.pieces import Ids, encoder, splits_special
+from skipwise.data.chat import Conversation, chat_encoder
 from skipwise.data.spans import Spans
-from skipwise.data.tokenised import Tokenised, tokenised_encoder
-from skipwise.data.tokens import FILES, SCHEMA, TokenStore
-from skipwise.errors import DataError, RunError, counted
+from skipwise.data.store import SCHEMA, StoreWriter, TokenStore, open_store
+from skipwise.data.text import Corpus, Document, open_corpus
+from skipwise.data.tokenised import Tokens, tokens_encoder
+from skipwise.errors import DataError, counted
 from skipwise.progress import progress
 from skipwise.recipes.schema import Data
-from skipwise.results.files import (
-    default_cache,
-    keep_private,
-    private_folder,
-    private_mode,
-    read_json,
-    require_sealed,
-    seal,
-    sync_folder,
-    write_json,
-)
+from skipwise.results.files import default_cache, private_folder, private_mode, sync_folder
 
-_BATCH_CHARACTERS = 2**22  # enough to keep every core busy; the encodings take about 100 MB
+PIECE = 2**18  # characters of a piece of a long text; the library takes 180 bytes of memory for each
+_TOGETHER = 16  # pieces that are encoded at a time
+AROUND = 512  # characters on each side of a cut that decide whether it is exact
+_CUTS = (re.compile(r"\S(?= \S)|\S\n(?=\S)"), re.compile(r"\w(?=[^\w\s])|[^\w\s](?=\w)"))  # cut at the end of a match
+_TRIED = 16  # places to cut, of each kind and size of piece
+_BLOCK = 2**14  # characters that are searched for places at a time
+_BATCH_CHARACTERS = 2**22  # keep every core busy
 _BATCH_DOCUMENTS = 2**13
-_ABANDONED_SECONDS = 7 * 86_400
-_IDENTITY = 1  # part of every fingerprint; runs record those, so it changes only if the tokens of a text do
-_CONVERSATIONS = 2  # the same, of stores with conversations alone
 
+Ids = Sequence[int] | np.ndarray
 OnProgress = Callable[[int, int, float | None], None]
-Say = Callable[[str], None]
-
-
-def build_token_store(
-    source: str | Path | Data, tokenizer: Any, *, on_progress: OnProgress | None = None, say: Say = warnings.warn
-) -> TokenStore:
-    """Tokenise a source, or open the store if it exists: the same content and tokenizer give the same store.
-
-    A document gets the special tokens that the tokenizer gives a single sequence. If two processes need the same store
-    at once, one waits for the other. An interrupted build continues after its last complete batch. A store or draft
-    that is not what was written, by its hashes, is built again, and ``say`` gets a sentence about it, and about files that
-    are not read.
-
-    Of a recipe's data section ``max_tokens``, ``cache`` and ``workers`` apply too. The threads start when a process
-    tokenises for the first time; a later change of ``workers`` has no effect. ``on_progress`` gets after each
-    batch the numbers of documents and of tokens so far, and which share of all is done, 0..1, or None where nobody knows.
-
-    Raises:
-        DataError: the source cannot be read, a document cannot be tokenised, or the store cannot be written.
-    """
-    data = Data.of(source)
-    corpus = open_corpus(data)
-    if isinstance(corpus, FileCorpus) and (unread := corpus.unread):
-        some = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
-        say(
-            f"{corpus.source}: left out {counted(len(unread), 'file')}, whose endings are not those of text files: {some}"
-        )
-    limit = "" if data.max_tokens is None else f" {data.max_tokens}"
-    content = corpus.fingerprint()
-    chat = getattr(tokenizer, "chat_template", None)  # any document may be a conversation
-    kind = corpus.kind()
-    template = "" if chat is None and kind is not Conversation else f" {chat}"
-    if template and kind is not Tokenised:
-        template += f" {_CONVERSATIONS}" + (f" {TODAY}" if tells_the_date(str(chat)) else "")
-    without = f"{_IDENTITY} {content} {tokenizer_fingerprint(tokenizer)}{limit}"
-    names = _sha256(without), _sha256(without + template)
-    cache = Path(data.cache) if data.cache else default_cache()
-    if kind is not str:
-        names = names[1], names[1]
-    try:
-        store, _ = _find(cache / "tokens", names)
-        if store is None:
-            if data.workers is not None:
-                os.environ["RAYON_NUM_THREADS"] = str(min(data.workers, os.cpu_count() or 1))
-            private_folder(cache)
-            return _build(cache / "tokens", names, corpus, content, tokenizer, data.max_tokens, on_progress, say)
-    except OSError as error:  # an unreadable source is a DataError already
-        raise DataError(
-            f"{printable(error.filename or cache)}: the token store cannot be written ({error.strerror or error}); "
-            "set data.cache or $SKIPWISE_CACHE to a folder of yours with room"
-        ) from error
-    if on_progress is not None:
-        on_progress(len(store), len(store.tokens), 1.0)
-    return store
+OnMessage = Callable[[str], None]
 
 
 def tokenise(source: str | Path | Data, tokenizer: Any, console: Console) -> TokenStore:
-    """Return ``build_token_store`` of a source, and show the progress on the console: in a log file, a line every 30 s.
-
-    The time left is told where it is known how much text there is: not of one file of records, and not of a stream.
-    """
-    doing = f"tokenising {printable(Data.of(source).source)}"
-    say = partial(console.print, style="yellow", markup=False, soft_wrap=True)
-    with progress(doing, None, console, transient=True) as work:
+    """Return ``build_token_store`` of a source, with progress on the console."""
+    warn = partial(console.print, style="yellow", markup=False, soft_wrap=True)
+    with progress(f"tokenising {Data.of(source).source}", None, console, transient=True) as work:
 
         def show(documents: int, tokens: int, share: float | None) -> None:
-            told = f"{counted(documents, 'document')}, {tokens:,} tokens"
-            work.reach(share or work.done, total=1.0 if share else None, status=told)
+            status = f"{counted(documents, 'document')}, {tokens:,} tokens"
+            work.reach(share or work.done, total=1.0 if share else None, status=status)
 
-        return build_token_store(source, tokenizer, on_progress=show, say=say)
+        return build_token_store(source, tokenizer, on_progress=show, on_message=warn)
+
+
+def build_token_store(
+    source: str | Path | Data,
+    tokenizer: Any,
+    *,
+    on_progress: OnProgress | None = None,
+    on_message: OnMessage = warnings.warn,
+) -> TokenStore:
+    """Tokenise a source, or open its store: the same content and tokenizer have the same store.
+
+    A text gets the special tokens that the tokenizer adds to a single sequence. Two processes that need the same store build it
+    once. The number of threads, ``data.workers``, is fixed when a process first tokenises.
+
+    Args:
+        source: a source, or a recipe's data section.
+        tokenizer: the model's.
+        on_progress: gets documents, tokens, and the share that is done, 0 to 1, or None if unknown, after each batch.
+        on_message: gets a sentence about files that are not read.
+
+    Raises:
+        DataError: the source cannot be read or tokenised, or the store cannot be written.
+        RunError: the store was changed after it was written.
+    """
+    data = Data.of(source)
+    corpus = open_corpus(data)
+    if corpus.unread:
+        some = ", ".join(corpus.unread[:3]) + (", ..." if len(corpus.unread) > 3 else "")
+        on_message(f"{corpus.source}: left out {counted(len(corpus.unread), 'file')} with other endings: {some}")
+    template = getattr(tokenizer, "chat_template", None)
+    key = [SCHEMA, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), template, data.max_tokens]
+    fingerprint = hashlib.sha256(json.dumps(key, default=str).encode()).hexdigest()
+    home = Path(data.cache) if data.cache else default_cache()
+    stores, folder = home / "tokens", home / "tokens" / fingerprint
+    try:
+        for private in (home, stores, stores / ".locks"):
+            private_folder(private)
+        with FileLock(stores / ".locks" / fingerprint, mode=private_mode()):
+            if folder.exists():
+                store = open_store(folder)
+                if on_progress:
+                    on_progress(len(store), len(store.tokens), 1.0)
+                return store
+            _remove_abandoned(stores)
+            _build(stores / f".draft-{fingerprint}", folder, corpus, data, tokenizer, on_progress)
+            return TokenStore(folder)
+    except OSError as error:  # an unreadable source is a DataError already
+        raise DataError(
+            f"{error.filename or home}: the token store cannot be written ({error.strerror or error}); free space, or set "
+            "data.cache or $SKIPWISE_CACHE to another folder"
+        ) from error
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a SHA-256 in hex of what decides the tokens of a text.
-
-    Truncation and padding do not count: calls of the tokenizer change them, and they are not applied here.
-    """
+    """Return a SHA-256 in hex of the rules of a tokenizer, without truncation and padding."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         rules = {"vocabulary": tokenizer.get_vocab(), "settings": getattr(tokenizer, "init_kwargs", {})}
     else:
         saved = json.loads(backend.to_str())
         rules = {name: rule for name, rule in saved.items() if name not in ("truncation", "padding")}
-    about = [type(tokenizer).__name__, tokenizer.special_tokens_map, splits_special(tokenizer), rules]
-    return _sha256(json.dumps(about, sort_keys=True, default=str))
+    split = bool(getattr(tokenizer, "split_special_tokens", False))
+    key = [type(tokenizer).__name__, tokenizer.special_tokens_map, split, rules]
+    return hashlib.sha256(json.dumps(key, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _build(
-    stores: Path,
-    names: tuple[str, str],
-    corpus: Corpus,
-    content: str,
-    tokenizer: Any,
-    limit: int | None,
-    on_progress: OnProgress | None,
-    say: Say,
-) -> TokenStore:
-    draft = stores / f".draft-{names[1]}"
-    private_folder(stores)
-    private_folder(stores / ".locks")
-    with FileLock(stores / ".locks" / names[1], mode=private_mode()):
-        store, damage = _find(stores, names)
-        if store is not None:  # another process built it meanwhile
-            return store
-        if damage:
-            say(damage)
-        _sweep(stores)
-        try:
-            about = _write(draft, corpus, tokenizer, limit, on_progress, say)
-            if corpus.fingerprint() != content:
-                raise DataError(
-                    f"{printable(corpus.source)} was changed while it was read, so its tokens are of no known text; run the "
-                    "command again when nothing writes there"
-                )
-            fingerprint = names[bool((draft / "context.bin").stat().st_size)]
-            folder = stores / fingerprint
-            about |= {"schema": SCHEMA, "fingerprint": fingerprint, "source": corpus.source, "seal": seal(draft, FILES)}
-            write_json(draft / "store.json", about)
-            keep_private(draft / "store.json")
-            shutil.rmtree(folder, ignore_errors=True)  # damaged, or of another schema
-            draft.rename(folder)
-            sync_folder(stores)
-        except StreamError:
-            raise
-        except (DataError, OSError):  # the next build would fail in the same way, or need the disk space
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        return TokenStore(folder)
-
-
-def _write(
-    draft: Path, corpus: Corpus, tokenizer: Any, max_tokens: int | None, on_progress: OnProgress | None, say: Say
-) -> dict[str, Any]:
-    """Write all files of the store but ``store.json``, and return their counts for it."""
+    draft: Path, folder: Path, corpus: Corpus, data: Data, tokenizer: Any, on_progress: OnProgress | None
+) -> None:
+    """Write the store of a corpus to ``draft``, and rename it to ``folder``."""
+    if data.workers is not None:
+        os.environ["RAYON_NUM_THREADS"] = str(min(data.workers, os.cpu_count() or 1))
     vocabulary = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values(), default=0))
-    encode, limit = _encoder(tokenizer, corpus, vocabulary), math.inf if max_tokens is None else max_tokens
-    with Draft(draft, vocabulary, say) as files:
-        counts = files.counts
-        for batch, place in _batches(corpus, files.place):
-            for document, rows, context in encode(batch):
+    labelled = isinstance(next(iter(corpus)).text, Tokens)
+    encode, limit = _encoder(tokenizer, vocabulary, labelled), data.max_tokens or math.inf
+    try:
+        with StoreWriter(draft, vocabulary) as files:
+            counts = files.counts
+            for batch in _batches(corpus.read(counts["documents"]) if counts["tokens"] < limit else ()):
+                for document, ids, context in encode(batch):
+                    if counts["tokens"] < limit:
+                        files.add(document, ids, context)
+                files.keep()
+                if on_progress:
+                    done = [counts["documents"] / corpus.size if corpus.size else 0, counts["tokens"] / limit]
+                    on_progress(counts["documents"], counts["tokens"], max(done) or None)
                 if counts["tokens"] >= limit:
                     break
-                files.add(document, rows, context)
-            files.keep(place)
-            if on_progress is not None:
-                known = [corpus.share(place), None if max_tokens is None else counts["tokens"] / max_tokens]
-                on_progress(counts["documents"], counts["tokens"], max(filter(None, known), default=None))
-            if counts["tokens"] >= limit:
-                break
-        files.finish()
-    return {**counts, "dtype": files.dtype.str, "labelled": corpus.kind() is Tokenised}
+            files.finish(fingerprint=folder.name, source=corpus.source, labelled=labelled)
+        draft.rename(folder)
+        sync_folder(folder.parent)
+    except (DataError, OSError):
+        if not data.stream:  # a stream may have broken off; other errors come again, or need the space
+            shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _encoder(
-    tokenizer: Any, corpus: Corpus, vocabulary: int
-) -> Callable[[list[Document]], Iterator[tuple[Document, Iterable[Ids], Spans]]]:
-    """Return a function from documents to each one's token ids, piece by piece, and the spans that are context."""
-    first = corpus.kind()
-    kinds = {str: "a text", Conversation: "a conversation", Tokenised: "tokenised"}
-    texts = encoder(tokenizer)
-    others: dict[type[str], Callable[[Any, str], tuple[Any, Spans]]] = {}  # made when the first such document comes
+    tokenizer: Any, vocabulary: int, labelled: bool
+) -> Callable[[list[Document]], Iterator[tuple[Document, Ids, Spans]]]:
+    """Return a function from documents to each one's ids, and the spans that are context."""
+    encode_texts, encode_tokens = text_encoder(tokenizer), tokens_encoder(tokenizer, vocabulary)
+    encode_chat = cache(lambda: chat_encoder(tokenizer))
 
-    def encode(documents: list[Document]) -> Iterator[tuple[Document, Iterable[Ids], Spans]]:
-        for kind, group in groupby(documents, key=lambda document: type(document.text)):
-            alike = list(group)
-            if (kind is Tokenised) != (first is Tokenised):
+    def encode(documents: list[Document]) -> Iterator[tuple[Document, Ids, Spans]]:
+        texts = encode_texts([document.text for document in documents if isinstance(document.text, str)])
+        for document in documents:
+            if isinstance(document.text, Tokens) != labelled:
                 raise DataError(
-                    f"{alike[0].name} is {kinds[kind]}, and the first document of {printable(corpus.source)} is {kinds[first]}; "
-                    "keep tokens in a source of their own"
+                    f"{document.name}: text and tokenised documents cannot share a source; give one of them"
                 )
-            if kind is str:
-                yield from ((document, rows, []) for document, rows in texts(alike))
-                continue
-            if kind not in others:
-                chat = kind is Conversation
-                others[kind] = conversation_encoder(tokenizer) if chat else tokenised_encoder(tokenizer, vocabulary)
-            for document in alike:
-                ids, context = others[kind](document.text, document.name)
-                yield document, [ids], context
+            if isinstance(document.text, str):
+                yield document, next(texts), []
+            elif isinstance(document.text, Conversation):
+                yield document, *encode_chat()(document.text, document.name)
+            else:
+                yield document, *encode_tokens(document.text, document.name)
 
     return encode
 
 
-def _batches(corpus: Corpus, place: Place) -> Iterator[tuple[list[Document], Place]]:
-    """Yield the documents after ``place`` in batches worth starting threads for, and the place of each one's last."""
-    batch: list[Document] = []
-    characters, mark = 0, None
-    for document, mark in corpus.read(place):
-        batch.append(document)
-        characters += len(document.text)
-        if characters >= _BATCH_CHARACTERS or len(batch) >= _BATCH_DOCUMENTS:
-            yield batch, corpus.place(mark)
-            batch, characters = [], 0
-    if batch:
-        yield batch, corpus.place(mark)
+def _remove_abandoned(stores: Path) -> None:
+    """Remove drafts that were not written to for a week."""
+    for kept in stores.glob(".draft-*/build.json"):
+        if kept.stat().st_mtime < time.time() - 7 * 86_400:
+            shutil.rmtree(kept.parent, ignore_errors=True)
 
 
-def _find(stores: Path, names: tuple[str, str]) -> tuple[TokenStore | None, str]:
-    """Return the store of a source, or None and what is wrong with it.
+# --- long texts ---
 
-    The template counts for conversations alone, and whether there are any shows when all is read. So a store without one has the
-    first name, whatever the tokenizer's template, and one with some the second.
+
+def text_encoder(tokenizer: Any) -> Callable[[Sequence[str]], Iterator[Ids]]:
+    """Return a function from texts to the ids of ``tokenizer(text)``, special tokens included.
+
+    A text of more than ``PIECE`` characters is encoded in pieces, with the ids of the whole. A cut is made only if:
+
+    1. No token goes across it: the pre-tokenizer splits there, or the model is a BPE and no entry of its vocabulary has the
+       two characters at the cut side by side.
+    2. The right piece does not depend on what comes before. It repeats the character before the cut, so that no prefix is added;
+       the ids of that character must come first, and are dropped.
+    3. The left piece does not depend on what follows. It has ``AROUND`` characters more; their ids must come last, and are dropped.
+
+    Where no cut can be made, or 2 or 3 fail for a piece, the text is encoded whole.
     """
-    store, damage = _open(stores / names[0])
-    if store is None and names[1] != names[0]:
-        store, other = _open(stores / names[1])
-        damage = damage or other
-    return store, damage
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return lambda texts: iter(tokenizer(list(texts), truncation=False, verbose=False)["input_ids"])
+    # The Rust side, without truncation and padding: the ids of ``tokenizer(text)`` in two thirds of the time.
+    backend = type(backend).from_str(backend.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    pieces = _Pieces(backend)
+
+    def encode(texts: Sequence[str]) -> Iterator[Ids]:
+        short = iter(backend.encode_batch_fast([text for text in texts if len(text) <= PIECE]))
+        for text in texts:
+            yield next(short).ids if len(text) <= PIECE else pieces.encode(text)
+
+    return encode
 
 
-def _open(folder: Path) -> tuple[TokenStore | None, str]:
-    """Return the store in ``folder``, or None and what is wrong with it: nothing, if there is none of this schema."""
-    if not folder.is_dir():
-        return None, ""
-    try:
-        about = read_json(folder / "store.json")
-        if about.get("schema") != SCHEMA:
-            return None, ""
-        require_sealed(folder, about["seal"], "it is built again")
-        return TokenStore(folder), ""
-    except (RunError, DataError) as error:
-        return None, f"token store: {error}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return (
-            None,
-            f"token store: {folder / 'store.json'} is not the file that was written ({error}); it is built again",
-        )
+class _Pieces:
+    """Encode long texts piece by piece with a ``tokenizers.Tokenizer``."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        encoding, plain = backend.encode("a"), self._ids("a")
+        begin = [*encoding.special_tokens_mask, 0].index(0)
+        end = begin + len(plain)
+        self.before, self.after = (np.array(ids, dtype=np.int64) for ids in (encoding.ids[:begin], encoding.ids[end:]))
+        self.can_cut = encoding.ids[begin:end] == plain and all(encoding.special_tokens_mask[end:])
+
+    def _ids(self, text: str) -> list[int]:
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode(self, text: str) -> Ids:
+        """Return the ids of a text: a list, or int64 [tokens]."""
+        if not self.can_cut:
+            return self.backend.encode(text).ids
+        pieces: list[
+            tuple[str, list[int], list[int]]
+        ] = []  # text, ids of the character before it, ids of the characters after it
+        begin, lead = 0, list[int]()
+        while cut := self._next_cut(text, begin):
+            pieces.append((text[max(begin - 1, 0) : cut[0] + AROUND], lead, cut[2]))
+            begin, lead = cut[:2]
+        pieces.append((text[max(begin - 1, 0) :], lead, []))
+        found = [self.before]
+        for at in range(0, len(pieces), _TOGETHER):
+            batch = pieces[at : at + _TOGETHER]
+            encodings = self.backend.encode_batch_fast([piece for piece, _, _ in batch], add_special_tokens=False)
+            for (_, lead, tail), encoding in zip(batch, encodings, strict=True):
+                ids, end = encoding.ids, len(encoding.ids) - len(tail)
+                if ids[: len(lead)] != lead or ids[end:] != tail:
+                    return self.backend.encode(text).ids
+                found.append(np.array(ids[len(lead) : end], dtype=np.int64))
+        return np.concatenate([*found, self.after])
+
+    def _next_cut(self, text: str, begin: int) -> tuple[int, list[int], list[int]] | None:
+        """Return the next place to cut, with the ids of the character before it and of ``AROUND`` after it."""
+        size = PIECE
+        while begin + size < len(text):
+            for place in _places(text, begin + size // 2, begin + size):
+                if ids := self._ids_at(text, place):
+                    return place, *ids
+            size *= 2
+        return None
+
+    def _ids_at(self, text: str, place: int) -> tuple[list[int], list[int]] | None:
+        """Return the ids on both sides of a cut, or None if it may change a token."""
+        lead, right = self._ids(text[place - 1]), self._ids(text[place - 1 : place + AROUND])
+        tail = right[len(lead) :]
+        near = self.backend.encode(text[max(place - AROUND, 0) : place + AROUND], add_special_tokens=False)
+        split = len(near.ids) - len(tail)
+        if not tail or split <= 0 or right[: len(lead)] != lead or near.ids[split:] != tail:
+            return None
+        if near.word_ids[split - 1] != near.word_ids[split]:  # the pre-tokenizer splits here
+            return lead, tail
+        across = near.tokens[split - 1][-1:] + near.tokens[split][:1]
+        bpe = type(self.backend.model).__name__ == "BPE"
+        return (lead, tail) if bpe and across not in self._neighbours else None
+
+    @cached_property
+    def _neighbours(self) -> frozenset[str]:
+        """All pairs of characters side by side in an entry of the vocabulary."""
+        entries = self.backend.get_vocab(with_added_tokens=False)
+        return frozenset(entry[i : i + 2] for entry in entries for i in range(len(entry) - 1))
 
 
-def _sweep(stores: Path) -> None:
-    """Remove drafts to which nothing was written for a week."""
-    for draft in stores.glob(".draft-*"):
-        try:
-            newest = max(path.stat().st_mtime for path in (draft, *draft.iterdir()))
-        except FileNotFoundError:  # another process has just finished it
-            continue
-        if newest < time.time() - _ABANDONED_SECONDS:
-            shutil.rmtree(draft, ignore_errors=True)
+def _places(text: str, begin: int, end: int) -> Iterator[int]:
+    """Yield places to cut from ``end`` down to ``begin``: a few between words and lines, a few at punctuation."""
 
+    def backwards(pattern: re.Pattern[str]) -> Iterator[int]:
+        for stop in range(end, begin, -_BLOCK):
+            yield from reversed([match.end() for match in pattern.finditer(text, max(begin, stop - _BLOCK), stop)])
 
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    for pattern in _CUTS:
+        yield from islice(backwards(pattern), _TRIED)

@@ -14,7 +14,7 @@ Example = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Window:
-    """One training example; every array is [tokens], int64 unless said.
+    """One training example; every array is [tokens], int64 by default.
 
     Attributes:
         input_ids: the tokens.
@@ -22,8 +22,8 @@ class Window:
         labels: the tokens that are trained, ``IGNORED`` for the others.
         places: of each token in its own text, from 0 on; at these positions a teacher reads it.
         texts: the number of each token's text, from 1 on; attention stays inside a text.
-        teacher_weights: float, what a teacher's term counts after each token.
-        label_weights: float32, what each label counts; None: 1.
+        teacher_weights: float, weight of the teacher's term after each token.
+        label_weights: float32, weight of each label; None: 1.
     """
 
     input_ids: np.ndarray
@@ -35,7 +35,7 @@ class Window:
     label_weights: np.ndarray | None = None
 
     def example(self, *, weighted: bool, taught: bool) -> Example:
-        """Return what the model gets, with ``label_weights`` if ``weighted``, and with the teacher's columns if ``taught``."""
+        """Return the model's inputs, with label weights and the teacher's columns if required."""
         example = {
             "input_ids": self.input_ids,
             "position_ids": self.positions,

@@ -23,7 +23,7 @@ from huggingface_hub import snapshot_download
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.documents import open_corpus
+from skipwise.data.text import open_corpus
 from skipwise.errors import EngineError, ModelError, RecipeError, one_of, pip_install
 from skipwise.model.config import load_config, original_length, resolve
 from skipwise.model.loading import load_tokenizer
@@ -190,7 +190,7 @@ def plan_request(model: str | Path, tokenizer: PreTrainedTokenizerBase, original
     beyond = (original + target) // 2 if target > original else 3 * original // 4
     depths = [original // 2, beyond, target - 1]
     ids: list[int] = []
-    for document, _ in open_corpus(Data()).read(None):
+    for document in open_corpus(Data()):
         ids += tokenizer(document.text, add_special_tokens=not ids, verbose=False).input_ids
         if len(ids) >= depths[-1]:
             break

@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.ruler import read_ruler_data
-from skipwise.data.tokens import TokenStore
+from skipwise.data.store import TokenStore
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.measure import answered, missing, require_memory, seconds_here, time_of, workloads
 from skipwise.evaluation.models import EvaluatedModel, assumed_length

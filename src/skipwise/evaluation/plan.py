@@ -15,8 +15,8 @@ from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
+from skipwise.data.store import TokenStore, check_vocabulary
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import TooShortError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens, sliding_scores

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from skipwise.data import ruler
-from skipwise.data.documents import other_source
 from skipwise.data.retrieval_prompts import TASKS
+from skipwise.data.text import other_source
 from skipwise.errors import RecipeError, counted, one_of, reason
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.texts import EvaluationText

@@ -7,17 +7,16 @@ of the losses of base and extended model is the cost of the extension on that ki
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from skipwise.data.corpus import Document
-from skipwise.data.pieces import encoder
 from skipwise.data.shipped import KINDS, shipped_text
-from skipwise.data.tokens import TokenStore, split_by_name
+from skipwise.data.store import TokenStore, split_by_name
+from skipwise.data.text import Document
+from skipwise.data.tokenising import text_encoder
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
@@ -176,13 +175,14 @@ def other_text(
     """Return the segments of every kind of other text, at most ``window`` tokens each, without training text."""
     trained_on = np.concatenate([np.empty(0, dtype="<u8"), *(origin.documents for origin in origins)])
     segments: dict[int, list[Segment]] = {}
-    for document, pieces in encoder(tokenizer)([Document(kind, shipped_text(kind)) for kind in KINDS]):
+    texts = [shipped_text(kind) for kind in KINDS]
+    for document, ids in zip(map(Document, KINDS, texts), text_encoder(tokenizer)(texts), strict=True):
         if np.isin(np.frombuffer(document.digest, dtype="<u8"), trained_on):
             console.print(
                 f"the {document.name} that ships with skipwise is training text, and is not read", style="yellow"
             )
             continue
-        tokens = np.fromiter(chain.from_iterable(pieces), dtype=np.int64)
+        tokens = np.asarray(ids, dtype=np.int64)
         for segment in cut_segments(document.name, tokens, window):
             segments.setdefault(len(segment.tokens), []).append(segment)
     return EvaluationText(OTHER_TEXT, [], [], segments, fingerprint="")

@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 from scipy.optimize import minimize
 
+from skipwise.data.store import TokenStore, check_vocabulary, split_by_name
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import TokenStore, check_vocabulary, split_by_name
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.texts import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit

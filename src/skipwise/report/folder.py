@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from skipwise.data.names import printable
-from skipwise.errors import RunError
+from skipwise.errors import RunError, printable
 from skipwise.results.records import OTHER_TEXT, ReadingRecord, Record, RulerRecord, TrialRecord, read_records
 from skipwise.results.run_folder import RunFolder
 

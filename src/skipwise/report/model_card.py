@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
-from skipwise.data.names import printable
+from skipwise.errors import printable
 from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.extension import Extension

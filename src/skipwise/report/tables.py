@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from skipwise.data.names import printable
+from skipwise.errors import printable
 from skipwise.method.lengths import format_length
 from skipwise.report.folder import Folder
 from skipwise.report.numbers import Number, ReportData, paper_differences, with_average

@@ -37,7 +37,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         _replaced_scaling(run.config, ext),
         f"text: {recipe.data.source}, {counted(len(store), 'document')}, {int(store.lengths.sum()):,} tokens; "
         f"{len(run.split.held_out):,} held out by name",
-        run.split.told,
+        run.split.summary,
     ]
     if short := len(run.split.train) - len(data.documents):
         lines.append(f"left out {counted(short, 'document')} without a loss token after {data.rules.context:,} others")

@@ -11,9 +11,8 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from skipwise.data.examples import PoseDataset
-from skipwise.data.split import Split, split_documents
+from skipwise.data.store import Split, TokenStore, check_vocabulary, split_documents
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import TokenStore, check_vocabulary
 from skipwise.errors import DataError, RecipeError, counted
 from skipwise.method.lengths import format_length
 from skipwise.model import lora

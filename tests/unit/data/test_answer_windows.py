@@ -12,8 +12,8 @@ from skipwise.data.answer_windows import NOWHERE, Answers
 from skipwise.data.cutting import ExampleRules
 from skipwise.data.examples import PoseDataset
 from skipwise.data.spans import IGNORED
+from skipwise.data.store import TokenStore
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import TokenStore
 from skipwise.errors import DataError
 from skipwise.method.positions import SCHEMES
 from skipwise.method.rng import Rng

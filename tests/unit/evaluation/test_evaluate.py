@@ -9,8 +9,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from skipwise.data.store import split_by_name
 from skipwise.data.tokenising import tokenise
-from skipwise.data.tokens import split_by_name
 from skipwise.errors import DataError, RecipeError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation, plan_models
 from skipwise.evaluation.measure import answered

@@ -16,8 +16,8 @@ from benchmarks import hundred_million
 from reproduction import bases
 from reproduction.bases import BASES, base_folder, make_base, new_model
 from skipwise.data.examples import PoseDataset
+from skipwise.data.store import split_by_name
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.tokens import split_by_name
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_tokenizer

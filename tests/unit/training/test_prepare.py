@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from skipwise.data.documents import is_held_out
+from skipwise.data.text import is_held_out
 from skipwise.errors import DataError, ModelError, RecipeError, RunError, TrainingError
 from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe

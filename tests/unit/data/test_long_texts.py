@@ -1,8 +1,6 @@
-"""Long texts in pieces: exactly the ids of the whole text, for every kind of tokenizer, or a refusal."""
+"""Long texts are encoded in pieces, with exactly the ids of the whole text, for every kind of tokenizer."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -11,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from skipwise.data import pieces
-from skipwise.data.corpus import Document
-from skipwise.errors import DataError
+from skipwise.data import tokenising
 
 WORDS = "the sky is blue, the grass isn't green; here we go: there and back again (we'll see) 1234 12 7.5 = x+y\n"
 TEXT = (
@@ -133,45 +129,63 @@ def made(name: str) -> Tokenizer:
     return _made[name]
 
 
-@contextmanager
-def small_pieces(uncut: int = 10**9) -> Iterator[None]:
-    with patch.multiple(pieces, PIECE=48, AROUND=24, UNCUT=uncut, _BLOCK=16):
-        yield
+def encoded(tokenizer: Tokenizer, *texts: str, piece: int = 48) -> list[list[int]]:
+    encode = tokenising.text_encoder(SimpleNamespace(backend_tokenizer=tokenizer))
+    with patch.multiple(tokenising, PIECE=piece, AROUND=24, _BLOCK=16, _TOGETHER=3):
+        return [list(ids) for ids in encode(texts)]
 
 
-def rows_of(tokenizer: Tokenizer, *texts: str, **options: object) -> list[list[list[int]]]:
-    """For each text its ids by piece, without pieces that have none."""
-    encode = pieces.encoder(SimpleNamespace(backend_tokenizer=tokenizer, **options))
-    documents = [Document(f"{number}.txt", text) for number, text in enumerate(texts)]
-    return [[list(row) for row in rows if row] for _, rows in encode(documents)]
+def cuts(tokenizer: Tokenizer, text: str) -> int:
+    """How many pieces a text is encoded in."""
+    found, batch = [], Tokenizer.encode_batch_fast
 
+    class Counting:
+        def __getattr__(self, name):
+            return getattr(tokenizer, name)
 
-def joined(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [token for row in rows_of(tokenizer, text)[0] for token in row]
+        def encode_batch_fast(self, texts, **options):
+            found.extend(texts)
+            return batch(tokenizer, texts, **options)
+
+    with patch.multiple(tokenising, PIECE=48, AROUND=24, _BLOCK=16, _TOGETHER=3):
+        tokenising._Pieces(Counting()).encode(text)
+    return len(found)
 
 
 ATOMS = [
-    *(
+    *[
         "the",
         "sky",
         "going",
         "x",
         "isn",
         "é",
-        "e\u0301",
-        "\u0301",
+        "é",
+        "́",
         "ﬁ",
         "天地",
         "，",
         "。",
         "한",
-        "\u1112\u1161",
+        "하",
         "ß",
         "İ",
-    ),
+        "'s",
+        "'ll",
+        "'",
+        '"',
+        ".",
+        ",",
+        "...",
+        "-",
+        "(",
+        "==",
+        "1",
+        "12",
+        "1234567",
+    ],
     *(" ", " ", " ", "  ", "    ", "\n", "\n\n", "\r\n", "\t", "\u00a0", "\u3000", "\u200d", "\x00", "▁", "Ġ"),
-    *("'s", "'ll", "'", '"', ".", ",", "...", "-", "(", "==", "1", "12", "1234567", "a" * 60, " " * 60, "#" * 60),
-    *("<s>", "<mask>", "<r>", "sky is", " go ", "👩‍👩‍👧", "😀", "\U0001d518"),
+    *("a" * 60, " " * 60, "#" * 60, "<s>", "<mask>", "<r>", "sky is", " go ", "👩‍👩‍👧", "😀", "\U0001d518"),
 ]
 texts = st.one_of(
     st.lists(st.sampled_from(ATOMS), max_size=150).map("".join),
@@ -185,138 +199,59 @@ class TestExact:
     @settings(max_examples=60, deadline=None)
     @given(text=texts)
     def test_the_pieces_have_the_ids_of_the_whole(self, name, text):
-        with small_pieces():
-            assert joined(made(name), text) == made(name).encode(text).ids
+        assert encoded(made(name), text) == [made(name).encode(text).ids]
 
     def test_a_long_text_is_cut(self, name):
-        with small_pieces():
-            (rows,) = rows_of(made(name), TEXT)
-        assert [token for row in rows for token in row] == made(name).encode(TEXT).ids
         if name != "across-spaces":  # its vocabulary has most pairs of characters
-            assert len(rows) > len(TEXT) / 48 / 2
+            assert cuts(made(name), TEXT) > len(TEXT) / 48 / 2
 
     def test_short_and_long_texts_at_once(self, name):
         some = ["the sky", TEXT, "", TEXT[:49], "x" * 47, TEXT[5:]]
-        with small_pieces():
-            found = [[token for row in rows for token in row] for rows in rows_of(made(name), *some)]
-        assert found == [made(name).encode(text).ids for text in some]
+        assert encoded(made(name), *some) == [made(name).encode(text).ids for text in some]
 
 
 def test_pieces_of_the_real_size() -> None:
-    text = TEXT * (2 * pieces.PIECE // len(TEXT) + 2)
-    tokenizer = made("llama2")
-    (rows,) = rows_of(tokenizer, text)
-    assert len(rows) == 1 + 3  # the special token before it, and three pieces
-    assert [token for row in rows for token in row] == tokenizer.encode(text).ids
+    text = TEXT * (2 * tokenising.PIECE // len(TEXT) + 2)
+    encode = tokenising.text_encoder(SimpleNamespace(backend_tokenizer=made("llama2")))
+    assert list(next(encode([text]))) == made("llama2").encode(text).ids
 
 
 def test_chinese_without_spaces_is_cut_at_its_punctuation() -> None:
+    text = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。" * 40
     for name in ("gpt2", "llama3", "qwen2", "deepseek", "llama2", "mistral", "gemma"):
-        text = "天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。" * 40
-        with small_pieces():
-            (rows,) = rows_of(made(name), text)
-        assert len(rows) > 10, name
-        assert [token for row in rows for token in row] == made(name).encode(text).ids
+        assert cuts(made(name), text) > 10, name
+        assert encoded(made(name), text) == [made(name).encode(text).ids]
 
 
-# Kinds of tokenizers whose tokens depend on what stands far away: never cut wrongly.
+# Tokens that depend on text far away: the text is encoded whole.
 FAR = {
     "fixed lengths": lambda: byte_level(
         pre_tokenizers.Sequence([pre_tokenizers.FixedLength(7), pre_tokenizers.ByteLevel(False, use_regex=False)])
     ),
     "brackets": lambda: byte_level(by_expressions(r"<[^>]*|\w+|\s+|.")),
     "unigram over spaces": lambda: unigram(pre_tokenizers.Metaspace(split=False)),
-    "one word": lambda: trained(
-        models.WordLevel(unk_token="<unk>"), pre_tokenizers.Metaspace(split=False), trainers.WordLevelTrainer
-    ),
+    "text twice": lambda: template(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)), "<s> $A </s> $A"),
 }
 
 
 @pytest.mark.parametrize("name", FAR)
 @settings(max_examples=60, deadline=None)
 @given(text=texts)
-def test_tokens_that_depend_on_what_is_far_are_exact_or_refused(name, text):
+def test_tokens_that_depend_on_text_far_away(name, text):
     if name not in _made:
         _made[name] = FAR[name]()
-    try:
-        with small_pieces():
-            found = joined(_made[name], text)
-    except DataError:  # refused
-        return
-    assert found == _made[name].encode(text).ids
+    for some in (text, "<" + "the sky is " * 30):
+        assert encoded(_made[name], some) == [_made[name].encode(some).ids]
 
 
-def test_a_split_that_began_far_away_is_noticed() -> None:
-    """Within the brackets every place between two words looks like a cut from nearby."""
-    tokenizer, text = FAR["brackets"](), "<" + "the sky is " * 30
-    assert tokenizer.encode(text).ids != [
-        token for row in ["<", *text[1:].split(" ")] for token in tokenizer.encode(row).ids
-    ]
-    with small_pieces(), pytest.raises(DataError, match="splits by what stands far away"):
-        rows_of(tokenizer, text)
-
-
-def test_merges_that_depend_on_what_is_far_are_not_cut() -> None:
-    """Which two of the equal lines merge depends on how many there are before; nearby each line end looks the same."""
+def test_merges_that_depend_on_text_far_away() -> None:
+    """Which equal lines merge depends on how many there are before."""
     vocabulary = {token: number for number, token in enumerate(["a", "\n", "x", "a\n", "a\na\n"])}
     tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "\n"), ("a\n", "a\n")]))
     for text in ("a\n" * 100, "x" + "a\n" * 100):
-        with small_pieces():
-            assert joined(tokenizer, text) == tokenizer.encode(text).ids
+        assert encoded(tokenizer, text) == [tokenizer.encode(text).ids]
 
 
-class TestRefusals:
-    def test_a_long_text_without_a_place_to_cut(self):
-        with small_pieces(uncut=200), pytest.raises(DataError) as caught:
-            rows_of(made("gpt2"), "the sky", "the sky is blue " + "acgt" * 100)
-        assert str(caught.value) == (
-            "1.txt has 416 characters, and at most 200 are tokenised at once: from character 0 on, this tokenizer "
-            "cannot be cut at any space, line end or punctuation mark with the same tokens. Split it into smaller documents"
-        )
-
-    def test_a_rest_that_can_be_encoded_at_once_is(self):
-        text = "the sky is blue " + "acgt" * 30
-        with small_pieces(uncut=200):
-            assert joined(made("gpt2"), text) == made("gpt2").encode(text).ids
-
-    def test_a_unigram_without_words(self):
-        with small_pieces(uncut=200), pytest.raises(DataError, match="cannot be cut at any space"):
-            rows_of(unigram(pre_tokenizers.Metaspace(split=False)), TEXT)
-
-    def test_a_tokenizer_without_a_rust_side(self):
-        class Slow:
-            def __call__(self, texts, **options):
-                return {"input_ids": [[len(text)] for text in texts]}
-
-        documents = [Document("a.txt", "x" * 200), Document("b.txt", "x" * 201)]
-        with small_pieces(uncut=200):
-            assert list(pieces.encoder(Slow())(documents[:1])) == [(documents[0], [[200]])]
-            with pytest.raises(DataError, match=r"b\.txt has 201 characters.*no fast \(Rust\) form"):
-                list(pieces.encoder(Slow())(documents))
-
-    def test_a_template_that_repeats_the_text(self):
-        tokenizer = template(byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False)), "<s> $A </s> $A")
-        with small_pieces(uncut=200):
-            assert joined(tokenizer, TEXT[:200]) == tokenizer.encode(TEXT[:200]).ids
-            with pytest.raises(DataError, match="does not put it between special tokens"):
-                rows_of(tokenizer, TEXT[:201])
-
-
-def test_encodings_are_made_for_a_bounded_number_of_characters() -> None:
-    """However long the document: at most ``UNCUT`` characters are encoded together."""
-    tokenizer, given_ = made("gpt2"), []
-
-    class Counting:
-        def __getattr__(self, name):
-            return getattr(tokenizer, name)
-
-        def encode_batch_fast(self, batch, **options):
-            given_.append(sum(map(len, batch)))
-            return tokenizer.encode_batch_fast(batch, **options)
-
-    with small_pieces(uncut=300):
-        document = Document("a.txt", TEXT)
-        ((_, rows),) = pieces._Encoder(Counting()).encode([document])
-        assert [token for row in rows for token in row] == tokenizer.encode(TEXT).ids
-    assert max(given_) <= 300
-    assert len(given_) > len(TEXT) / 300
+def test_a_tokenizer_without_a_rust_side() -> None:
+    slow = lambda texts, **options: {"input_ids": [[len(text)] for text in texts]}  # noqa: E731
+    assert list(tokenising.text_encoder(slow)(["ab", "c" * 10**6])) == [[2], [10**6]]

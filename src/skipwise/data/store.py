@@ -1,0 +1,287 @@
+"""Keep the tokens of all documents on the disk, memory-mapped, and split the documents.
+
+    CACHE/tokens/FINGERPRINT/
+      tokens.bin     tokens of all documents in order; uint16 or uint32
+      ends.bin       int64 [documents]: document i ends before tokens[ends[i]]
+      names.jsonl    a name per line
+      digests.bin    uint64 [documents]: hash of each document's content
+      context.bin    int64 [spans, 2]: spans of tokens.bin that are no answers of an assistant, or that labels leave out; empty for text
+      store.json     schema, counts, and the manifest of the other files; written last
+
+All numbers are little-endian. ``skipwise.data.tokenising`` builds a store, and checks the manifest where it opens one.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from skipwise.data.spans import Spans
+from skipwise.data.text import Document, is_held_out
+from skipwise.errors import DataError, counted
+from skipwise.recipes.schema import Data
+from skipwise.results.files import (
+    keep_private,
+    private_folder,
+    private_mode,
+    read_json,
+    require_sealed,
+    seal,
+    write_json,
+)
+
+SCHEMA = 6
+FILES = ("tokens.bin", "ends.bin", "names.jsonl", "digests.bin", "context.bin")
+
+_REMOVE = "remove the folder, and it is built again"
+
+
+class TokenStore:
+    """The tokens of a source, memory-mapped and read-only. Pickles as its path.
+
+    Attributes:
+        tokens: of all documents in order, uint16 or uint32 [tokens].
+        offsets: document i is ``tokens[offsets[i]:offsets[i + 1]]``, int64 [documents + 1].
+        fingerprint: SHA-256 in hex of the content and the tokenizer.
+        largest_token: -1 without a token.
+        labelled: the documents are tokenised; ``context`` has the tokens without a label.
+
+    Raises:
+        DataError: a file is missing or cut off; hashes are not checked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        try:
+            about = read_json(self.path / "store.json")
+            self.fingerprint: str = about["fingerprint"]
+            self.largest_token: int = about["largest_token"]
+            self.labelled: bool = about["labelled"]
+            self.offsets: np.ndarray = np.concatenate([[0], np.fromfile(self.path / "ends.bin", dtype="<i8")])
+            self.tokens: np.ndarray = _mapped(self.path / "tokens.bin", np.dtype(about["dtype"]))
+            found = {"documents": len(self), "tokens": len(self.tokens), "schema": about["schema"]}
+            expected = {"documents": about["documents"], "tokens": int(self.offsets[-1]), "schema": SCHEMA}
+            if found != expected:
+                raise ValueError(f"found {found}, expected {expected}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{self.path} is damaged ({error}); {_REMOVE}") from error
+
+    def __len__(self) -> int:  # documents
+        return len(self.offsets) - 1
+
+    def __reduce__(self) -> tuple[type["TokenStore"], tuple[Path]]:
+        return TokenStore, (self.path,)
+
+    @cached_property
+    def names(self) -> "Names":
+        names = Names(self.path / "names.jsonl")
+        if len(names) != len(self):
+            raise DataError(f"{self.path} has {len(names)} names of {len(self)} documents; {_REMOVE}")
+        return names
+
+    @cached_property
+    def digests(self) -> np.ndarray:
+        """Hashes of the documents' contents: uint64 [documents]."""
+        return np.fromfile(self.path / "digests.bin", dtype="<u8")
+
+    @cached_property
+    def context(self) -> np.ndarray:
+        """Spans of ``tokens`` that are no assistant's, or that labels leave out: int64 [spans, 2], rising."""
+        return np.fromfile(self.path / "context.bin", dtype="<i8").reshape(-1, 2)
+
+    @property
+    def holds_conversations(self) -> bool:
+        """Whether any document is a chat; then all short documents are packed."""
+        return bool(len(self.context)) and not self.labelled
+
+    def is_context(self, places: np.ndarray) -> np.ndarray:
+        """Return which places in ``tokens`` lie in ``context``: bool, of the shape of ``places``."""
+        if not len(self.context):
+            return np.zeros(places.shape, dtype=bool)
+        span = np.searchsorted(self.context[:, 0], places, side="right") - 1
+        return (span >= 0) & (places < self.context[span, 1])
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The documents' lengths in tokens: int64 [documents]."""
+        return np.diff(self.offsets)
+
+    def document(self, index: int) -> np.ndarray:
+        """Return the tokens of a document: uint16 or uint32 [tokens], a view of the map."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+class Names(Sequence[str]):
+    """The lines of ``names.jsonl``, memory-mapped: a large corpus has millions."""
+
+    def __init__(self, path: Path) -> None:
+        self._bytes = _mapped(path, np.dtype(np.uint8))
+        self._offsets = np.concatenate([[0], np.flatnonzero(self._bytes == ord("\n")) + 1])
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        begin, end = self._offsets[range(len(self))[index] :][:2]
+        return json.loads(self._bytes[begin:end].tobytes())
+
+
+def _mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """Map a file; an empty one cannot be mapped."""
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.empty(0, dtype=dtype)
+
+
+class StoreWriter(ExitStack):
+    """Write a store document by document; a build that was killed continues after its last ``keep``.
+
+    ``build.json`` has the counts and file sizes of the last ``keep``. What was written after it is cut off.
+    """
+
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        super().__init__()
+        private_folder(folder)
+        self.folder, self.vocabulary = folder, vocabulary  # every token id is below
+        self.dtype = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
+        self.counts = {"documents": 0, "tokens": 0, "largest_token": -1}
+        sizes = dict.fromkeys(FILES, 0)
+        if (folder / "build.json").exists():
+            kept = read_json(folder / "build.json")
+            found = {name: (folder / name).stat().st_size for name in FILES}
+            if all(found[name] >= kept["bytes"][name] for name in FILES):  # smaller after a power cut
+                sizes, self.counts = kept["bytes"], kept["counts"]
+        self._sizes, self._files = sizes, dict[str, BinaryIO]()
+
+    def __enter__(self) -> "StoreWriter":
+        for name, size in self._sizes.items():
+            self._files[name] = self.enter_context(open(self.folder / name, "ab", opener=_open_private))
+            self._files[name].truncate(size)
+            self._files[name].seek(size)
+        return self
+
+    def add(self, document: Document, ids: Iterable[int], context: Spans) -> None:
+        """Write a document; ``context`` are spans of its ids."""
+        tokens = np.asarray(ids, dtype=np.int64)
+        assert tokens.max(initial=-1) < self.vocabulary, f"token {tokens.max()} of a tokenizer of {self.vocabulary}"
+        self._files["context.bin"].write((np.array(context, dtype="<i8") + self.counts["tokens"]).tobytes())
+        self._files["tokens.bin"].write(tokens.astype(self.dtype).tobytes())
+        self.counts["documents"] += 1
+        self.counts["tokens"] += len(tokens)
+        self.counts["largest_token"] = int(tokens.max(initial=self.counts["largest_token"]))
+        self._files["ends.bin"].write(np.array(self.counts["tokens"], dtype="<i8").tobytes())
+        self._files["names.jsonl"].write(json.dumps(document.name).encode() + b"\n")
+        self._files["digests.bin"].write(document.digest)
+
+    def keep(self) -> None:
+        """Record that all documents up to here are complete."""
+        for file in self._files.values():
+            file.flush()
+        sizes = {name: file.tell() for name, file in self._files.items()}
+        write_json(self.folder / "build.json", {"counts": self.counts, "bytes": sizes})
+        keep_private(self.folder / "build.json")
+
+    def finish(self, **about: Any) -> None:
+        """Write ``store.json``, with the manifest."""
+        for file in self._files.values():
+            file.flush()
+        manifest = seal(self.folder, FILES)
+        about |= {"schema": SCHEMA, **self.counts, "dtype": self.dtype.str, "seal": manifest}
+        write_json(self.folder / "store.json", about)
+        keep_private(self.folder / "store.json")
+        (self.folder / "build.json").unlink(missing_ok=True)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, private_mode())
+
+
+def open_store(path: Path) -> TokenStore:
+    """Check the manifest of a store, and open it.
+
+    Raises:
+        DataError: ``store.json`` is damaged.
+        RunError: another file is missing or changed.
+    """
+    try:
+        manifest = {name: read_json(path / "store.json")["seal"][name] for name in FILES}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path / 'store.json'} is damaged ({error}); {_REMOVE}") from error
+    require_sealed(path, manifest, _REMOVE)
+    return TokenStore(path)
+
+
+def check_vocabulary(store: TokenStore, vocabulary: int) -> None:
+    """Check that every token id is below the model's vocabulary size."""
+    if store.largest_token < vocabulary:
+        return
+    for index in range(len(store)):
+        beyond = store.document(index)[store.document(index) >= vocabulary]
+        if len(beyond):
+            raise DataError(
+                f"document {index:,} ({store.names[index]}): token {beyond[0]} is not below the model's vocabulary size "
+                f"{vocabulary}; tokenise the text with this model's own tokenizer"
+            )
+
+
+def split_by_name(store: TokenStore, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Split the documents by a hash of their names: (training, held out), rising int64 indices."""
+    held_out = np.fromiter((is_held_out(name, share) for name in store.names), dtype=bool, count=len(store))
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of a store by their use; indices are int64 and rise."""
+
+    train: np.ndarray
+    held_out: np.ndarray  # by name, of any length
+    shortest: int  # tokens of the shortest document to train on
+    setting: str  # that decides ``shortest``
+    dropped: int  # documents that are neither held out nor long enough
+
+    @property
+    def summary(self) -> str:
+        """Return the number of documents that are kept, as a sentence."""
+        kept, all_long = len(self.train), len(self.train) + self.dropped
+        if not self.dropped:
+            return f"kept {kept:,} of {counted(all_long, 'document')}; none has fewer than {self.shortest:,} tokens"
+        return (
+            f"kept {kept:,} of {all_long:,} documents, and left out {self.dropped:,} of fewer than {self.shortest:,} tokens. "
+            f"To keep more, lower `{self.setting}` or join documents"
+        )
+
+
+def split_documents(store: TokenStore, data: Data, window: int, *, whole: bool) -> Split:
+    """Choose the documents to train on: not held out, with ``data.min_tokens`` and a ``window`` of tokens at least.
+
+    Chats may be shorter, because they are packed, but not where a window is the ``whole`` target.
+
+    Raises:
+        DataError: there are none.
+    """
+    train, held_out = split_by_name(store, data.held_out)
+    packed = store.holds_conversations and not whole
+    shortest = data.min_tokens or 2 if packed else max(data.min_tokens or 0, window)
+    setting = "data.min_tokens" if shortest != window else "target" if whole else "train_length"
+    long = train[store.lengths[train] >= shortest]
+    if len(long):
+        return Split(long, held_out, shortest, setting, len(train) - len(long))
+    documents = counted(len(store), "document")
+    if not len(train):
+        raise DataError(
+            f"data.held_out = {data.held_out:g} leaves none of {documents} to train on; lower it, or give more"
+        )
+    longest = train[np.argsort(-store.lengths[train], kind="stable")][:3]
+    named = ", ".join(f"{store.names[i]} ({store.lengths[i]:,})" for i in longest)
+    lower = [setting, *(["data.held_out"] if (store.lengths[held_out] >= shortest).any() else [])]
+    raise DataError(
+        f"of {documents} none of {shortest:,} tokens or more is left to train on after holding out {len(held_out):,}; the longest "
+        f"are {named}; give longer text, join documents, or lower {' or '.join(lower)}"
+    )

@@ -1,0 +1,434 @@
+"""The token store: the tokenizer's own ids, cached by content, complete or refused; and the split of its documents."""
+
+import io
+import json
+import os
+import pickle
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from skipwise import progress
+from skipwise.data import store as store_module
+from skipwise.data import tokenising
+from skipwise.data.store import FILES, StoreWriter, TokenStore, check_vocabulary, split_by_name, split_documents
+from skipwise.data.text import is_held_out, open_corpus
+from skipwise.data.tokenising import build_token_store as build
+from skipwise.data.tokenising import tokenise, tokenizer_fingerprint
+from skipwise.errors import DataError, SkipwiseError
+from skipwise.recipes.schema import Data
+from skipwise.results.files import default_cache
+
+TEXTS = {"a.txt": "the sky is blue", "b.txt": "", "c.txt": "grün ☘ <s> 12345 " * 20, "d.txt": "here we go"}
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def store(corpus, cache, tokenizer) -> TokenStore:
+    return build_token_store(corpus, tokenizer, cache=cache)
+
+
+def build_token_store(source, tokenizer, *, on_progress=None, **changes) -> TokenStore:
+    changes = {key: str(value) if isinstance(value, Path) else value for key, value in changes.items()}
+    return build(Data(source=str(source), **changes), tokenizer, on_progress=on_progress)
+
+
+def built(cache: Path) -> list[str]:
+    return [name for name in os.listdir(cache / "tokens") if name != ".locks"]
+
+
+def contents(store: TokenStore) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in store.path.iterdir()}
+
+
+class TestContents:
+    def test_are_the_tokenizers_own_ids_in_order(self, store, tokenizer):
+        assert list(store.names) == list(TEXTS)
+        for index, text in enumerate(TEXTS.values()):
+            assert store.document(index).tolist() == tokenizer(text)["input_ids"]
+            assert store.document(index)[0] == tokenizer.bos_token_id
+        assert store.lengths.tolist() == [len(tokenizer(text)["input_ids"]) for text in TEXTS.values()]
+        assert store.offsets.tolist() == [0, *np.cumsum(store.lengths)]
+        assert store.largest_token == store.tokens.max()
+        assert isinstance(store.document(2), np.memmap)
+        assert not store.tokens.flags.writeable
+        assert store.tokens.dtype == np.uint16
+        for index in (-1, 4):
+            with pytest.raises(IndexError):
+                store.document(index)
+
+    def test_truncation_and_padding_are_not_applied(self, corpus, cache, make_tokenizer):
+        fresh, used = make_tokenizer(), make_tokenizer()
+        used(["the sky", "is"], truncation=True, max_length=2, padding="max_length")
+        assert tokenizer_fingerprint(used) == tokenizer_fingerprint(fresh)
+        state = used.backend_tokenizer.truncation
+        store = build_token_store(corpus, used, cache=cache)
+        assert store.document(2).tolist() == fresh(TEXTS["c.txt"])["input_ids"]
+        assert used.backend_tokenizer.truncation == state
+
+    def test_batches_and_pieces_change_nothing(self, corpus, cache, tokenizer, monkeypatch):
+        for number in range(3):
+            (corpus / f"{number}.txt").write_text("the sky is blue\n" * 50 * (number + 1))
+        whole = build_token_store(corpus, tokenizer, cache=cache)
+        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
+        monkeypatch.setattr(tokenising, "PIECE", 100)
+        seen = []
+        cut = build_token_store(corpus, tokenizer, cache=cache / "cut", on_progress=lambda *counts: seen.append(counts))
+        assert contents(cut) == contents(whole)
+        # An empty document does not fill a batch.
+        assert seen == [(n, cut.offsets[n], n / 7) for n in (1, 2, 3, 4, 6, 7)]
+
+    def test_progress_is_shown(self, corpus, cache, tokenizer, monkeypatch):
+        shown, reach = [], progress.Work.reach
+
+        def reach_and_note(work, *args, **known):
+            reach(work, *args, **known)
+            shown.append(work.line.split(", "))
+
+        monkeypatch.setattr(progress.Work, "reach", reach_and_note)
+        (corpus / "e.csv").write_text("a,b")
+        tokenise(Data(source=str(corpus), cache=str(cache)), tokenizer, Console(file=(log := io.StringIO()), width=400))
+        assert shown[-1][:2] == ["100%", "4 documents"]
+        assert "e.csv" in log.getvalue()
+
+    def test_pickles_as_its_path(self, store, monkeypatch):
+        data = pickle.dumps(store)
+        assert len(data) < 1_000
+        monkeypatch.setattr(store_module, "require_sealed", lambda *arguments: pytest.fail("read"))
+        assert np.array_equal(pickle.loads(data).tokens, store.tokens)
+
+    @settings(max_examples=20)
+    @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=8))
+    def test_any_text_is_split_at_its_offsets(self, texts, tokenizer, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("any")
+        (folder / "c.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        store = build_token_store(folder / "c.jsonl", tokenizer, cache=folder)
+        assert [store.document(i).tolist() for i in range(len(store))] == tokenizer(texts)["input_ids"]
+
+
+class TestCache:
+    def test_is_used_again_wherever_the_same_content_lies(self, store, corpus, cache, tokenizer, monkeypatch):
+        monkeypatch.setattr(tokenising, "_build", lambda *arguments: pytest.fail("built again"))
+        moved = corpus.rename(corpus.with_name("moved"))
+        seen = []
+        again = build_token_store(moved, tokenizer, cache=cache, on_progress=lambda *counts: seen.append(counts))
+        assert again.path == store.path == cache / "tokens" / store.fingerprint
+        assert seen == [(4, len(store.tokens), 1.0)]
+
+    def test_follows_content_and_tokenizer(self, store, corpus, cache, make_tokenizer, tokenizer):
+        others = [
+            build_token_store(corpus, make_tokenizer(vocabulary=280), cache=cache),
+            build_token_store(corpus, make_tokenizer(bos=False), cache=cache),
+        ]
+        (corpus / "d.txt").write_text("here we stay")
+        others.append(build_token_store(corpus, tokenizer, cache=cache))
+        assert len({store.fingerprint, *(other.fingerprint for other in others)}) == 4
+        assert others[2].document(3).tolist() == tokenizer("here we stay")["input_ids"]
+
+    def test_a_text_has_one_digest_under_every_name_and_tokenizer(self, store, corpus, cache, make_tokenizer):
+        assert len(set(store.digests.tolist())) == len(store) == 4
+        renamed = corpus.with_name("renamed")
+        renamed.mkdir()
+        for number, name in enumerate(reversed(store.names)):
+            (renamed / f"{number}.txt").write_bytes((corpus / name).read_bytes())
+        other = build_token_store(renamed, make_tokenizer(vocabulary=280), cache=cache)
+        assert other.digests.tolist() == store.digests.tolist()[::-1]
+
+    @pytest.mark.parametrize("name", [*FILES, "store.json"])
+    @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
+    def test_a_damaged_store_is_refused(self, store, corpus, cache, tokenizer, name, damage):
+        whole, path = contents(store), store.path / name
+        if damage == "missing":
+            path.unlink()
+        elif name == "context.bin":
+            path.write_bytes(b"no longer empty")
+        else:
+            path.write_bytes(whole[name][:-5] if damage == "cut" else b"")
+        with pytest.raises(SkipwiseError, match=name):
+            build_token_store(corpus, tokenizer, cache=cache)
+
+    @given(data=st.data())
+    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_a_flipped_bit_is_refused(self, store, corpus, cache, tokenizer, data):
+        path = store.path / data.draw(st.sampled_from([name for name in FILES if name != "context.bin"]))
+        whole = path.read_bytes()
+        bit = data.draw(st.integers(0, 8 * len(whole) - 1))
+        path.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :])
+        with pytest.raises(SkipwiseError, match=path.name):
+            build_token_store(corpus, tokenizer, cache=cache)
+        path.write_bytes(whole)
+
+    def test_many_builders_at_once(self, corpus, cache, tokenizer):
+        with ThreadPoolExecutor(8) as pool:
+            stores = list(pool.map(lambda _: build_token_store(corpus, tokenizer, cache=cache), range(24)))
+        assert {bytes(store.tokens) for store in stores} == {bytes(stores[0].tokens)}
+        assert built(cache) == [stores[0].fingerprint]
+
+    def test_drafts_of_killed_builds_are_removed_after_a_week(self, corpus, cache, tokenizer):
+        for name, age in (("old", 700_000), ("young", 0)):
+            draft = cache / "tokens" / f".draft-{name}"
+            draft.mkdir(parents=True)
+            (path := draft / "build.json").write_text("{}")
+            os.utime(path, (path.stat().st_mtime - age,) * 2)
+        build_token_store(corpus, tokenizer, cache=cache)
+        assert [name for name in built(cache) if name.startswith(".")] == [".draft-young"]
+
+    def test_a_cache_that_cannot_be_written(self, corpus, tmp_path, tokenizer, monkeypatch):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(DataError, match=r"data\.cache"):
+            build_token_store(corpus, tokenizer, cache=tmp_path / "file")
+
+    def test_disk_full(self, corpus, cache, tokenizer, monkeypatch):
+        def full(folder, names):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(store_module, "seal", full)
+        with pytest.raises(DataError, match="No space left on device"):
+            build_token_store(corpus, tokenizer, cache=cache)
+        assert built(cache) == []
+
+    def test_default_folder(self, corpus, tokenizer, monkeypatch, tmp_path):
+        monkeypatch.delenv("SKIPWISE_CACHE", raising=False)
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        assert default_cache() == Path.home() / ".cache" / "skipwise"
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert default_cache() == tmp_path / "skipwise"
+        monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "own"))
+        assert build_token_store(corpus, tokenizer).path.parent == tmp_path / "own" / "tokens"
+
+    def test_workers_set_the_threads(self, corpus, cache, tokenizer, monkeypatch):
+        monkeypatch.setenv("RAYON_NUM_THREADS", "2")
+        build_token_store(corpus, tokenizer, cache=cache / "1")
+        assert os.environ["RAYON_NUM_THREADS"] == "2"
+        build_token_store(corpus, tokenizer, cache=cache / "2", workers=1)
+        assert os.environ["RAYON_NUM_THREADS"] == "1"
+        build_token_store(corpus, tokenizer, cache=cache / "3", workers=1_024)
+        assert int(os.environ["RAYON_NUM_THREADS"]) == os.cpu_count()
+
+    @pytest.mark.parametrize("shared", ["", "1"])
+    def test_only_the_owner_reads_the_text_unless_it_is_shared(self, corpus, cache, tokenizer, monkeypatch, shared):
+        monkeypatch.setenv("SKIPWISE_SHARED", shared)
+        modes, keep = [], StoreWriter.keep
+
+        def note() -> None:
+            for path in (cache, *cache.rglob("*")):
+                if path.parent.name != ".locks":
+                    modes.append((path.is_dir(), stat.S_IMODE(path.stat().st_mode)))
+
+        monkeypatch.setattr(StoreWriter, "keep", lambda writer: (keep(writer), note()))
+        before = os.umask(0o002)
+        try:
+            build_token_store(corpus, tokenizer, cache=cache)
+        finally:
+            os.umask(before)
+        note()
+        assert set(modes) == ({(True, 0o775), (False, 0o664)} if shared else {(True, 0o700), (False, 0o600)})
+
+
+class TestMaxTokens:
+    def test_ends_with_the_document_that_reaches_it(self, corpus, cache, tokenizer, store):
+        for tokens, documents in ((1, 1), (store.offsets[1], 1), (store.offsets[1] + 1, 2), (10**9, 4)):
+            less = build_token_store(corpus, tokenizer, cache=cache, max_tokens=int(tokens))
+            assert list(less.names) == list(TEXTS)[:documents]
+            assert np.array_equal(less.tokens, store.tokens[: store.offsets[documents]])
+            assert less.fingerprint != store.fingerprint
+
+    def test_nothing_beyond_is_read(self, corpus, cache, tokenizer, monkeypatch):
+        (corpus / "e.txt").write_bytes(b"\xff")
+        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
+        assert len(build_token_store(corpus, tokenizer, cache=cache, max_tokens=1)) == 1
+
+
+class TestContinuing:
+    """A build that was killed continues after its last batch, and gives the same store."""
+
+    @pytest.fixture(params=["folder", "lines", "saved", "stream", "pydoc"])
+    def source(self, request, tmp_path, monkeypatch) -> str:
+        rows = datasets.Dataset.from_list([{"text": f"text {i} " * (i + 1)} for i in range(9)])
+        if request.param == "folder":
+            (tmp_path / "folder").mkdir()
+            for i, row in enumerate(rows):
+                (tmp_path / f"folder/{i}.txt").write_text(row["text"])
+        if request.param == "lines":
+            (tmp_path / "lines").mkdir()
+            rows.select(range(4)).to_json(tmp_path / "lines/a.jsonl")
+            rows.select(range(4, 9)).to_parquet(tmp_path / "lines/b.parquet")
+        if request.param == "saved":
+            rows.save_to_disk(str(tmp_path / "saved"))
+        if request.param == "stream":
+            hub_of(rows, tmp_path, monkeypatch)
+            return "owner/set"
+        return "pydoc" if request.param == "pydoc" else str(tmp_path / request.param)
+
+    @pytest.mark.parametrize("after", [0, 3, 5])
+    def test_after_a_kill(self, source, after, cache, tokenizer, monkeypatch):
+        options = {"stream": source == "owner/set", "max_tokens": 10**9}
+        whole = build_token_store(source, tokenizer, cache=cache / "whole", **options)
+        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
+        encoder, seen = tokenising.text_encoder, []
+
+        def killed_once(tokenizer):
+            encode = encoder(tokenizer)
+
+            def encode_batch(texts):
+                if len(seen) == after:
+                    seen.append([])
+                    raise KeyboardInterrupt
+                seen.append(texts)
+                return encode(texts)
+
+            return encode_batch
+
+        monkeypatch.setattr(tokenising, "text_encoder", killed_once)
+        with pytest.raises(KeyboardInterrupt):
+            build_token_store(source, tokenizer, cache=cache, **options)
+        (draft,) = (cache / "tokens").glob(".draft-*")
+        for name in FILES:
+            with open(draft / name, "ab") as file:
+                file.write(b"half a batch")
+        again = build_token_store(source, tokenizer, cache=cache, **options)
+        read = [text for texts in seen for text in texts]
+        assert read == [document.text for document in open_corpus(Data(source=source, **options))]
+        assert contents(again) == contents(whole)
+        assert built(cache) == [whole.fingerprint]
+
+    def test_files_that_lost_their_end_are_begun_again(self, corpus, cache, tokenizer, monkeypatch, store):
+        def killed(self, **about):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(StoreWriter, "finish", killed)
+            with pytest.raises(KeyboardInterrupt):
+                build_token_store(corpus, tokenizer, cache=cache / "other")
+        (draft,) = (cache / "other" / "tokens").glob(".draft-*")
+        (draft / "tokens.bin").write_bytes(b"")
+        assert contents(build_token_store(corpus, tokenizer, cache=cache / "other")) == contents(store)
+
+    def test_a_stream_that_broke_off(self, tmp_path, cache, tokenizer, monkeypatch):
+        rows = datasets.Dataset.from_list([{"text": f"text {i}"} for i in range(12)])
+        files = hub_of(rows, tmp_path, monkeypatch)
+        monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
+        last = files[3].read_bytes()
+        files[3].write_bytes(b"no Parquet")
+        with pytest.raises(DataError, match=r"owner/set.* row 9"):
+            build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
+        assert [name.startswith(".draft-") for name in built(cache)] == [True]
+        files[3].write_bytes(last)
+        store = build_token_store("owner/set", tokenizer, cache=cache, stream=True, max_tokens=10**9)
+        assert list(store.names) == [f"owner/set:{row}" for row in range(1, 13)]
+        assert store.document(11).tolist() == tokenizer("text 11")["input_ids"]
+
+
+def hub_of(rows: datasets.Dataset, folder: Path, monkeypatch) -> list[Path]:
+    """Let ``owner/set`` be a data set of the hub in four Parquet files; returns the files."""
+    files = [folder / f"{part}.parquet" for part in range(4)]
+    for part, file in enumerate(files):
+        rows.shard(4, part, contiguous=True).to_parquet(file)
+    real = datasets.load_dataset_builder
+
+    def builder(name, subset):
+        assert (name, subset) == ("owner/set", None)
+        return real("parquet", data_files={"train": [str(file) for file in files]})
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", builder)
+    return files
+
+
+def test_vocabulary(store):
+    check_vocabulary(store, store.largest_token + 1)
+    index = next(i for i in range(4) if (store.document(i) >= 97).any())
+    beyond = next(token for token in store.document(index) if token >= 97)
+    with pytest.raises(DataError, match=rf"{store.names[index]}.* {beyond} .*97"):
+        check_vocabulary(store, 97)
+
+
+def test_imports_neither_torch_nor_transformers():
+    code = "import sys, skipwise.data.store; print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+# --- the split ---
+
+
+def documents(*lengths: int, conversations: bool = False) -> SimpleNamespace:
+    """A store of documents 0.txt, 1.txt, ... of these lengths."""
+
+    class Store(SimpleNamespace):
+        def __len__(self) -> int:
+            return len(lengths)
+
+    names = [f"{i}.txt" for i in range(len(lengths))]
+    return Store(lengths=np.array(lengths), names=names, holds_conversations=conversations)
+
+
+@given(lengths=st.lists(st.integers(0, 60), min_size=1, max_size=40), share=st.floats(0, 0.9), least=st.integers(1, 60))
+def test_documents_are_split_by_name_and_length(lengths: list[int], share: float, least: int) -> None:
+    text = documents(*lengths)
+    out = [is_held_out(name, share) for name in text.names]
+    assert [part.tolist() for part in split_by_name(text, share)] == [
+        [i for i, held in enumerate(out) if held == part] for part in (False, True)
+    ]
+    long = [i for i, length in enumerate(lengths) if not out[i] and length >= max(least, 20)]
+    data = Data(held_out=share, min_tokens=least)
+    if not long:
+        with pytest.raises(DataError):
+            split_documents(text, data, 20, whole=False)
+        return
+    split = split_documents(text, data, 20, whole=False)
+    assert split.train.tolist() == long
+    assert split.held_out.tolist() == np.flatnonzero(out).tolist()
+    assert split.dropped == len(lengths) - sum(out) - len(long)
+
+
+@pytest.mark.parametrize(
+    ("least", "conversations", "whole", "shortest", "setting"),
+    [
+        (None, False, False, 64, "train_length"),
+        (None, False, True, 64, "target"),
+        (32, False, False, 64, "train_length"),
+        (100, False, False, 100, "data.min_tokens"),
+        (None, True, False, 2, "data.min_tokens"),
+        (10, True, False, 10, "data.min_tokens"),
+        (10, True, True, 64, "target"),
+        (100, True, True, 100, "data.min_tokens"),
+    ],
+)
+def test_a_document_fills_a_window_but_chats_are_packed(least, conversations, whole, shortest, setting) -> None:
+    text = documents(*range(1, 200), conversations=conversations)
+    split = split_documents(text, Data(held_out=0, min_tokens=least), 64, whole=whole)
+    assert (split.shortest, split.setting) == (shortest, setting)
+    assert split.train.tolist() == list(range(shortest - 1, 199))
+    assert f"{199 - shortest + 1} of 199" in split.summary
+
+
+def test_a_split_that_leaves_nothing_names_the_settings() -> None:
+    with pytest.raises(DataError, match=r"1\.txt \(30\).*train_length$"):
+        split_documents(documents(10, 30, 20, 5), Data(held_out=0), 64, whole=False)
+    with pytest.raises(DataError, match=r"data\.held_out = 0\.9999"):
+        split_documents(documents(100), Data(held_out=0.9999), 64, whole=False)
+    held = next(i for i in range(100) if is_held_out(f"{i}.txt", 0.1))
+    with pytest.raises(DataError, match=r"train_length or data\.held_out$"):
+        split_documents(documents(*[10] * held, 100), Data(held_out=0.1), 64, whole=False)

@@ -1,0 +1,285 @@
+"""Every kind of source, its names, and its refusals."""
+
+import ast
+import gzip
+import hashlib
+import json
+import string
+import sysconfig
+from pathlib import Path
+
+import datasets
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipwise.data.text import Document, is_held_out, open_corpus, other_source
+from skipwise.errors import DataError
+from skipwise.recipes.schema import Data
+from skipwise.results.run_folder import RunFolder
+
+ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "", "id": 9}]
+DOCUMENTS = [(f":{row}", record["text"]) for row, record in enumerate(ROWS, 1)]
+
+
+def json_lines(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def pairs(source, **options) -> list[tuple[str, str]]:
+    return [(document.name, document.text) for document in open_corpus(Data(source=str(source), **options))]
+
+
+def refused(source, match: str, **options) -> None:
+    with pytest.raises(DataError, match=match):
+        pairs(source, **options)
+
+
+def write(path: Path, data: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return path
+
+
+class TestHeldOut:
+    def test_agrees_with_the_embedded_models_split(self):
+        """The nano model was trained under ``< 2**64 // 10``: 103 of 2**64 hashes would tell them apart."""
+        for name in (f"package/module_{i}.py" for i in range(20_000)):
+            word = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+            assert is_held_out(name, 0.1) == (word < 2**64 // 10)
+
+    def test_known_names(self):
+        """Their ``sha256sum`` begin with c4, b4, 3b and d9; half of 100 is 80."""
+        held = [name for name in ("abc.py", "ast.py", "json/decoder.py", "os.py") if is_held_out(name, 0.5)]
+        assert held == ["json/decoder.py"]
+
+    @given(st.text(alphabet=string.printable), st.floats(0, 1), st.floats(0, 1))
+    def test_grows_with_the_share(self, name, a, b):
+        assert is_held_out(name, min(a, b)) <= is_held_out(name, max(a, b))
+        assert not is_held_out(name, 0.0)
+        assert is_held_out(name, 1.0)
+
+
+class TestFiles:
+    def test_text_file(self, tmp_path):
+        path = write(tmp_path / "notes.txt", "\ufeffone\r\ntwo\rthree\n")
+        assert pairs(path) == [("notes.txt", "one\ntwo\nthree\n")]
+
+    def test_folder(self, tmp_path):
+        for name in ("b.md", "a/z.rst", "a/b.TEX", "a.py", "a/c/x.txt"):
+            write(tmp_path / name, name)
+        for name in (".hidden.txt", ".git/x.txt", "picture.png", "README"):
+            write(tmp_path / name, b"\xff")
+        write(tmp_path / "c.jsonl", json_lines(ROWS))
+        texts = ["a.py", "a/b.TEX", "a/c/x.txt", "a/z.rst", "b.md"]
+        assert pairs(tmp_path) == [
+            *((name, name) for name in texts),
+            *(("c.jsonl" + suffix, text) for suffix, text in DOCUMENTS),
+        ]
+        assert open_corpus(tmp_path).unread == ["README", "picture.png"]
+
+    def test_is_lazy_and_continues(self, tmp_path):
+        write(tmp_path / "a.txt", "first")
+        write(tmp_path / "b.txt", "second")
+        write(tmp_path / "c.txt", b"\xff")
+        assert next(iter(open_corpus(tmp_path))) == Document("a.txt", "first")
+        assert next(open_corpus(tmp_path).read(1)) == Document("b.txt", "second")
+
+    @pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+    def test_json_lines(self, tmp_path, ending):
+        data = json_lines(ROWS[:2]) + json.dumps(ROWS[2]).encode()  # no line end at the end
+        packed = {
+            ".jsonl": lambda: data,
+            ".jsonl.gz": lambda: gzip.compress(data),
+            # Two frames, as appending makes, cut inside a line.
+            ".jsonl.zst": lambda: zstandard.compress(data[:9]) + zstandard.compress(data[9:]),
+        }[ending]()
+        path = write(tmp_path / f"corpus{ending}", packed)
+        assert pairs(path) == [(f"corpus{ending}{suffix}", text) for suffix, text in DOCUMENTS]
+
+    def test_json_lines_count_empty_lines(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", b"\n" + json_lines(ROWS[:1]) + b"  \n" + json_lines(ROWS[1:2]))
+        assert [name for name, _ in pairs(path)] == ["c.jsonl:2", "c.jsonl:4"]
+
+    def test_other_field(self, tmp_path):
+        path = write(tmp_path / "c.jsonl", b'{"body": "text"}\n')
+        assert pairs(path, text_field="body") == [("c.jsonl:1", "text")]
+
+    def test_parquet(self, tmp_path):
+        datasets.Dataset.from_list(ROWS * 50).to_parquet(tmp_path / "c [1].parquet")
+        expected = [(f"c [1].parquet:{row}", text) for row, (_, text) in enumerate(DOCUMENTS * 50, 1)]
+        assert pairs(tmp_path / "c [1].parquet") == expected
+        assert pairs(tmp_path) == expected
+        assert next(open_corpus(tmp_path).read(140)).name == "c [1].parquet:141"
+
+    def test_linked_folders_are_read_once(self, tmp_path):
+        write(tmp_path / "far/a.txt", "a")
+        write(tmp_path / "text/b.txt", "b")
+        for link in ("text/linked", "text/linked-again"):
+            (tmp_path / link).symlink_to(tmp_path / "far")
+        (tmp_path / "far/round").symlink_to(tmp_path / "text")
+        assert pairs(tmp_path / "text") == [("b.txt", "b"), ("linked/a.txt", "a")]
+
+    def test_a_run_in_the_folder_is_left_out(self, tmp_path):
+        write(tmp_path / "a.txt", "a")
+        write(tmp_path / "mine/run.json", "{}")  # the user's
+        write(tmp_path / "mine/b.txt", "b")
+        before = open_corpus(tmp_path).fingerprint()
+        run = RunFolder(tmp_path / "runs/one")
+        run.begin()
+        write(run.model / "README.md", "a card")
+        assert pairs(tmp_path) == [("a.txt", "a"), ("mine/b.txt", "b")]
+        assert open_corpus(tmp_path).fingerprint() == before
+
+
+class TestPython:
+    def test_standard_library(self):
+        documents = dict(pairs("stdlib"))
+        root = Path(sysconfig.get_paths()["stdlib"])
+        assert documents["ast.py"] == (root / "ast.py").read_text(encoding="utf-8")
+        assert ast.parse(documents["json/decoder.py"])
+        left_out = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+        for name in documents:
+            assert name.endswith(".py")
+            assert not left_out & set(name.split("/"))
+            assert name.split("/")[0] not in {"encodings", "pydoc_data"}
+        assert list(documents) == sorted(documents)
+
+    def test_modules_that_are_not_utf8_are_left_out(self, tmp_path, monkeypatch):
+        for name in ("good.py", "site-packages/other.py", "lib/encodings/kept.py", "encodings/table.py"):
+            write(tmp_path / name, "x = 1\n")
+        write(tmp_path / "latin.py", b"# \xe9\n")
+        (tmp_path / "sitecustomize.py").symlink_to(tmp_path / "missing.py")
+        monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+        assert [name for name, _ in pairs("stdlib")] == ["good.py", "lib/encodings/kept.py"]
+
+    def test_language_reference(self):
+        documents = dict(pairs("pydoc"))
+        assert list(documents) == sorted(documents)
+        assert len(documents["specialnames"]) > 40_000
+
+
+class TestDataSets:
+    @pytest.fixture
+    def saved(self, tmp_path) -> Path:
+        data = datasets.Dataset.from_list(ROWS)
+        data.save_to_disk(str(tmp_path / "one"))
+        datasets.DatasetDict(train=data, validation=data.select([1])).save_to_disk(str(tmp_path / "many"))
+        return tmp_path
+
+    def test_saved(self, saved):
+        assert pairs(saved / "one") == [("one" + suffix, text) for suffix, text in DOCUMENTS]
+        assert pairs(saved / "many", split="validation") == [("many:1", ROWS[1]["text"])]
+        assert [document.name for document in open_corpus(saved / "one").read(2)] == ["one:3"]
+
+    @pytest.mark.parametrize("setting", [{"split": "test"}, {"subset": "en"}, {"stream": True, "max_tokens": 9}])
+    def test_settings_of_the_hub_are_refused_elsewhere(self, saved, setting):
+        write(saved / "texts/a.txt", "a")
+        for source in (saved / "texts", saved / "texts/a.txt", saved / "one", "stdlib", "pydoc"):
+            refused(source, f"data.{next(iter(setting))}", **setting)
+
+    def test_another_source_drops_settings_of_the_hub(self, saved):
+        write(saved / "texts/a.txt", "a")
+        hub = Data(source="some/set", split="train[:10%]", subset="en", stream=True, max_tokens=9)
+        for source in (str(saved / "texts"), "stdlib", "pydoc"):
+            assert other_source(hub, source) == Data(source=source)
+        assert other_source(hub, str(saved / "many")).split == "train[:10%]"
+        assert other_source(hub, "another/set") == hub.model_copy(update={"source": "another/set"})
+        assert other_source(hub, hub.source) == hub
+
+    def test_refusals(self, saved):
+        refused(saved / "many", "train, validation", split="trian")
+        refused(saved / "one", "'body'.* 'text', 'id'", text_field="body")
+        (saved / "one" / "state.json").write_text("{")
+        refused(saved / "one", "one")
+
+    def test_name_on_the_hub(self, monkeypatch):
+        calls = []
+
+        def load(name, subset, split):
+            calls.append((name, subset, split))
+            return datasets.Dataset.from_list(ROWS)
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        assert pairs("owner/set", split="test") == [("owner/set" + s, text) for s, text in DOCUMENTS]
+        assert calls == [("owner/set", None, "test")]
+
+    def test_no_network(self, tmp_path, monkeypatch):
+        def load(name, subset, split):
+            raise ConnectionError("Couldn't reach 'my_corpsu' on the Hub\ntraceback")
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        monkeypatch.chdir(tmp_path)
+        write(tmp_path / "my_corpus/a.txt", "text")
+        refused("my_corpsu", r"'my_corpsu' .*did you mean my_corpus.*ConnectionError: Couldn't reach")
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("name", "data", "match"),
+        [
+            ("c.jsonl", b"\n\n", "no document"),
+            ("table.csv", b"a,b", r"'\.csv'.*\.txt"),
+            ("latin.txt", b"caf\xe9 au lait", "byte 3 .*iconv"),
+            ("c.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "line 2"),
+            ("c.jsonl", json_lines(ROWS) + b'{"text": "a"', "line 4"),
+            ("c.jsonl", b'"text"\n', "line 1: a str"),
+            ("c.jsonl", json_lines(ROWS) + b'{"body": "x", "id": 3}\n', "line 4: no field 'text' .* 'body', 'id'"),
+            ("c.jsonl", b'{"text": 3}', "line 1: field 'text' is of type int"),
+            ("c.jsonl", b'{"text": null}', "line 1"),
+            ("c.jsonl", rb'{"text": "ab\ud83d"}', "line 1"),  # half of a surrogate pair
+            ("c.jsonl.gz", json_lines(ROWS), "damaged"),
+            ("c.jsonl.zst", json_lines(ROWS), "damaged"),
+            ("c.parquet", b"PAR1" + bytes(99), "row 0"),
+        ],
+    )
+    def test_the_place_is_named(self, tmp_path, name, data, match):
+        path = write(tmp_path / name, data)
+        refused(path, rf"{name}.*{match}|{match}.*{name}")
+
+    @pytest.mark.parametrize("keep", [0.5, 0.98])
+    @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".zst", zstandard.compress)])
+    def test_compressed_cut_short(self, tmp_path, ending, pack, keep):
+        data = pack(json_lines([{"text": hashlib.sha256(bytes([i % 256, i >> 8])).hexdigest()} for i in range(9_000)]))
+        refused(write(tmp_path / f"c.jsonl{ending}", data[: int(len(data) * keep)]), "line [0-9,]+")
+
+    def test_missing_path(self, tmp_path):
+        write(tmp_path / "corpus.jsonl", b"")
+        refused(tmp_path / "corpsu.jsonl", r"did you mean corpus\.jsonl")
+        refused("nowhere/to/be/found/", "stdlib")
+        with pytest.raises(DataError):
+            open_corpus(tmp_path / "missing.txt")
+
+    def test_empty_folder(self, tmp_path):
+        write(tmp_path / "picture.png", b"")
+        refused(tmp_path, r"\.parquet")
+
+    @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+    def test_removed_while_it_is_read(self, tmp_path, name):
+        path = write(tmp_path / name, b"")
+        corpus = open_corpus(path)
+        path.unlink()
+        for read in (lambda: list(corpus), corpus.fingerprint):
+            with pytest.raises(DataError, match=name):
+                read()
+
+
+def test_the_fingerprint_follows_names_contents_and_field(tmp_path):
+    def fingerprint(folder: str, name: str, text: str, **options) -> str:
+        path = write(tmp_path / folder / name, text)
+        return open_corpus(Data(source=str(path.parent), **options)).fingerprint()
+
+    base = fingerprint("a", "x.txt", "text")
+    assert fingerprint("b", "x.txt", "text") == base
+    assert fingerprint("c", "y.txt", "text") != base
+    assert fingerprint("d", "x.txt", "texT") != base
+    assert fingerprint("e", "x.txt", "text", text_field="body") != base
+
+
+def test_the_fingerprint_of_a_saved_data_set_follows_its_rows(tmp_path):
+    def fingerprint(rows: list[dict]) -> str:
+        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
+        return open_corpus(tmp_path / "set").fingerprint()
+
+    assert fingerprint(ROWS) != fingerprint(ROWS[:2]) != fingerprint([ROWS[0], ROWS[2]])
