@@ -99,8 +99,8 @@ def test_activation_checkpointing_changes_no_bit(files, monkeypatch, tmp_path) -
 def test_an_adapter_is_whole_or_refused_and_measured_like_any_model(files, monkeypatch, capsys, tmp_path) -> None:
     out = tmp_path / "run"
     run(monkeypatch, *command(*files, out, **{"lora.saved": "adapter"}))
-    text = ["--data", files[1], "--windows", "256", "--documents", "1"]
-    run(monkeypatch, "perplexity", out / "model", *text)
+    text = ["--only", "perplexity", "--data", files[1], "--lengths", "256", "--documents", "1", "--out", tmp_path / "e"]
+    run(monkeypatch, "evaluate", out / "model", *text)
     assert "256" in capsys.readouterr().out
     assert "peft" in (out / "model" / "README.md").read_text()
     about = read_json(out / "model" / "skipwise.json")

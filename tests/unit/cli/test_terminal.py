@@ -225,14 +225,6 @@ def test_the_processes_that_are_launched_get_the_words_as_they_are(monkeypatch) 
     assert sys.argv[-1] == "***/"  # of which records are made
 
 
-def test_a_name_that_is_not_utf8_is_shown_by_its_bytes(tmp_path) -> None:
-    script = "from skipwise.cli.terminal import new_console\nnew_console().print('odd\\udcff')"
-    environment = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
-    assert shown.stdout.strip() == "odd\\xff"
-    assert new_console()
-
-
 def test_options_that_are_paths_know_the_home_folder(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m").mkdir()
