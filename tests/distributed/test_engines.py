@@ -180,7 +180,7 @@ def test_a_process_that_dies_ends_the_other_and_the_run_is_resumed(files, tmp_pa
         (["--launch", "ddp", "--processes", "1"], "2 or more processes, not 1"),
         (["--launch", "ddp", "--processes", "3"], "training.batch_size = 4 must be a multiple of 3"),
         (["--launch", "ddp", "--processes", "8"], "must be a multiple of 8"),
-        (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the model's 64"),
+        (["--launch", "ddp", "--processes", "2", "--set", "target=16"], "target 16 must exceed the 64"),
     ],
 )
 def test_bad_input_is_said_once_and_without_a_traceback(files, tmp_path, words, message) -> None:

@@ -372,7 +372,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target": 256}, "target 256 must exceed the model's 400"),
+        ({"target": 256}, "target 256 must exceed the 400"),
         ({"positions.chunk": 3}, "unknown key positions.chunk (did you mean chunks?)"),
         ({"training.learning_rat": 1}, "did you mean learning_rate?"),
         ({"training.max_steps": "many"}, "training.max_steps = 'many'"),

@@ -209,7 +209,7 @@ def test_coverage_of_the_paper(model, monkeypatch, capsys) -> None:
         ),
         (["--target", "999999999999"], "target = '999999999999': Input should be less than or equal to 16777216"),
         (["--target", "4k", "--set", "train_length=8k"], "train_length 8,192 must not exceed the target 4,096"),
-        (["--target", "1k"], "target 1,024 must exceed the model's 2,048 tokens"),
+        (["--target", "1k"], "target 1,024 must exceed the 2,048 tokens"),
     ],
 )
 def test_bad_input_is_explained(model, monkeypatch, capsys, words, message) -> None:

@@ -40,8 +40,10 @@ def fit(
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits; -: given up early")
+    console.print("*: recommended; to N: loss at that place, less the base's in its own windows; -: given up early")
+    console.print("skips: harm by text up to the target away; answers: loss of a passkey's digits")
     console.print(found.verdict, style="bold", soft_wrap=True)
+    console.print(found.caveats, soft_wrap=True)
     console.print(f"settings: {found.best.extension.told}", soft_wrap=True)
     if found.plain is not found.best:
         worse = found.total(found.plain) - found.total(found.best)

@@ -25,7 +25,7 @@ from skipwise.results.statistics import FEWEST_SEGMENTS
 
 _SEGMENTS = 32  # at most, of each document of other text; one record each
 _TOKENS = 2**14  # at most, of each document of other text
-_FIX = "give longer or other text (--data, or evaluation.source of a recipe)"
+_FIX = "give more or longer text (--data, or --set evaluation.source=TEXT)"
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ def filled_windows(store: TokenStore, candidates: np.ndarray, windows: Sequence[
         DataError: there is no candidate, or it fills no window.
     """
     if len(candidates) == 0:
-        raise DataError(
-            f"all {counted(len(store), 'document')} are for training; {_FIX}, or raise data.held_out and train again"
-        )
+        raise DataError(f"all {counted(len(store), 'document')} are for training; {_FIX}, or raise data.held_out")
     first = longest_first(store, candidates)[0]
     longest, name = int(store.lengths[first]), store.names[first]
     filled = sorted({window for window in windows if window <= longest})

@@ -110,6 +110,22 @@ class Fit:
         name = self.best.extension.interpolation
         return f"Perplexity of far text is {lower:.0%} lower under {name} than under YaRN as published."
 
+    @property
+    def caveats(self) -> str:
+        """Sentences on the distance to the base, on the window, and on a missing search."""
+        far = self._mean(self.excess(self.best), self.original, self.dense)
+        read = f"Far text: to {format_length(self.dense)} of {format_length(self.target)}. "
+        searched = any(one.role == "fitted" for one in self.candidates)
+        return (
+            f"{'' if self.dense == self.target else read}Untrained, its perplexity is {math.exp(far) - 1:+.0%} against the base's in "
+            f"windows of {format_length(self.original)}."
+            + (
+                ""
+                if searched
+                else " Nothing was searched: that needs windows of the target; give longer text or --minutes."
+            )
+        )
+
     def shown(self) -> list[Candidate]:
         """Return the candidates of the table: the best of each role, in the order measured."""
         roles = dict.fromkeys(one.role for one in self.candidates)
@@ -143,6 +159,8 @@ class Fit:
         before = read_fit(folder / FILE)
         for key in _REQUEST:
             if (was := getattr(before, key)) != (now := getattr(self, key)):
+                if key == "text":
+                    raise RunError(f"{folder} holds a fit on other text ({before.data}); give another --out")
                 raise RunError(f"{folder} holds a fit with {key} = {was!r}, now it is {now!r}; give another --out")
         return before
 
@@ -163,7 +181,11 @@ def read_fit(path: Path) -> Fit:
     """
     try:
         return _FITS.validate_python(read_json(path))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise RunError(
+            f"{path} cannot be read ({error.strerror}); give the fit.json that skipwise fit wrote"
+        ) from error
+    except ValueError as error:
         raise RunError(
             f"{path} is not a whole fit ({str(error).splitlines()[0]}); run skipwise fit with another --out"
         ) from error

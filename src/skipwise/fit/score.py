@@ -45,13 +45,19 @@ class Windows:
 
     def shortened(self, documents: int, dense: int) -> "Windows":
         """Return fewer and shorter contiguous windows; chunks and prompts stay."""
-        long = [document[:dense] for document in self.documents if len(document) >= dense]
+        long = [middle(document, dense) for document in self.documents if len(document) >= dense]
         return replace(self, documents=long[:documents])
 
     @property
     def skips(self) -> list[int]:
         """By how much the second chunk is moved: to a quarter, half and all of the target."""
         return [self.target // part - self.chunks.shape[1] for part in (4, 2, 1)]
+
+
+def middle(document: np.ndarray, tokens: int) -> np.ndarray:
+    """Return the middle of a document; a book begins with titles and contents."""
+    begin = max(0, len(document) - tokens) // 2
+    return document[begin : begin + tokens]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.texts import fair_documents, longest_first
 from skipwise.fit.result import FILE, PUBLISHED, Candidate, Fit
-from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, skipped
+from skipwise.fit.score import Score, Windows, answer_losses, by_place, draw_windows, middle, skipped
 from skipwise.method.interpolation import ATTENTION, POWER, POWER_SLOW, RopeSettings, pair_of, turns_of
 from skipwise.method.lengths import format_length
 from skipwise.model.config import load_config
@@ -152,7 +152,7 @@ def write_model(found: Fit, folder: Path) -> None:
 def _documents(
     store: TokenStore, data: Data, origin: Origin | None, template: Extension, console: Console
 ) -> list[np.ndarray]:
-    """Return the two longest documents, cut to the target.
+    """Return the middle of the two longest documents, at most the target.
 
     Documents that are held out stay unread where there are others: they are for measuring what was trained.
     """
@@ -162,10 +162,11 @@ def _documents(
     chosen = longest_first(store, kept if len(kept) else fair)
     target, best = template.target_length, min(template.target_length, max(4 * original, _DENSE))
     longest = int(store.lengths[chosen[0]]) if len(chosen) else 0
-    if longest <= original:
+    least = min(math.ceil(_AMOUNTS[-1][1] * original), target)
+    if longest < least:
         raise DataError(
-            f"{data.source}: the longest document to read has {longest:,} tokens, and a fit needs more than {original:,}, best "
-            f"{best:,}; give longer text by --data"
+            f"{data.source}: the longest document to read has {longest:,} tokens, and a fit needs {least:,} or more, best {best:,}; "
+            "give longer text by --data"
         )
     if longest < best:
         console.print(
@@ -173,8 +174,8 @@ def _documents(
             f"documents of {best:,}",
             style="yellow",
         )
-    long = [int(i) for i in chosen[:2] if store.lengths[i] > original]
-    return [np.asarray(store.document(i)[:target], dtype=np.int64) for i in long]
+    long = [int(i) for i in chosen[:2] if store.lengths[i] >= least]
+    return [middle(np.asarray(store.document(i), dtype=np.int64), target) for i in long]
 
 
 def _seconds(windows: Windows, cost: ForwardCost, speed: Speed) -> float:

@@ -114,8 +114,8 @@ def plan_extension(
     target = parse_length(target_length) if target_length is not None else 8 * original
     if not original < target <= LONGEST / (1 + margin):
         raise ModelError(
-            f"target {target:,} must exceed the model's {original:,} tokens and be at most {LONGEST:,} with its margin. Give "
-            "another target, or original_length if the config does not have the right one"
+            f"target {target:,} must exceed the {original:,} tokens that the model reads already, and be at most {LONGEST:,} with "
+            "its margin. Give another target, or original_length if the model reads less"
         )
     if slides(config) and not slides_in_some(config) and config.sliding_window < target:
         raise ModelError(
