@@ -115,11 +115,7 @@ def test_every_pre_tokenizer_splits_as_in_llama_cpp(pre: str, folder: Path, tmp_
 
 @pytest.mark.parametrize(
     ("settings", "match"),
-    [
-        ({"count": 3}, "parts"),
-        ({"architecture": "phi2"}, "phi2"),
-        ({"without": "blk.1.ffn_up.weight"}, "3,868,416"),
-    ],
+    [({"count": 3}, "parts"), ({"architecture": "phi2"}, "phi2"), ({"without": "blk.1.ffn_up.weight"}, "3,868,416")],
 )
 def test_a_file_of_another_kind_is_refused(settings: dict, match: str, folder: Path, tmp_path: Path) -> None:
     file = changed(written(folder, base(folder, "llama")), tmp_path / "changed.gguf", **settings)
