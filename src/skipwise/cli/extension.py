@@ -104,9 +104,12 @@ def extend(
         with _said(console):
             require_measurable(evaluation, prepared.device)
         how = prepared.config, timed_tokens(prepared), prepared.window, prepared.precision, prepared.device
-        training = timedelta(seconds=round(training_seconds(*how)))
-        measuring = time_of(seconds_here(evaluation.all_batches, prepared.config, prepared.precision))
-        console.print(f"on this machine: training about {training}, {measuring}", soft_wrap=True)
+        training = training_seconds(*how)
+        measuring = seconds_here(evaluation.all_batches, prepared.config, prepared.precision)
+        about = timedelta(seconds=round(training))
+        console.print(f"on this machine: training about {about}, {time_of(measuring)}", soft_wrap=True)
+        if sum(measuring.values()) > training:
+            console.print("to measure less, lower evaluation.prompt_trials, .windows or .documents", soft_wrap=True)
         print_examples(prepared, console)
         return
     extend(settings, out=out, resume=resume, console=console)

@@ -136,7 +136,7 @@ class Benchmarks:
         keep: Callable[..., None],
         console: Console,
     ) -> None:
-        """Run the tasks of which ``known`` lacks records; ``keep`` gets the records of each task when it is done."""
+        """Run the tasks without records in ``known``; pass the records of each finished task to ``keep``."""
         target = self.target or model.target
         about: dict[str, Any] = {
             "arm": model.label,

@@ -187,9 +187,7 @@ def time_of(seconds: dict[str, float]) -> str:
         return "measuring nothing"
     longest = max(seconds, key=lambda part: seconds[part])
     total, most = (timedelta(seconds=round(each)) for each in (sum(seconds.values()), seconds[longest]))
-    return (
-        f"measuring about {total}, of which {longest} {most} (less by evaluation.prompt_trials, .windows or .documents)"
-    )
+    return f"measuring about {total}, of which {longest} {most}"
 
 
 def print_planned(recipe: Recipe, rate: float, memory: float, console: Console) -> None:

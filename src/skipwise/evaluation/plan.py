@@ -305,7 +305,7 @@ def _first_request(
 def _require_room(drawn: Callable[[int, int], Drawn], length: int, trials: int, *, alike: bool = True) -> Drawn:
     """Return the first prompt; require every trial to have one, because training may come first.
 
-    ``drawn`` makes the prompt of a length and a trial. One prompt with an eighth of the length to spare stands for all trials
+    ``drawn`` makes the prompt of a length and a trial. One prompt with an eighth of the length to spare represents all trials
     that are ``alike``: they differ by a few tokens.
     """
     tokens = min(length, _LONG_ENOUGH)

@@ -119,11 +119,7 @@ class Fit:
         return (
             f"{'' if self.dense == self.target else read}Untrained, its perplexity is {math.exp(far) - 1:+.0%} against the base's in "
             f"windows of {format_length(self.original)}."
-            + (
-                ""
-                if searched
-                else " Nothing was searched: that needs windows of the target; give longer text or --minutes."
-            )
+            + ("" if searched else " Nothing was searched; give longer text, or more --minutes.")
         )
 
     def shown(self) -> list[Candidate]:
@@ -134,6 +130,7 @@ class Fit:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return head and rows of the table: excess over the base in nats per token."""
         far = [edge for edge in self.edges if edge >= self.original]
+        # Every n-th edge, counted from the last.
         far = sorted({self.original, *far[:: -math.ceil((len(far) - 1) / _COLUMNS)]})
         rows = []
         for one in self.shown():
