@@ -33,7 +33,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from reproduction.costs import most_held
-from skipwise.data.window import collate
+from skipwise.data.examples import collate
 from skipwise.model.config import load_config
 from skipwise.model.lora import adapt
 from skipwise.model.precision import choose_precision

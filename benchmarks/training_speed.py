@@ -35,7 +35,7 @@ from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 
 from reproduction.costs import in_own_process, most_held
 from skipwise.cli.allocator import keep_freed_memory
-from skipwise.data.window import collate
+from skipwise.data.examples import collate
 from skipwise.model.config import load_config
 from skipwise.model.cost import StepSettings, step_cost
 from skipwise.model.loading import load_model
@@ -85,7 +85,7 @@ def released_model(job: PreparedRun, folder: Path) -> torch.nn.Module:
 
 def bare_loop(job: PreparedRun, steps: int, model: torch.nn.Module, precision: str) -> tuple[list[float], list[float]]:
     """Train without any framework; seconds and loss of each step."""
-    data, rule = job.dataset(), job.recipe.training
+    data, rule = job.dataset, job.recipe.training
     betas = (0.9, (rule.model_extra or {})["adam_beta2"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=rule.learning_rate, betas=betas, weight_decay=0.0)
     schedule = get_linear_schedule_with_warmup(optimizer, int(rule.warmup_steps), steps)
@@ -107,13 +107,8 @@ def bare_loop(job: PreparedRun, steps: int, model: torch.nn.Module, precision: s
 
 
 def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float]]:
-    """Train by ``skipwise.training.trainer``; seconds between logs, a log a step, and their losses.
-
-    Where the base is to write text for the run, random tokens stand in, which take as long to train on.
-    """
+    """Train by ``skipwise.training.trainer``; seconds between logs, a log a step, and their losses."""
     model, stamps, losses = fresh_model(job), [time.perf_counter()], []
-    length = job.extension.rope.original_length
-    written = np.random.default_rng(0).integers(0, model.config.vocab_size, (64, length))
 
     def stamp(log: dict[str, float]) -> None:
         stamps.append(time.perf_counter())
@@ -122,14 +117,13 @@ def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float
     with tempfile.TemporaryDirectory() as folder:
         train(
             model,
-            job.dataset(written if job.recipe.teacher else None),
+            job.dataset,
             collate,
             job.recipe.training,
             folder=Path(folder),
             seed=0,
             resume=False,
             on_log=stamp,
-            teacher=job.teacher(model),
             progress=False,
         )
     return np.diff(stamps).tolist(), losses
@@ -137,7 +131,7 @@ def skipwise_loop(job: PreparedRun, steps: int) -> tuple[list[float], list[float
 
 def batch_seconds(job: PreparedRun, batches: int = 50) -> float:
     """Median time to build and collate one batch."""
-    data, size, times = job.dataset(), job.recipe.training.batch_size, []
+    data, size, times = job.dataset, job.recipe.training.batch_size, []
     for _ in range(batches):
         began = time.perf_counter()
         collate(data.__getitems__(range(size)))

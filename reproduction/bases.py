@@ -19,9 +19,8 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from skipwise.data.examples import PoseDataset
+from skipwise.data.examples import PoseDataset, collate
 from skipwise.data.text import open_corpus
-from skipwise.data.window import collate
 from skipwise.model.loading import load_tokenizer
 from skipwise.recipes.schema import Data, Positions, Training
 from skipwise.results.files import default_cache

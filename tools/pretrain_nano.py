@@ -28,7 +28,8 @@ from safetensors.torch import save_file  # noqa: E402
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: E402
 
-from skipwise.data.passkey import training_passkey  # noqa: E402
+from skipwise.data.passkey import passkey_text  # noqa: E402
+from skipwise.data.prompts import answer_ids, encode  # noqa: E402
 from skipwise.data.text import is_held_out, open_corpus  # noqa: E402
 
 WINDOW = 256
@@ -121,8 +122,20 @@ class Examples:
         window = self.stream[start : start + WINDOW]
         if rng.random() >= PASSKEY:
             return window
-        prompt = training_passkey(self.tokenizer, WINDOW, rng)
+        prompt = self._passkey(rng)
         return np.concatenate([window[: WINDOW - len(prompt)], prompt])
+
+    def _passkey(self, rng: np.random.Generator) -> list[int]:
+        """A passkey prompt of any length that fits, with its answer and EOS."""
+        key, most = str(int(rng.integers(10_000, 100_000))), WINDOW
+        while True:
+            sentences = int(rng.integers(0, most, endpoint=True))
+            before = int(rng.integers(0, sentences, endpoint=True))
+            ids = encode(self.tokenizer, passkey_text(key, before, sentences - before))
+            ids += [*answer_ids(self.tokenizer, key), self.tokenizer.eos_token_id]
+            if len(ids) <= WINDOW:
+                return ids
+            most = sentences - 1
 
 
 def new_model() -> LlamaForCausalLM:

@@ -11,7 +11,7 @@ __version__ = "0.2.0"
 
 _PUBLIC = {
     "PoseDataset": "skipwise.data.examples",
-    "collate": "skipwise.data.window",
+    "collate": "skipwise.data.examples",
     "SkipwiseError": "skipwise.errors",
     "sliding_perplexity": "skipwise.evaluation.perplexity",
     "retrieval_accuracy": "skipwise.evaluation.retrieval",
@@ -42,7 +42,7 @@ __all__ = [*_PUBLIC, "__version__"]
 
 if TYPE_CHECKING:  # for type checkers; a test holds both lists together
     from skipwise.data.examples import PoseDataset as PoseDataset
-    from skipwise.data.window import collate as collate
+    from skipwise.data.examples import collate as collate
     from skipwise.errors import SkipwiseError as SkipwiseError
     from skipwise.evaluation.perplexity import sliding_perplexity as sliding_perplexity
     from skipwise.evaluation.retrieval import retrieval_accuracy as retrieval_accuracy

@@ -28,11 +28,7 @@ _NANO_WINDOW = 256
 _BATCHES, _BATCH = 4, 16
 VARIANTS: dict[str, dict[str, object]] = {
     "the recipe itself": {},
-    "without passkeys": {"data.passkey": 0.0},
-    "half passkeys": {"data.passkey": 0.5},
-    "min_context": {"data.min_context": 24},
     "train_jumps": {"data.train_jumps": True},
-    "min_context, train_jumps, half passkeys": {"data.min_context": 24, "data.train_jumps": True, "data.passkey": 0.5},
     "three chunks, aligned, seed 1": {"positions.chunks": 3, "positions.content": "aligned", "seed": 1},
 }
 
@@ -62,7 +58,7 @@ def plans(folder: Path) -> Golden:
         # Full-length examples need documents as long as the target.
         source = sources["long" if scheme["scheme"] == "full" else "all"]
         changes = {f"positions.{key}": value for key, value in scheme.items()}
-        recipe = skipwise.load_recipe(None, {"method": None, **changes})
+        recipe = skipwise.load_recipe(None, {"method": "pose", **changes})
         title = f"{', '.join(map(str, scheme.values()))}: {train} -> {target}"
         found[title] = _plans(source, tokenizer, recipe.positions, train, target)
     return found
@@ -108,7 +104,7 @@ def batches(text: Path) -> Golden:
 
 
 def _batches(text: Path, tokenizer: PreTrainedTokenizerBase, changes: dict[str, object]) -> Golden:
-    recipe = skipwise.load_recipe("nano-pose", changes)
+    recipe = skipwise.load_recipe("nano", changes)
     data = skipwise.PoseDataset.from_source(
         recipe.data.model_copy(update={"source": str(text)}),
         tokenizer,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Trainer, TrainingArguments
 
-from skipwise.data.window import collate
+from skipwise.data.examples import collate
 from skipwise.errors import ModelError
 from skipwise.method.positions import ChunkRules, pose
 from skipwise.method.rng import Rng

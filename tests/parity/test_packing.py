@@ -10,12 +10,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from skipwise.data.examples import PoseDataset
+from skipwise.data.examples import PoseDataset, collate
 from skipwise.data.packing import apart
 from skipwise.data.spans import IGNORED
 from skipwise.data.store import TokenStore
 from skipwise.data.tokenising import build_token_store
-from skipwise.data.window import collate
 from skipwise.errors import DataError, ModelError, RecipeError
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position

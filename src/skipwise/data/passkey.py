@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from skipwise.data.prompts import Prompt, Room, answer_ids, encode, longest_prompt, require_digits
+from skipwise.data.prompts import Prompt, Room, longest_prompt, require_digits
 from skipwise.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,22 +46,6 @@ def passkey_prompt(
     key, split = _drawn_key_and_split(rng, depth)
     most, ids = _fill(Room(tokenizer, length), key, split)
     return Prompt(ids, key, split(most) / most if most else 0.0)
-
-
-def training_passkey(tokenizer: "PreTrainedTokenizerBase", length: int, rng: np.random.Generator) -> list[int]:
-    """Draw a passkey prompt with its answer and EOS to train on: at most ``length`` token ids.
-
-    The number of filler sentences is uniform between none and the most that fit, and the key's place among them is
-    uniform. A tokenizer without EOS adds none.
-    """
-    key, split = _drawn_key_and_split(rng)
-    end = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
-    most, ids = _fill(Room(tokenizer, length, reserved=len(end)), key, split)
-    sentences = int(rng.integers(0, most, endpoint=True))
-    if sentences < most:
-        before = split(sentences)
-        ids = encode(tokenizer, passkey_text(key, before, sentences - before))
-    return ids + answer_ids(tokenizer, key) + end
 
 
 def _drawn_key_and_split(rng: np.random.Generator, depth: float | None = None) -> tuple[str, Callable[[int], int]]:

@@ -14,8 +14,6 @@ from skipwise.errors import DataError, TooShortError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_ANY = "a retrieval prompt"  # in messages
-
 
 @dataclass(frozen=True)
 class Prompt:
@@ -33,7 +31,7 @@ class Room:
     tokenizer: "PreTrainedTokenizerBase"
     length: int
     reserved: int = 0  # of ``length``, kept free behind the answer
-    what: str = _ANY  # the prompt in the message of the error
+    what: str = "a retrieval prompt"  # in the message of the error
 
     def measured(self, text: str, answer: str) -> tuple[list[int], int]:
         """Return the ids of a prompt, and the tokens that it takes with its answer and what is reserved."""
@@ -44,8 +42,7 @@ class Room:
         """Return the error where even the shortest prompt, of ``shortest`` tokens with its answer, does not fit."""
         return TooShortError(
             f"length {self.length} is too short for {self.what}: the shortest has {shortest} tokens with its answer; choose at "
-            f"least that (--lengths, evaluation.prompt_lengths{', or train_length with data.passkey' * (self.what == _ANY)}), or no "
-            "prompts",
+            "least that (--lengths, evaluation.prompt_lengths), or no prompts",
             shortest=shortest,
         )
 

@@ -88,8 +88,8 @@ def load_recipe(source: str | Path | None = None, changes: Mapping[str, Any] | N
         RecipeError: the file is missing or not YAML, a key is unknown, or a value breaks its rule.
     """
     values = {} if source is None else _read_recipe(source)
-    # An empty section means its defaults; null is a choice for teacher, method and lora.
-    values = {key: value for key, value in values.items() if value is not None or key in ("teacher", "method", "lora")}
+    # An empty section means its defaults; null is a choice for lora.
+    values = {key: value for key, value in values.items() if value is not None or key == "lora"}
     given: dict[str, Any] = {}
     for key, value in (changes or {}).items():
         for part in reversed(key.split(".")):

@@ -2,32 +2,19 @@
 
 from typing import Any, Literal
 
-Method = Literal["skipwise", "paper"]
-DEFAULT: Method = "skipwise"
+Method = Literal["pose", "paper"]
+DEFAULT: Method = "pose"
 RATES = {False: 2e-5, True: 2e-4}  # default learning rate without and with LoRA
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "skipwise": {  # docs/method.md explains each part
-        "positions": {"content": "aligned", "contiguous": 0.5, "margin": 0.25},
-        "data": {
-            "passkey": 0.0,
-            "retrieval": 0.15,
-            "answer_weight": 4.0,
-            "first_digit_weight": 32.0,
-            "train_jumps": False,
-        },
+    "pose": {  # docs/method.md has the measurements
+        "positions": {"content": "even", "contiguous": 0.0},
+        "data": {"train_jumps": False},
         "training": {"adam_beta2": 0.95},
-        "teacher": {"weight": 0.0, "written": 0.15, "written_weight": 16.0},
     },
     "paper": {  # PoSE to the letter (Zhu et al., ICLR 2024)
-        "positions": {"skips": "uniform", "content": "paper", "contiguous": 0.0, "margin": 0.0},
-        "data": {
-            "passkey": 0.0,
-            "retrieval": 0.0,
-            "answer_weight": 1.0,
-            "first_digit_weight": None,
-            "train_jumps": True,
-        },
+        "positions": {"skips": "uniform", "content": "paper", "contiguous": 0.0},
+        "data": {"train_jumps": True},
         "training": {"adam_beta2": 0.999},
     },
 }

@@ -17,11 +17,6 @@ ARM_NAMES = {  # label in records: name in tables
     "cream": "CREAM",
     "pose": "PoSE",
     "full": "full-length",
-    "skipwise-short": "Skipwise, short",
-    "skipwise-randpos": "Skipwise, RandPos",
-    "skipwise-cream": "Skipwise, CREAM",
-    "skipwise-full": "Skipwise, full-length",
-    "skipwise": "Skipwise",
 }
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from skipwise.errors import RecipeError, one_of
+from skipwise.errors import one_of
 from skipwise.method import interpolation
 from skipwise.method.lengths import parse_length
 from skipwise.method.limits import LAST_SEED, LONGEST, MOST_CHUNKS, MOST_TRIALS, SHORT_WINDOW
@@ -129,20 +129,8 @@ class Data(Section):
         None, description="shortest document used; default: the train length, and all conversations"
     )
     held_out: float = Field(0.1, ge=0, lt=1, description="share of documents held out, by a hash of the name")
-    passkey: float = Field(0.0, ge=0, le=1, description="share of examples that end in a passkey prompt")
-    retrieval: float = Field(0.0, ge=0, le=1, description="share of examples that end in a retrieval prompt")
-    retrieval_end: float | None = Field(
-        None, ge=0, le=1, description="that share at the end of training, to which it goes in a line; default: the same"
-    )
-    answer_weight: float = Field(1.0, gt=0, le=1000, description="weight of a label of such an answer; of text: 1")
-    first_digit_weight: float | None = Field(
-        None, gt=0, le=1000, description="weight of the first digit of such an answer; default: answer_weight"
-    )
     train_jumps: bool = Field(
         False, description="train the first label of each chunk too, which does not follow from the text before it"
-    )
-    min_context: int = Field(
-        0, ge=0, le=LONGEST, description="least context in its document before a trained label, in tokens"
     )
     cache: Name | None = Field(None, description="token cache folder; default: the user's cache folder")
     workers: int | None = Field(None, ge=1, le=1024, description="tokenisation threads; default: all cores")
@@ -151,34 +139,6 @@ class Data(Section):
     def of(cls, source: "str | Path | Data") -> "Data":
         """Return the section itself, or the defaults with this source."""
         return source if isinstance(source, Data) else cls(source=str(source))
-
-    @property
-    def last_retrieval(self) -> float:
-        """The share of retrieval prompts at the end of training."""
-        return self.retrieval if self.retrieval_end is None else self.retrieval_end
-
-    @property
-    def most_retrieval(self) -> float:
-        """The largest share of retrieval prompts during training."""
-        return max(self.retrieval, self.last_retrieval)
-
-    @property
-    def prompts(self) -> dict[str, float]:
-        """The largest share of each kind of prompt during training, by its setting; zeros are left out."""
-        rises = self.last_retrieval > self.retrieval
-        of_retrieval = "data.retrieval_end" if rises else "data.retrieval"
-        shares = {"data.passkey": self.passkey, of_retrieval: self.most_retrieval}
-        return {name: share for name, share in shares.items() if share}
-
-    @property
-    def of_first_digit(self) -> float:
-        """The weight of the first digit of an answer."""
-        return self.answer_weight if self.first_digit_weight is None else self.first_digit_weight
-
-    @property
-    def weighs_answers(self) -> bool:
-        """Whether labels of answers have another weight than those of text."""
-        return self.most_retrieval > 0 and {self.answer_weight, self.of_first_digit} != {1}
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -253,39 +213,6 @@ class Lora(Section):
     saved: Literal["merged", "adapter"] = Field("merged", description="a stock checkpoint or the adapter alone")
 
 
-class Teacher(Section):
-    """Distillation from the frozen base: the loss gets weight * KL(base || model) (``skipwise.model.teacher``)."""
-
-    weight: float = Field(1.0, ge=0, le=1000, description="of its term on training text, where a label has 1")
-    written: float = Field(0.0, ge=0, le=1, description="share of examples that the base writes itself")
-    written_weight: float | None = Field(None, gt=0, le=1000, description="of its term on those; default: weight")
-
-    @property
-    def of_written(self) -> float:
-        """The weight of its term on self-generated text."""
-        return self.weight if self.written_weight is None else self.written_weight
-
-    @model_validator(mode="after")
-    def _teaches(self) -> "Teacher":
-        if not self.weight and not (self.written and self.written_weight):
-            raise ValueError(
-                "teacher.weight = 0 has no effect without self-generated text; set teacher.weight, or teacher.written and "
-                "teacher.written_weight, above 0, or set teacher=null"
-            )
-        return self
-
-
-def require_shares(data: Data, teacher: Teacher | None) -> None:
-    """Require the shares of prompts and of the base's text to be at most 1 together.
-
-    Raises:
-        RecipeError: they exceed 1 at the start or at the end of training.
-    """
-    shares = data.prompts | ({"teacher.written": teacher.written} if teacher and teacher.written else {})
-    if (total := sum(shares.values())) > 1:
-        raise RecipeError(f"{' + '.join(shares)} = {total:g} must not exceed 1; lower one of them")
-
-
 class Evaluation(Section):
     """Measurements after training, on held-out documents."""
 
@@ -336,14 +263,11 @@ class Recipe(Section):
     rope: Annotated[Rope, AfterValidator(_of_interpolation)] = Rope()
     existing_rope: Literal["refuse", "replace"] = Field("refuse", description="if the config has RoPE scaling")
     seed: int = Field(0, ge=0, le=LAST_SEED)
-    method: Method | None = Field(
-        DEFAULT, description="a named set of positions, data, training and teacher; null: only what these sections say"
-    )
+    method: Method = Field(DEFAULT, description="a named set of positions, data and training settings")
     positions: Positions = Positions()
     data: Data = Data()
     training: Training = Training()
     lora: Lora | None = Field(None, description="train low-rank additions only; default: train all weights")
-    teacher: Teacher | None = Field(None, description="the frozen base teaches too; default: the text alone")
     evaluation: Evaluation = Evaluation()
 
     @property
@@ -364,11 +288,8 @@ class Recipe(Section):
 
     @property
     def arm(self) -> str:
-        """The label of the trained model: its scheme; under the method skipwise, ``skipwise`` with another scheme than pose."""
-        scheme = self.positions.scheme
-        if self.method != "skipwise":
-            return scheme
-        return "skipwise" if scheme == "pose" else f"skipwise-{scheme}"
+        """The label of the trained model: its scheme."""
+        return self.positions.scheme
 
     @model_validator(mode="before")
     @classmethod
@@ -394,8 +315,6 @@ class Recipe(Section):
             raise ValueError(
                 f"positions.chunks {self.positions.chunks} must not exceed train_length {self.train_length}; lower it"
             )
-        require_shares(self.data, self.teacher)
-        self._require_own_loss()
         steps, last = self.evaluation.steps, self.training.max_steps
         if beyond := [step for step in steps or [] if step > last]:
             raise ValueError(
@@ -411,17 +330,3 @@ class Recipe(Section):
     def train_length_of(self, original: int) -> int:
         """Return L_c in tokens for a model of the ``original`` length."""
         return self.train_length or min(original, SHORT_WINDOW)
-
-    def _require_own_loss(self) -> None:
-        """Refuse a setting that replaces the model's own loss next to one that changes it."""
-        extra = self.training.model_extra or {}
-        other = next((name for name in ("use_liger_kernel", "label_smoothing_factor") if extra.get(name)), None)
-        weights = (
-            f"data.answer_weight {self.data.answer_weight:g} and data.first_digit_weight {self.data.of_first_digit:g}"
-        )
-        lost = "teacher" if self.teacher else weights if self.data.weighs_answers else ""
-        if other and lost:
-            fix = "teacher=null" if self.teacher else "both to 1"
-            raise ValueError(
-                f"training.{other} replaces the loss that {lost} would change; leave training.{other} out, or set {fix}"
-            )

@@ -64,7 +64,6 @@ ARM_LOOKS = {
     "randpos": Look("#a162d6", "v", "xxx"),
     "cream": Look("#0f97a8", "X", "---"),
     "short": Look("#a8693d", "P", "..."),
-    "skipwise": Look("#e0334c", "h", ""),
 }
 OTHER_LOOK = Look("#c9508f", "*", "|||")
 # For labels that are not arms: blue first, the original's grey last.

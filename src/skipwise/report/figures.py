@@ -340,10 +340,7 @@ def loss_plots(data: ReportData) -> Iterator[Plot]:
         axes.set_xlim(left=0)
 
     trained = [f"{label} {counted(log[-1].step, 'step')}, {log[-1].tokens:,} tokens" for label, log, _ in lines]
-    caption = (
-        f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}. The loss includes the recipe's terms for teacher and "
-        "prompts: it rises in steps with more of them."
-    )
+    caption = f"Pale: as logged; strong: smoothed. Trained: {'; '.join(trained)}."
     columns = ["model", "step", "tokens", "loss", "learning_rate", "grad_norm", "tokens_per_second"]
     table = [
         [label, r.step, r.tokens, r.loss, r.learning_rate, r.grad_norm, r.tokens_per_second]

@@ -15,7 +15,7 @@ from skipwise.results.scores import RulerLength, RulerScores, paired, ruler_leng
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity
-_LESS_COST = "Raise teacher.weight or teacher.written_weight, or train on such text too"
+_LESS_COST = "Lower training.learning_rate, or train on such text too"
 _OTHER_TEXT_MEASURES: list[tuple[str, Sums, int]] = [("loss (nats)", "nll", 1), ("accuracy (%)", "hits", 100)]
 
 

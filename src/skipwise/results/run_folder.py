@@ -3,7 +3,6 @@
 recipe.yaml   every setting with its default; the first file of a run, written once
 run.json      versions, seed, machine, command, fingerprints of text and base, probe
 checkpoints/  of the training, each with its manifest
-written.npy   self-generated text of the base, to be trained on
 model/        the extended checkpoint
 results.jsonl figures/ report.html
 """
@@ -37,7 +36,6 @@ class RunFolder:
         self.recipe = path / "recipe.yaml"
         self.facts = path / "run.json"
         self.checkpoints = path / "checkpoints"
-        self.written = path / "written.npy"
         self.model = path / "model"
         self.results = path / "results.jsonl"
         self.figures = path / "figures"

@@ -73,7 +73,7 @@ def training_arguments(settings: Training, folder: Path, seed: int) -> TrainingA
         "data_seed": seed,
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        "use_cpu": device.type == "cpu",  # also on a Mac, where the model and the teacher run on the CPU
+        "use_cpu": device.type == "cpu",  # also on a Mac, where the model runs on the CPU
         "gradient_accumulation_steps": accumulation(settings, processes.launched()),
         "save_strategy": "steps",
         "save_total_limit": None,  # checkpoints.rotate removes old ones after the new one is complete

@@ -56,7 +56,6 @@ class PoseCollator(RequirePositions):
         positions: the scheme and its options; default: PoSE with two chunks.
         seed: of all examples.
         train_jumps: train the first label of a chunk too (``ExampleRules``).
-        min_context: tokens of its own text that a trained label needs directly before it (``ExampleRules``).
 
     Raises:
         SkipwiseError: no plan fits the lengths, or the options leave nothing to train.
@@ -70,12 +69,11 @@ class PoseCollator(RequirePositions):
         positions: Positions | None = None,
         seed: int = 0,
         train_jumps: bool = False,
-        min_context: int = 0,
     ) -> None:
         super().__init__(target_length)
         at_least("seed", seed, 0)
         lengths = parse_length(train_length), parse_length(target_length)
-        self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps, min_context)
+        self.rules = ExampleRules(*lengths, positions or Positions(), train_jumps)
         self.seed = seed
         self._epoch = shared_epoch(_UNKNOWN)
 
@@ -112,7 +110,7 @@ class PoseCollator(RequirePositions):
         hashes = [hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=8).digest() for tokens, _ in rows]
         ids = np.array([int.from_bytes(digest, "little") for digest in hashes], dtype=np.uint64)
         rng = Rng.of(self.seed, int(self._epoch), ids)
-        aims = draw_aims(rng, [labels != IGNORED for _, labels in rows], self.rules.context)
+        aims = draw_aims(rng, [labels != IGNORED for _, labels in rows])
         plans = self.rules.plan(rng, np.array([len(tokens) for tokens, _ in rows]), aims)
         places = plans.content_indices()
         tokens, labels = (

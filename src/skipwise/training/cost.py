@@ -18,7 +18,6 @@ from skipwise.model.config import experts_of, load_config
 from skipwise.model.cost import OPTIMIZER_BYTES, StepCost, StepSettings, machine_memory, parameters_of, step_cost
 from skipwise.model.precision import choose_precision, default_device, dtype_of
 from skipwise.recipes.schema import Lora, Recipe, Training
-from skipwise.training import written_text
 from skipwise.training.arguments import known_fields
 from skipwise.training.prepare import PreparedRun
 
@@ -53,14 +52,13 @@ class CostEstimate:
     gradients: float  # as they accumulate
     optimizer: float  # Adam's two moments, for example; in a sharded run also the float32 weights
     activations: float  # peak of what backward needs and the current operation holds
-    teacher: float  # the frozen base, whole on each GPU; 0 with LoRA, whose frozen weights teach
     loading: float  # before training, when each process holds the whole model
     hours: float  # of the whole run
 
     @property
     def memory(self) -> float:
         """Return the peak in bytes."""
-        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations + self.teacher)
+        return max(self.loading, self.weights + self.gradients + self.optimizer + self.activations)
 
 
 def estimate_cost(
@@ -70,8 +68,7 @@ def estimate_cost(
 
     On one GPU, weights are float32 under autocast. With LoRA, frozen weights have the computing precision, or in 4 bits
     0.53 bytes each, scales included. On several GPUs, weights and gradients are bf16 shards, and the optimizer's shard
-    holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020). A
-    teacher's weights have the computing precision.
+    holds float32 weights and AdamW's moments: together 16 bytes for each trained parameter (Rajbhandari et al., 2020).
 
     Raises:
         ModelError: the model is a mixture of experts.
@@ -102,8 +99,7 @@ def estimate_cost(
     loading = (2 if low and rules else 4) * cost.parameters
     four_bits = rules is not None and rules.base == "4bit"
     saved = (cost.weights / cost.parameters - 0.53) * cost.quantizable if four_bits else 0
-    operations = cost.operations * batch / micro * (1 + _taught(recipe) / _passes(recipe))
-    copied = recipe.teacher is not None and rules is None
+    operations = cost.operations * batch / micro
     each, of_embedding = OPTIMIZER_BYTES.get(settings.optim) or (8, 8)  # an unknown one counts as AdamW
     return CostEstimate(
         window,
@@ -116,25 +112,9 @@ def estimate_cost(
         if sharded
         else each * (cost.trained - cost.embedded) + of_embedding * cost.embedded,
         activations=cost.activations,
-        teacher=(4 if settings.precision == "float32" else 2) * cost.parameters if copied else 0,
         loading=loading - saved,
         hours=operations * settings.max_steps / (gpus * hardware.peak * hardware.utilisation) / 3600,
     )
-
-
-def _passes(recipe: Recipe) -> int:
-    """Return a step's operations in forward passes.
-
-    Backward takes two, or one through frozen weights, as with LoRA; activation checkpointing adds one.
-    """
-    return (2 if recipe.lora else 3) + has_checkpointing(recipe.training)
-
-
-def _taught(recipe: Recipe) -> float:
-    """Return the share of windows that a teacher reads, in a forward pass each."""
-    if recipe.teacher is None:
-        return 0.0
-    return 1.0 if recipe.teacher.weight else recipe.teacher.written
 
 
 def has_checkpointing(settings: Training) -> bool:
@@ -143,13 +123,11 @@ def has_checkpointing(settings: Training) -> bool:
 
 
 def timed_tokens(prepared: PreparedRun) -> int:
-    """Return the tokens of plain training, of all weights, that take as long as the run's training.
-
-    A token of self-generated text takes about as long as a trained one.
-    """
+    """Return the tokens of plain training, of all weights, that take as long as the run's training."""
     recipe = prepared.recipe
     tokens = recipe.training.max_steps * recipe.training.batch_size * prepared.window
-    return int(tokens * (_passes(recipe) + _taught(recipe)) / 3) + written_text.tokens_of(recipe, prepared.window)
+    # Backward takes two forward passes, or one through frozen weights, as with LoRA; activation checkpointing adds one.
+    return tokens * ((2 if recipe.lora else 3) + has_checkpointing(recipe.training)) // 3
 
 
 def fuller_pass(
@@ -171,7 +149,7 @@ def smallest_change(
     """Return the first options of ``skipwise plan`` with which a run fits, and its cost; None if none suffices.
 
     Tried are single windows in a pass with activation checkpointing, and then also AdamW's moments in 8 bits (Dettmers et
-    al., 2022), no teacher, LoRA, a base in 4 bits, and up to 64 GPUs.
+    al., 2022), LoRA, a base in 4 bits, and up to 64 GPUs.
     """
     settings, rules, gpus = recipe.training, recipe.lora or Lora(), hardware.gpus
     light = settings.model_copy(update={"per_device_train_batch_size": 1, "gradient_checkpointing": True})
@@ -180,8 +158,8 @@ def smallest_change(
     lora = "" if recipe.lora else "--lora "
     runs: list[tuple[str, dict[str, Any], int]] = [("", {}, gpus)]
     if recipe.lora is None and gpus == 1:
-        eight, words = {"training": light.model_copy(update={"optim": "adamw_8bit"})}, "--set training.optim=adamw_8bit"
-        runs += [(words, eight, 1), (f"{words} --set teacher=null", eight | {"teacher": None}, 1)]
+        eight = {"training": light.model_copy(update={"optim": "adamw_8bit"})}
+        runs.append(("--set training.optim=adamw_8bit", eight, 1))
     runs.append((lora, {"lora": rules}, gpus))
     if gpus == 1:
         runs.append((f"{lora}--set lora.base=4bit", {"lora": rules.model_copy(update={"base": "4bit"})}, 1))
@@ -208,11 +186,11 @@ def require_fits(recipe: Recipe, folder: Path | None, *, several: bool = False) 
     if parameters is None:
         return
     device = default_device()
-    low = dtype_of(choose_precision(training.precision, device)).itemsize
     moments = (OPTIMIZER_BYTES.get(training.optim) or (0,))[0]
-    held = 8 + moments + (low if recipe.teacher else 0)
-    fix = "--lora, teacher=null, a smaller model, or several GPUs (--launch zero3)"
+    held = 8 + moments
+    fix = "--lora, a smaller model, or several GPUs (--launch zero3)"
     if rules:
+        low = dtype_of(choose_precision(training.precision, device)).itemsize
         held, fix = {"4bit": 0.5, "float32": 4}.get(rules.base, low), "lora.base=4bit, or a smaller model"
     merged = 4 if rules and rules.saved == "merged" else 0
     model = 0 if rules and not merged else getattr(torch, training.save_dtype).itemsize

@@ -29,7 +29,7 @@ _MOST_PACKED = 4096  # packed conversations that are searched for a place to ski
 
 def print_plan(run: PreparedRun, console: Console) -> None:
     """Print the documents, tokenizer, steps, tokens and trained parameters of a run."""
-    recipe, ext, store, data = run.recipe, run.extension, run.store, run.planned
+    recipe, ext, store, data = run.recipe, run.extension, run.store, run.dataset
     training, lengths = recipe.training, store.lengths[run.split.train]
     tokens = training.max_steps * training.batch_size * run.window
     console.print(f"{recipe.model}: {_extension_line(run.config, ext, recipe)}", style="bold")
@@ -40,7 +40,7 @@ def print_plan(run: PreparedRun, console: Console) -> None:
         run.split.summary,
     ]
     if short := len(run.split.train) - len(data.documents):
-        lines.append(f"left out {counted(short, 'document')} without a loss token after {data.rules.context:,} others")
+        lines.append(f"left out {counted(short, 'document')} without a loss token after the first")
     packed = run.split.train[lengths < run.train_length]
     if len(packed):
         lines.append(
@@ -132,7 +132,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def print_examples(run: PreparedRun, console: Console) -> None:
     """Print the positions of the first three examples, chunk by chunk."""
-    data, teacher = run.planned, run.recipe.teacher
+    data = run.dataset
     for number in range(min(3, len(data))):
         positions = data[number]["position_ids"]
         cuts = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
@@ -141,8 +141,6 @@ def print_examples(run: PreparedRun, console: Console) -> None:
         console.print(
             f"example {number}: positions " + "; ".join(parts) + (f"; {counted(more, 'more chunk')}" if more else "")
         )
-    if teacher and teacher.written:
-        console.print(f"in training {teacher.written:.0%} of the examples are self-generated text without skips")
 
 
 def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
@@ -154,7 +152,7 @@ def compare_costs(recipe: Recipe, hardware: Hardware, console: Console) -> None:
     accumulation(recipe.training, gpus)
     planned = {ours: (recipe, own)}
     if recipe.positions.scheme != "full":
-        planned[arm_name("full")] = recipe.model_copy(update={"teacher": None}), extension.target_length
+        planned[arm_name("full")] = recipe, extension.target_length
     rows = {}
     with doing("running one step of each without data", console):
         for name, (run, window) in planned.items():
@@ -207,7 +205,7 @@ def _table(rows: dict[str, CostEstimate], steps: int, hardware: Hardware) -> Tab
         "tokens in all": [f"{c.batch * c.window * steps / 1e6:,.1f} M" for c in costs],
         **{
             f"{part}, each GPU": [_bytes(getattr(c, part)) for c in costs]
-            for part in ("weights", "gradients", "optimizer", "activations", "teacher")
+            for part in ("weights", "gradients", "optimizer", "activations")
             if any(getattr(c, part) for c in costs)
         },
         "while loading, each GPU": [_bytes(c.loading) for c in costs],

@@ -18,11 +18,10 @@ from skipwise.method.lengths import format_length
 from skipwise.model import lora
 from skipwise.model.config import load_config, resolve
 from skipwise.model.extension import Extension, extension_of
-from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.model.precision import Precision, choose_precision, default_device, dtype_of
 from skipwise.model.sliding import other_layers
-from skipwise.model.teacher import Teacher
 from skipwise.recipes.names import short_name
 from skipwise.recipes.schema import Recipe
 from skipwise.results.run_folder import BASE_MODEL, TRAINING_TEXT
@@ -47,7 +46,7 @@ class PreparedRun:
     @property
     def name(self) -> str:
         """Return a name for the run: model, target and method."""
-        arm = "" if self.recipe.arm == "skipwise" else f"-{self.recipe.arm}"
+        arm = "" if self.recipe.arm == "pose" else f"-{self.recipe.arm}"
         adapted = "-lora" if self.recipe.lora else ""
         target = format_length(self.extension.target_length)
         return f"{short_name(self.recipe.model)}-{target}-{self.recipe.interpolation}{arm}{adapted}"
@@ -62,16 +61,6 @@ class PreparedRun:
         if self.recipe.lora is None or self.recipe.lora.base == "float32":
             return torch.float32
         return dtype_of(self.precision)
-
-    def teacher(self, student: Any) -> Teacher | None:
-        """Return the teacher of ``student``: a copy of the base, the frozen weights of LoRA, or None."""
-        if self.recipe.teacher is None:
-            return None
-        window = self.extension.rope.original_length
-        if self.recipe.lora:
-            return Teacher.inside(student, self.config, window)
-        model = load_model(self.recipe.model, dtype=dtype_of(self.precision), device=self.device)
-        return Teacher(model.requires_grad_(False), window)
 
     @property
     def origin(self) -> Origin:
@@ -124,28 +113,16 @@ class PreparedRun:
         return {"model": model, "data": data, "precision": self.precision}
 
     @cached_property
-    def planned(self) -> PoseDataset:
-        """Return the examples without self-generated text, from which positions can be drawn."""
-        return self.dataset()
-
-    def dataset(self, written: np.ndarray | None = None) -> PoseDataset:
-        """Return the examples of the run in order: index = step * batch_size + place in the batch.
-
-        ``written`` is the self-generated text, int64 [texts, tokens].
-        """
-        recipe, teacher = self.recipe, self.recipe.teacher
-        if teacher and written is None:
-            teacher = teacher.model_copy(update={"written": 0.0})
+    def dataset(self) -> PoseDataset:
+        """The examples of the run in order: index = step * batch_size + place in the batch."""
+        recipe = self.recipe
         return PoseDataset(
             self.store,
             self.split.train,
             train_length=self.train_length,
             target_length=self.extension.reach,
-            tokenizer=self.tokenizer,
             positions=recipe.positions.model_copy(update={"margin": 0.0}),  # which the reach holds
             data=recipe.data,
-            teacher=teacher,
-            written=written,
             examples=recipe.training.max_steps * recipe.training.batch_size,
             seed=recipe.seed,
         )
@@ -185,7 +162,7 @@ def prepare(recipe: Recipe, console: Console, launch: str | None = None) -> Prep
             f"them. Set data.min_tokens={train_length} to leave them out"
         )
     run = PreparedRun(recipe, config, extension, train_length, window, tokenizer, store, split, default_device())
-    _ = run.planned  # refuses a position plan that does not fit the lengths
+    _ = run.dataset  # refuses a position plan that does not fit the lengths
     return run
 
 

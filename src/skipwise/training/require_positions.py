@@ -21,9 +21,6 @@ from skipwise.model.sliding import takes_packed
 
 _EXAMPLES = 256  # of which one must skip; a share of examples may have no skip
 
-# Fields of a PoseDataset for the trainer of ``skipwise extend``; a stock model ignores them.
-_WEIGHTS = ("label_weights", "teacher_weights", "teacher_positions")
-
 _KEEP = "give data_collator=PoseCollator(...) or collate, and remove_unused_columns=False"
 
 
@@ -43,8 +40,7 @@ class RequirePositions(TrainerCallback):
 
     Raises:
         RecipeError: (in the forward pass) a batch has no ``position_ids`` or no ``attention_mask``, its positions begin
-            again inside an example, it has weights of labels or a teacher, which a stock loss ignores, or 256 examples
-            have no skip. (Before training) the model does not read the target, or the Trainer drops such weights.
+            again inside an example, or 256 examples have no skip. (Before training) the model does not read the target.
         ModelError: (before training) the chunks do not attend to each other.
     """
 
@@ -58,8 +54,6 @@ class RequirePositions(TrainerCallback):
         data = getattr(given.get("train_dataloader"), "dataset", None)
         if isinstance(data, PoseDataset):
             _require_extended(stock_model(model).config.get_text_config(), data.rules.target_length)
-            if args.remove_unused_columns:
-                _refuse_weights(data[0])
         self.watch(model, precision=precision_of(args))
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -96,7 +90,6 @@ class RequirePositions(TrainerCallback):
         positions = given.get("position_ids")
         if positions is None:
             raise RecipeError(f"the model got no position_ids, so no position skips; {_KEEP}")
-        _refuse_weights(given)
         steps, mask = positions.diff(dim=-1), given.get("attention_mask")
         within = torch.ones_like(steps, dtype=torch.bool)  # whether a step stays in one text
         if isinstance(mask, torch.Tensor) and mask.ndim == 4:
@@ -128,13 +121,4 @@ def _require_extended(config: Any, target: int) -> None:
         raise RecipeError(
             f"the model reads {longest:,} positions, and the examples reach {target:,}; extend it first, e.g. by "
             f"skipwise.load_model(name, target_length={target}, interpolation='yarn'), or lower the target"
-        )
-
-
-def _refuse_weights(fields: Mapping[str, Any]) -> None:
-    """Refuse fields that only the trainer of ``skipwise extend`` reads."""
-    if ignored := [name for name in _WEIGHTS if name in fields]:
-        raise RecipeError(
-            f"the batch has {', '.join(ignored)}, which the model's own loss ignores; make the PoseDataset without a teacher, "
-            "answer_weight and first_digit_weight, or use skipwise extend"
         )

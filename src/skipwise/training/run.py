@@ -9,12 +9,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 from rich.console import Console
 from transformers import PreTrainedModel
 
-from skipwise.data.window import collate
+from skipwise.data.examples import collate
 from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
 from skipwise.model import lora
 from skipwise.model.blocked_attention import blocked_attention
@@ -22,12 +21,11 @@ from skipwise.model.extension import check_frequencies
 from skipwise.model.loading import UNSAVED, load_model
 from skipwise.model.probe import Probe, probe_connectivity
 from skipwise.model.saving import round_weights, save_extended
-from skipwise.model.teacher import Teacher
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import TrainingRecord, append_record, read_records
 from skipwise.results.run_folder import RunFolder
-from skipwise.training import processes, written_text
+from skipwise.training import processes
 from skipwise.training.checkpoints import disk_errors, latest_complete
 from skipwise.training.cost import require_fits
 from skipwise.training.prepare import PreparedRun, prepare
@@ -202,17 +200,15 @@ def train_run(
     ``steps`` are ``on_step``, ``save_at`` and ``best`` of ``train``.
     """
     first = processes.is_first()
-    teacher = prepared.teacher(model)
     summary = train(
         model,
-        prepared.dataset(_written(prepared, teacher, run, console)),
+        prepared.dataset,
         collate,
         prepared.recipe.training,
         folder=run.checkpoints,
         seed=prepared.recipe.seed,
         resume=resume,
         on_log=_recorder(prepared, run) if first else None,
-        teacher=teacher,
         **steps,
     )
     check_frequencies(model, prepared.extension)  # an engine may have cast them
@@ -243,30 +239,6 @@ def _timed(run: RunFolder, tokens: int) -> dict[str, float]:
         return {}
     seconds = sum((r.tokens - before) / r.tokens_per_second for (_, r), before in zip(logs, [0, *read], strict=False))
     return {"seconds": seconds, "tokens_per_second": tokens / seconds}
-
-
-def _written(prepared: PreparedRun, teacher: Teacher | None, run: RunFolder, console: Console) -> np.ndarray | None:
-    """Return the self-generated text of the recipe, if any; rank 0 lets the teacher write it."""
-    tokens = written_text.tokens_of(prepared.recipe, prepared.window)
-    if teacher is None or not tokens:
-        return None
-    with processes.main_process_first():
-        if processes.is_first() and not run.written.exists():
-            written_text.write(
-                run.written,
-                teacher,
-                prepared.tokenizer,
-                tokens=tokens,
-                # Beyond its window the base writes nonsense.
-                longest=min(prepared.train_length, prepared.extension.rope.original_length),
-                seed=prepared.recipe.seed,
-                console=console,
-            )
-    texts, fingerprint = written_text.read(run.written)
-    run.require_same({written_text.NAME: fingerprint})
-    if processes.is_first():
-        run.record(fingerprints=(run.read().get("fingerprints") or {}) | {written_text.NAME: fingerprint})
-    return texts
 
 
 def _whole(prepared: PreparedRun, run: RunFolder, trained: PreTrainedModel) -> PreTrainedModel:

@@ -1,14 +1,13 @@
 """Train a model by ``transformers.Trainer``, with exact resume and guards.
 
 Trainer trains; Accelerate and DeepSpeed place the model on the hardware. The loss is the stock model's, the mean
-negative log-likelihood in nats over all labels of the global batch with any gradient accumulation. Weights of labels and
-the teacher's term are added where examples have them.
+negative log-likelihood in nats over all labels of the global batch with any gradient accumulation.
 """
 
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sized
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,12 +20,11 @@ from transformers.utils import logging as transformers_logging
 
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError, counted, out_of_memory
 from skipwise.model.blocked_attention import blocked_attention
-from skipwise.model.chunked_loss import can_be_sliced, in_slices, with_terms, worth_chunking
+from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.model.cost import CHECKPOINTING
 from skipwise.model.precision import precision_of
 from skipwise.model.probe import require_apart
 from skipwise.model.sliding import mask_by_position
-from skipwise.model.teacher import Teacher
 from skipwise.progress import progress as show_progress
 from skipwise.recipes.schema import Training
 from skipwise.training import checkpoints, processes
@@ -41,7 +39,7 @@ class TrainingSummary:
     steps: int
     tokens: int  # input tokens seen
     seconds: float  # of training, without ``on_step``
-    loss: float  # nats a label, with the teacher's term and the weights of labels; mean of the last logged steps
+    loss: float  # nats a label, mean of the last logged steps
     tokens_per_second: float
 
 
@@ -58,7 +56,6 @@ def train(
     on_step: Callable[[int], None] | None = None,
     save_at: Collection[int] = (),
     best: Callable[[], int | None] = lambda: None,
-    teacher: Teacher | None = None,
     progress: bool = True,
 ) -> TrainingSummary:
     """Train ``model`` in place on the first ``max_steps * batch_size`` examples of ``dataset``, in order.
@@ -74,7 +71,6 @@ def train(
         on_step: gets the number of each step after it; the model has the weights of that step.
         save_at: more steps with a checkpoint.
         best: returns the best step so far. Its checkpoint is kept, and the model gets its weights after training.
-        teacher: predicts where a batch has ``teacher_weights`` [examples, tokens] above 0.
         progress: show a progress bar in a terminal, or lines elsewhere.
 
     Raises:
@@ -91,7 +87,7 @@ def train(
     examples = _first_examples(dataset, settings)
     with settings_errors():
         trainer = _Trainer(model, args, collate, examples, callbacks=[guard, meter])
-    trainer.guard, trainer.teacher, trainer.keep, trainer.best = guard, teacher, settings.save_total_limit, best
+    trainer.guard, trainer.keep, trainer.best = guard, settings.save_total_limit, best
     trainer.remove_callback(PrinterCallback)
     # torch.compile replaces the stock attention itself.
     attention = nullcontext() if args.torch_compile else blocked_attention(model)
@@ -143,7 +139,6 @@ class _Trainer(Trainer):
     """The stock Trainer, with guards before each update and around each save."""
 
     guard: "NonFiniteGuard"
-    teacher: Teacher | None
     keep: int  # complete checkpoints
     best: Callable[[], int | None]
     micro_batch = (0, 0)  # examples, tokens
@@ -180,25 +175,16 @@ class _Trainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        ids, weights = inputs["input_ids"], inputs.pop("teacher_weights", None)
-        positions, label_weights = inputs.pop("teacher_positions", None), inputs.pop("label_weights", None)
-        assert (weights is None) == (self.teacher is None), "a teacher and teacher_weights need each other"
+        ids = inputs["input_ids"]
         if self._sliced is None:
             self._sliced = self._needs_slices(ids.numel())
-        net, taught, mask = cast(PreTrainedModel, self.model), None, inputs["attention_mask"]
+        net, mask = cast(PreTrainedModel, self.model), inputs["attention_mask"]
         if mask.ndim == 4 and not self._apart and not self._sharded:  # the first packed texts; a shard cannot be probed
             require_apart(net, ids, inputs["position_ids"], mask, precision=precision_of(self.args))
             self._apart = True
         self.micro_batch = tuple(ids.shape)
         self.state.num_input_tokens_seen += ids.numel() * self.args.world_size
-        terms: AbstractContextManager[object] = nullcontext()
-        if self.teacher is not None and weights is not None:
-            taught = self.teacher.taught(ids, weights, positions, logits=not self._sliced, sharded=self._sharded)
-        if self._sliced:
-            terms = in_slices(net, taught, label_weights)
-        elif taught is not None or label_weights is not None:
-            terms = with_terms(net, taught, label_weights)
-        with terms:
+        with in_slices(net) if self._sliced else nullcontext():
             loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         self.guard.see_loss(loss.detach())
         if self.is_deepspeed_enabled:  # its engine updates the weights inside backward
@@ -209,15 +195,13 @@ class _Trainer(Trainer):
     def _needs_slices(self, tokens: int) -> bool:
         """Return whether to compute the loss in slices: they are worth it, and nothing else needs all logits.
 
-        A teacher doubles the logits. Slices need the output layer's weights, which no process of a sharded run holds
-        whole. Liger has its own loss.
+        Slices need the output layer's weights, which no process of a sharded run holds whole. Liger has its own loss.
         """
         model = cast(PreTrainedModel, self.model)
         if self.label_smoother is not None or self.args.use_liger_kernel or self._sharded:
             return False
         vocabulary = model.config.get_text_config().vocab_size
-        worth = self.teacher is not None or worth_chunking(tokens, vocabulary, model.device.type)
-        return worth and can_be_sliced(model)
+        return worth_chunking(tokens, vocabulary, model.device.type) and can_be_sliced(model)
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)

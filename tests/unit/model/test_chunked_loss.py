@@ -2,9 +2,8 @@ import pytest
 import torch
 
 from skipwise.model import chunked_loss as subject
-from skipwise.model.chunked_loss import Taught, can_be_sliced, in_slices, with_terms, worth_chunking
+from skipwise.model.chunked_loss import can_be_sliced, in_slices, worth_chunking
 from skipwise.model.lora import adapt
-from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Lora
 from tests import families
 
@@ -52,77 +51,11 @@ def test_loss_and_gradients_are_those_of_the_stock_loss(
     assert model(**batch()).logits.shape[-1] == 97  # the output layer is itself again
 
 
-def taught_by(family: str, *, logits: bool = False) -> Taught:
-    """What another model of the family predicts, which counts by 0, 0.5 or 2 from token to token."""
-    torch.manual_seed(7)
-    teacher = families.model(family).eval()
-    with torch.no_grad():
-        for weight in teacher.parameters():
-            weight += 0.3 * torch.randn_like(weight)
-    weights = torch.tensor([0.0, 0.5, 2.0])[torch.arange(80).view(2, 40) % 3]
-    return Teacher(teacher, 32).taught(batch()["input_ids"], weights, logits=logits)
-
-
-@pytest.mark.parametrize("family", families.NAMES)
-def test_a_teachers_term_is_the_divergence_from_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against float64, by its definition, over all logits; the teacher's window of 32 ends before the example."""
-    monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)
-    monkeypatch.setattr(subject, "_CACHE_BYTES", 4 * 97 * 3)
-    model = families.model(family).train()
-    taught, items = taught_by(family), 50
-    known = torch.log_softmax(taught_by(family, logits=True).states.double(), -1)
-    weights = taught.weights.clone()
-    assert weights[:, 32:].count_nonzero() == 0 < weights.count_nonzero()
-    weights[:, -1] = 0
-    out = model(**batch(), use_cache=False, num_items_in_batch=items)
-    scores = torch.log_softmax(out.logits.double(), -1)
-    wanted = out.loss + ((known.exp() * (known - scores)).sum(-1) * weights).sum() / items
-    wanted.backward()
-    gradients_wanted = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-    whole = with_terms(model, taught_by(family, logits=True))
-    for context in [whole] if family in CAPPED else [whole, in_slices(model, taught)]:
-        with context:
-            loss, found = gradients(model, num_items_in_batch=items)
-        torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-6, atol=0)
-        for name, one in gradients_wanted.items():
-            torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("taught", [False, True])
-@pytest.mark.parametrize("family", families.NAMES)
-def test_weights_of_labels_multiply_their_losses(family: str, taught: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against float64, by definition; the weight of a label is at the label's place, one behind what predicts it."""
-    monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)
-    monkeypatch.setattr(subject, "_CACHE_BYTES", 4 * 97 * 3)
-    model, items = families.model(family).train(), 50
-    weights = torch.tensor([1.0, 0.0, 5.0, 0.25])[torch.arange(80).view(2, 40) % 4]
-    labels = batch()["labels"][:, 1:]
-    out = model(**batch(), use_cache=False)
-    scores = torch.log_softmax(out.logits[:, :-1].double(), -1)
-    kept = labels != -100
-    told = -scores.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
-    wanted = (told * weights[:, 1:] * kept).sum() / items
-    if taught:
-        known, share = (one[:, :-1] for one in (taught_by(family, logits=True).states, taught_by(family).weights))
-        known = torch.log_softmax(known.double(), -1)
-        wanted = wanted + ((known.exp() * (known - scores)).sum(-1) * share).sum() / items
-    wanted.backward()
-    gradients_wanted = {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
-    whole = with_terms(model, taught_by(family, logits=True) if taught else None, weights)
-    sliced = in_slices(model, taught_by(family) if taught else None, weights)
-    for context in [whole] if family in CAPPED else [whole, sliced]:
-        with context:
-            loss, found = gradients(model, num_items_in_batch=items)
-        torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-6, atol=0)
-        for name, one in gradients_wanted.items():
-            torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_teachers_term_in_bf16_is_near_that_in_float32(family: str) -> None:
+def test_the_loss_in_bf16_is_near_that_in_float32(family: str) -> None:
     """Under autocast, as in training on a GPU; the sums stay float32."""
-    model, taught = families.model(family).train(), taught_by(family)
-    with in_slices(model, taught):
+    model = families.model(family).train()
+    with in_slices(model):
         loss, wanted = gradients(model)
         with torch.autocast("cpu", torch.bfloat16):
             low, found = gradients(model)
@@ -132,24 +65,13 @@ def test_a_teachers_term_in_bf16_is_near_that_in_float32(family: str) -> None:
         assert torch.cosine_similarity(found[name].flatten(), one.flatten(), dim=0) > 0.98, name
 
 
-def test_nothing_is_learned_from_a_teacher_after_the_last_token() -> None:
-    model, taught = families.model("llama").train(), taught_by("llama")
-    only_last = torch.zeros_like(taught.weights)
-    only_last[:, -1] = 1
-    plain, _ = gradients(model)
-    for context in (in_slices, with_terms):
-        given = taught_by("llama", logits=context is with_terms)
-        with context(model, Taught(given.states, given.matrix, given.bias, only_last)):
-            assert gradients(model)[0] == pytest.approx(plain.item(), rel=1e-6)
-
-
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the logits whose softmax is computed, seven tokens a slice."""
     shapes: list[tuple[int, ...]] = []
-    stock = subject._softmax
+    stock = subject._to_gradients
     monkeypatch.setattr(subject, "_SLICE_BYTES", 4 * 97 * 7)
-    monkeypatch.setattr(subject, "_softmax", lambda x: shapes.append(tuple(x.shape)) or stock(x))
+    monkeypatch.setattr(subject, "_to_gradients", lambda x, *rest: shapes.append(tuple(x.shape)) or stock(x, *rest))
     return shapes
 
 

@@ -26,7 +26,7 @@ ADAPTED = {
 
 
 def test_the_papers_runs_and_nano_are_shipped() -> None:
-    assert set(shipped_recipes()) == {"nano", "nano-pose", *PAPER_RUNS, *ADAPTED}
+    assert set(shipped_recipes()) == {"nano", *PAPER_RUNS, *ADAPTED}
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -53,9 +53,8 @@ def test_a_paper_recipe_has_the_papers_settings(name: str) -> None:
         "contiguous": 0.0,
         "margin": 0.0,
     }
-    assert (recipe.method, recipe.teacher, recipe.data.retrieval) == ("paper", None, 0.0)
+    assert recipe.method == "paper"
     assert recipe.data.train_jumps
-    assert recipe.data.passkey == 0
     assert recipe.data.min_tokens in (2048, 4096)
     assert training.model_extra == {"adam_beta2": 0.999, "gradient_checkpointing": True}
     long = recipe.target > 16384
@@ -85,58 +84,20 @@ def test_the_home_folder_is_written_out(monkeypatch: pytest.MonkeyPatch) -> None
     assert recipe.evaluation.source == ["/somewhere/e"]
 
 
-def test_a_method_sets_what_a_recipe_does_not(tmp_path: Path) -> None:
-    ours = load_recipe(None, {"method": "skipwise", "data.retrieval": 0.05})
-    assert (ours.positions.content, ours.positions.contiguous) == ("aligned", 0.5)
-    assert (ours.data.retrieval, ours.data.source) == (0.05, "stdlib")
-    assert ours.teacher is not None
-    control = load_recipe(None, {"method": "skipwise", "positions.scheme": "short"})
-    assert (control.teacher, control.data.retrieval) == (ours.teacher, 0.15)
-    paper = load_recipe(None, {"method": "paper"})
-    assert (paper.positions, paper.teacher, paper.data.retrieval) == (Positions(content="paper"), None, 0.0)
-    assert paper.training.adam_beta2 == 0.999
-
-
-def test_without_a_method_sections_have_their_own_settings(tmp_path: Path) -> None:
-    plain = load_recipe(None, {"method": None})
-    assert (plain.positions, plain.teacher, plain.data.retrieval) == (Positions(), None, 0.0)
-    assert load_recipe("nano-pose").positions == Positions()
-    (tmp_path / "recipe.yaml").write_text("method: null\n")
-    assert load_recipe(tmp_path / "recipe.yaml") == plain
-
-
-def test_a_recipe_that_names_no_method_keeps_what_it_says_under_any(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text("positions: {contiguous: 0.2}\ndata: {passkey: 0.1}\n")
-    (tmp_path / "child.yaml").write_text("like: recipe.yaml\nmethod: null\n")
-    for recipe in (
-        *(load_recipe(tmp_path / "recipe.yaml", {"method": method}) for method in (None, "paper", "skipwise")),
-        load_recipe(tmp_path / "child.yaml"),
-    ):
-        assert (recipe.positions.contiguous, recipe.data.passkey) == (0.2, 0.1)
-
-
-@pytest.mark.parametrize("teacher", [{"weight": 3}, None])
-def test_a_teacher_that_is_left_out_stays_out(teacher: dict | None, tmp_path: Path) -> None:
-    """Also in the file of a finished run, where a method would set it again."""
-    recipe = load_recipe(None, {"method": "skipwise", "teacher": teacher})
-    assert (recipe.teacher and recipe.teacher.weight) == (teacher and 3)
-    dump_recipe(recipe, tmp_path / "recipe.yaml")
-    assert load_recipe(tmp_path / "recipe.yaml") == recipe
-
-
-def test_the_arm_is_named_after_the_method_or_the_scheme() -> None:
-    assert [load_recipe(None, {"method": method}).arm for method in ("skipwise", "paper")] == ["skipwise", "pose"]
-    assert load_recipe(None, {"method": "skipwise", "positions.scheme": "short"}).arm == "skipwise-short"
-    assert (load_recipe().method, load_recipe().arm) == ("skipwise", "skipwise")
-    assert load_recipe(None, {"method": None}).arm == "pose"
+def test_a_recipes_own_settings_win_over_those_of_its_method(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("positions: {contiguous: 0.2}\n")
+    (tmp_path / "child.yaml").write_text("like: recipe.yaml\nmethod: paper\n")
+    assert load_recipe(tmp_path / "recipe.yaml").data.train_jumps is False
+    child = load_recipe(tmp_path / "child.yaml")
+    assert (child.positions.contiguous, child.data.train_jumps, child.training.adam_beta2) == (0.2, True, 0.999)
 
 
 def test_a_section_that_is_given_as_an_object_keeps_what_the_method_says_of_the_rest() -> None:
     assert Recipe(positions=Positions(chunks=3)) == Recipe(positions={"chunks": 3})
-    assert Recipe(positions=Positions(chunks=3)).positions.contiguous == 0.5
+    assert Recipe(positions=Positions(chunks=3)).positions.content == "even"
 
 
-@pytest.mark.parametrize(("old", "new"), [("paper", "skipwise"), ("skipwise", "paper")])
+@pytest.mark.parametrize(("old", "new"), [("paper", "pose"), ("pose", "paper")])
 @pytest.mark.parametrize("by", ["--set", "like"])
 def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new: str, by: str, tmp_path: Path) -> None:
     dump_recipe(load_recipe("nano", {"method": old, "positions.chunks": 3}), tmp_path / "recipe.yaml")
@@ -146,15 +107,9 @@ def test_a_method_named_anew_wins_over_the_file_of_a_finished_run(old: str, new:
     else:
         found = load_recipe(tmp_path / "recipe.yaml", {"method": new})
     wanted = load_recipe(None, {"method": new, "positions.chunks": 3})
-    assert (found.positions, found.teacher) == (wanted.positions, wanted.teacher)
-    assert (found.data.retrieval, found.data.passkey) == (wanted.data.retrieval, 0.0)
+    assert (found.positions, found.data.train_jumps) == (wanted.positions, wanted.data.train_jumps)
     assert found.training.batch_size == 4
     assert load_recipe(tmp_path / "recipe.yaml", {"method": old}) == load_recipe(tmp_path / "recipe.yaml")
-
-
-def test_shipped_recipes_leave_the_method_its_settings() -> None:
-    for name in shipped_recipes():
-        assert load_recipe(name, {"method": "skipwise"}).positions.content == "aligned", name
 
 
 @pytest.mark.parametrize(
@@ -217,9 +172,7 @@ def test_any_training_argument_may_be_set(name: str) -> None:
         {"positions.chunks": 20_000},
         {"data.held_out": 1},
         {"data.held_out": -0.1},
-        {"data.passkey": 1.1},
-        {"data.passkey": float("nan")},
-        {"data.retrieval_end": 1.1},
+        {"data.held_out": float("nan")},
         {"data.workers": 0},
         {"seed": -1},
         {"seed": 2**32},
@@ -248,9 +201,6 @@ def test_a_value_out_of_its_bounds_is_refused(changes: dict[str, Any]) -> None:
         load_recipe(None, changes)
 
 
-_OWN_LOSS = {"teacher": None, "training.label_smoothing_factor": 0.1}
-
-
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [
@@ -260,13 +210,6 @@ _OWN_LOSS = {"teacher": None, "training.label_smoothing_factor": 0.1}
         ({"evaluation.steps": [5, 50], "training.max_steps": 9}, ["evaluation.steps [50]", "max_steps 9"]),
         ({"training.warmup_steps": 11, "training.max_steps": 5}, ["warmup_steps 11", "max_steps 5"]),
         ({"data.stream": True}, ["data.max_tokens"]),
-        ({"teacher": {"weight": 0, "written": 0}}, ["teacher.weight = 0"]),
-        ({"data.retrieval": 0.9}, ["data.retrieval + teacher.written = 1.05"]),
-        ({"data.retrieval_end": 0.9}, ["data.retrieval_end + teacher.written = 1.05"]),
-        ({"training.label_smoothing_factor": 0.1}, ["teacher", "training.label_smoothing_factor"]),
-        (_OWN_LOSS, ["data.answer_weight 4", "data.first_digit_weight 32", "training.label_smoothing_factor"]),
-        ({**_OWN_LOSS, "data.answer_weight": 1}, ["data.first_digit_weight 32"]),
-        ({**_OWN_LOSS, "data.retrieval": 0, "data.retrieval_end": 0.1}, ["data.answer_weight 4"]),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], parts: list[str]) -> None:
@@ -282,7 +225,6 @@ def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any]
         {"train_length": 4, "positions.chunks": 4},
         {"training.max_steps": 2},  # fewer than the default's warmup: a trial run
         {"seed": 2**32 - 1, "training.max_steps": 1e3, "training.batch_size": 2**31 - 1},
-        {**_OWN_LOSS, "data.retrieval": 0},
     ],
 )
 def test_settings_at_their_bounds_are_taken(changes: dict[str, Any]) -> None:

@@ -10,13 +10,12 @@ from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from transformers import LlamaForCausalLM, Trainer, TrainerState, TrainingArguments
 
-from skipwise.data.examples import PoseDataset
-from skipwise.data.window import collate
+from skipwise.data.examples import PoseDataset, collate
 from skipwise.errors import ModelError, RecipeError
 from skipwise.model.config import reach_of
 from skipwise.model.extension import plan_extension, set_interpolation
 from skipwise.model.sliding import mask_by_position
-from skipwise.recipes.schema import Data, Positions, Teacher
+from skipwise.recipes.schema import Positions
 from skipwise.training.collator import PoseCollator
 from skipwise.training.require_positions import RequirePositions, _require_extended
 from tests import families
@@ -56,10 +55,6 @@ def without(*names: str) -> Any:
     return lambda batch: {key: value for key, value in batch.items() if key not in names}
 
 
-def weighted(*names: str) -> Any:
-    return lambda batch: batch | {name: torch.ones_like(batch["labels"]) for name in names}
-
-
 def restarted(batch: Batch) -> Batch:
     return batch | {"position_ids": torch.arange(TRAIN // 2).repeat(len(batch["input_ids"]), 2)}
 
@@ -74,8 +69,6 @@ def counted(batch: Batch) -> Batch:
         (without("position_ids"), "no position_ids"),
         (without("attention_mask"), "no attention_mask"),
         (restarted, "packing"),
-        (weighted("label_weights"), "label_weights"),
-        (weighted("teacher_weights", "teacher_positions"), "teacher_weights, teacher_positions"),
     ],
 )
 def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any, message: str) -> None:
@@ -85,27 +78,6 @@ def test_a_bad_batch_stops_the_run_at_its_first_step(tmp_path: Path, change: Any
         made.train()
     assert made.state.global_step == 0
     assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
-
-
-@pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize(
-    "weights", [{"data": {"answer_weight": 8}}, {"data": {"first_digit_weight": 8}}, {"teacher": Teacher()}]
-)
-def test_weights_that_a_stock_trainer_would_drop_or_ignore_are_refused(
-    tmp_path: Path, weights: dict[str, Any], kept: bool
-) -> None:
-    def trained(data: dict[str, float] | None = None, teacher: Teacher | None = None) -> int:
-        text = Data(source=str(source), retrieval=0.5, **data or {})
-        data = PoseDataset.from_source(text, byte_tokenizer(), train_length=320, target_length=640, teacher=teacher)
-        arguments = replace(trainer(tmp_path).args, remove_unused_columns=not kept)
-        made = Trainer(llama(window=640).train(), arguments, collate, data, callbacks=[RequirePositions(640)])
-        made.train()
-        return int(made.state.global_step)
-
-    source = corpus(tmp_path / "text")
-    assert trained() == 1
-    with pytest.raises(RecipeError, match=r"(label|teacher)_weights"):
-        trained(**weights)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])

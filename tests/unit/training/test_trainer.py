@@ -1,4 +1,3 @@
-import copy
 import gc
 import io
 import math
@@ -14,7 +13,6 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from skipwise.errors import NonFiniteLossError, RecipeError, RunError, TrainingError
-from skipwise.model.teacher import Teacher
 from skipwise.recipes import schema as recipe
 from skipwise.training import checkpoints
 from skipwise.training import trainer as training
@@ -81,7 +79,6 @@ def run(
     on_step=None,
     save_at=(),
     best=lambda: None,
-    teacher=None,
     shown=False,
     **changes,
 ):
@@ -99,7 +96,6 @@ def run(
         on_step=on_step,
         save_at=save_at,
         best=best,
-        teacher=teacher,
         progress=shown,
     )
     return model, summary
@@ -452,59 +448,6 @@ def test_speed_counts_this_session_only(tmp_path) -> None:
     records = []
     _, summary = run(tmp_path, max_steps=4, save_steps=2, logging_steps=2, resume=True, on_log=records.append)
     assert summary.tokens_per_second == pytest.approx(2 * 4 * 8 / summary.seconds)
-
-
-class Taught(Keyed):
-    """Examples of which a part is learned from a teacher too; every third has no such part. Labels weigh 1 or 3."""
-
-    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
-        weights = 0.7 * (torch.arange(LENGTH) < i % 3 * 2).float()
-        label_weights = 1 + 2 * (torch.arange(LENGTH) % 2).float()
-        return {**super().__getitem__(i), "teacher_weights": weights, "label_weights": label_weights}
-
-
-@pytest.mark.parametrize("sliceable", [True, False])
-@pytest.mark.parametrize("micro", [1, 2, 4])
-def test_a_teachers_term_is_trained_as_in_a_bare_loop(tmp_path, monkeypatch, micro, sliceable):
-    """Three steps of AdamW on the labels and weight * KL(teacher || student), over the number of labels of the batch."""
-    base, expected, dataset = tiny_model().eval(), tiny_model(), Taught()
-    with torch.no_grad():
-        for model in (base, expected):
-            for weight in model.parameters():
-                weight += 0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(int(model is base)))
-    student = copy.deepcopy(expected)
-    optimizer, losses = torch.optim.AdamW(expected.parameters(), lr=1e-2, weight_decay=0.0), []
-    for step in range(3):
-        batch = collate([dataset[4 * step + i] for i in range(4)])
-        weights, labels = batch.pop("teacher_weights")[:, :-1], batch["labels"][:, 1:]
-        counts = batch.pop("label_weights")[:, 1:]
-        scores = torch.log_softmax(expected(**batch).logits[:, :-1], -1)
-        with torch.no_grad():
-            known = torch.log_softmax(base(batch["input_ids"]).logits[:, :-1], -1)
-        kept = labels != -100
-        told = -(counts * scores.gather(-1, labels.clamp(min=0)[..., None])[..., 0])[kept].sum()
-        loss = (told + (weights * (known.exp() * (known - scores)).sum(-1)).sum()) / kept.sum()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(expected.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    seen: list[float] = []
-    monkeypatch.setattr(training, "can_be_sliced", lambda model: sliceable)
-    run(
-        tmp_path,
-        student,
-        dataset,
-        teacher=Teacher(base, LENGTH),
-        on_log=lambda log: seen.append(log["loss"]),
-        max_steps=3,
-        per_device_train_batch_size=micro,
-        lr_scheduler_type="constant",
-        logging_steps=1,
-    )
-    assert seen == pytest.approx(losses, rel=1e-5)
-    for name, weight in expected.state_dict().items():
-        torch.testing.assert_close(student.state_dict()[name], weight, rtol=0, atol=1e-5)
 
 
 def test_a_loss_in_slices_trains_the_same_model(tmp_path, monkeypatch):
