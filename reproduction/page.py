@@ -48,8 +48,8 @@ _AGAIN = """\
     make reproduce ARGS="all --page-only"                # these pages again, from the published records
 
 A row is a run folder under `--out` (default: `runs/reproduction/arms`), named after what decides its weights, so exhibits
-share rows and a stopped command continues. With `--publish` and the same `--set` and
-`--text` its records become those of these pages."""
+share rows and a stopped command continues. With `--publish`, and the same `--text` and `--set`, its records become those of
+these pages."""
 
 
 def write_pages(plans: Plans, out: Path, folder: Path, index: Path) -> None:

@@ -131,7 +131,7 @@ def _judge_level(claim: Holds, rows: Rows, original: int, target: int) -> Findin
 
 def _judge_ability(claim: Keeps, rows: Rows, original: int, target: int) -> Finding:
     rule = (
-        f"{arm_name(claim.row)} loses at most {claim.loss:g} nats and {100 * claim.accuracy:g} points of next-token accuracy "
+        f"{arm_name(claim.row)} loses at most {claim.loss:g} nats and {claim.accuracy:g} of next-token accuracy "
         f"against {arm_name(claim.other)}, inside the original length"
     )
     found: list[tuple[bool, float, str]] = []

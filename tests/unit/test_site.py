@@ -23,4 +23,4 @@ def test_the_navigation_has_every_page() -> None:
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in [*docs.glob("*.md"), *docs.glob("tutorials/*.md")]}
     assert not pages - named
-    assert named - pages == {"index.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "reproduction/better.md"}
+    assert named - pages == {"index.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}

@@ -2,18 +2,15 @@
 
 import dataclasses
 import io
-from argparse import Namespace
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import hundred_million
 from reproduction import bases, costs, coverage_check
-from reproduction.bases import BASES, base_folder, make_base, new_model
-from reproduction.coverage_check import CLOSED, agreements, check_closed_form, coverage_section
+from reproduction.bases import BASES, base_folder, make_base
+from reproduction.coverage_check import coverage_section
 from skipwise.data.examples import PoseDataset
 from skipwise.data.store import split_by_name
 from skipwise.model.extension import plan_extension
@@ -30,43 +27,32 @@ def tiny(tmp_path, monkeypatch) -> Data:
     """Text of a few documents, and bases of two steps."""
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path))
     monkeypatch.setattr(bases, "_TOKENS", 1024)
-    for name, base in BASES.items():
-        monkeypatch.setitem(BASES, name, replace(base, steps=2))
+    whole = bases._settings
+    monkeypatch.setattr(bases, "_settings", lambda base: whole(base).model_copy(update={"max_steps": 2}))
     return Data(source=str(corpus(tmp_path / "text", documents=12, words=700)))
 
 
-@pytest.mark.parametrize("name", sorted(BASES))
-def test_a_base_can_be_extended_from_its_window(name: str) -> None:
-    model = new_model(BASES[name], 512)
-    assert plan_extension(model.config, interpolation="yarn").rope.original_length == BASES[name].window
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert tied == BASES[name].differs["tie_word_embeddings"]
-
-
 def test_a_base_is_trained_once_and_kept_by_what_decides_it(tiny: Data, tmp_path) -> None:
-    folder = make_base("GPT-J", tiny, CONSOLE)
-    AutoModelForCausalLM.from_pretrained(folder)
-    assert AutoTokenizer.from_pretrained(folder)("a").input_ids
-    weights = (folder / "model.safetensors").stat().st_mtime_ns
-    assert make_base("GPT-J", tiny, CONSOLE) == folder == base_folder("GPT-J", tiny) / "model"
-    assert (folder / "model.safetensors").stat().st_mtime_ns == weights
-    other = corpus(tmp_path / "other", documents=13, words=700)
-    for changes in ({"source": str(other)}, {"held_out": 0.2}, {"max_tokens": 9000}):
-        assert base_folder("GPT-J", tiny.model_copy(update=changes)) != folder.parent
+    folder = base_folder("GPT-J", tiny, tmp_path)
+    make_base("GPT-J", tiny, tmp_path, CONSOLE)
+    config = AutoModelForCausalLM.from_pretrained(folder / "model").config
+    assert plan_extension(config, interpolation="yarn").rope.original_length == BASES["GPT-J"].window
+    assert AutoTokenizer.from_pretrained(folder / "model")("a").input_ids
+    weights = (folder / "model" / "model.safetensors").stat().st_mtime_ns
+    make_base("GPT-J", tiny, tmp_path, CONSOLE)
+    assert (folder / "model" / "model.safetensors").stat().st_mtime_ns == weights
+    for changes in ({"source": "other"}, {"held_out": 0.2}, {"max_tokens": 9000}):
+        assert base_folder("GPT-J", tiny.model_copy(update=changes), tmp_path) != folder
 
 
 def test_a_base_is_trained_on_nothing_that_is_held_out(tiny: Data, tmp_path, monkeypatch) -> None:
     seen: list[PoseDataset] = []
     monkeypatch.setattr(bases, "train", lambda model, dataset, *_, **__: seen.append(dataset))
-    hundred_million.make_base(
-        tmp_path / "base", Namespace(text=tiny.source, window=128, width=64, layers=1, steps=2, tokens=256)
-    )
-    make_base("LLaMA2", tiny.model_copy(update={"held_out": 0.5, "retrieval": 0.5}), CONSOLE)
-    for dataset, share in zip(seen, (0.1, 0.5), strict=True):
-        _, held_out = split_by_name(dataset.store, share)
-        assert len(held_out)
-        assert not set(held_out) & set(dataset.documents)
-        assert (dataset.data.passkey, dataset.data.retrieval) == (0.1, 0)
+    make_base("LLaMA2", tiny.model_copy(update={"held_out": 0.5}), tmp_path, CONSOLE)
+    [dataset] = seen
+    _, held_out = split_by_name(dataset.store, 0.5)
+    assert len(held_out)
+    assert not set(held_out) & set(dataset.documents)
 
 
 def test_steps_are_measured_once_and_a_killed_measurement_goes_on(tmp_path, monkeypatch) -> None:
@@ -84,19 +70,17 @@ def test_steps_are_measured_once_and_a_killed_measurement_goes_on(tmp_path, monk
     assert costs.known_costs(recipe.model_copy(update={"interpolation": "ntk"}), 16, tmp_path) == []
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.02])
-def test_closed_forms_agree_with_monte_carlo_and_a_wrong_one_is_found_out(shift, tmp_path, monkeypatch) -> None:
-    true = coverage_check.closed_form
+@pytest.mark.parametrize("shift", [0.0, 0.03])
+def test_coverage_agrees_with_monte_carlo_and_a_wrong_form_is_found_out(shift, tmp_path, monkeypatch) -> None:
+    true = coverage_check.coverage
 
-    def shifted(*args, **kwargs):
-        curve = true(*args, **kwargs)
-        return dataclasses.replace(curve, probability=np.clip(curve.probability - shift, 0, 1))
+    def shifted(*rule, samples=None, **scheme):
+        curve = true(*rule, samples=samples, **scheme)
+        wrong = 0 if samples else shift
+        return dataclasses.replace(curve, probability=np.clip(curve.probability - wrong, 0, 1))
 
-    monkeypatch.setattr(coverage_check, "_SAMPLES", 10_000)
-    monkeypatch.setattr(coverage_check, "closed_form", shifted)
-    for name, rules in CLOSED.items():
-        assert agreements({name: check_closed_form(32, 256, rules)})[0].holds is (shift == 0)
-    monkeypatch.setattr(coverage_check, "SIZES", ((64, 256),))
-    _, found = coverage_section(tmp_path / "figures")
-    assert [finding.holds for _, finding in found[:3]] == [shift == 0] * 3
-    assert (tmp_path / "figures" / "coverage-256.svg").exists()
+    for name, value in (("_SAMPLES", 10_000), ("TRAIN", 128), ("TARGET", 1024), ("coverage", shifted)):
+        monkeypatch.setattr(coverage_check, name, value)
+    _, (agrees, rises, papers) = coverage_section(tmp_path / "figures")
+    assert (agrees.holds, rises.holds, papers.holds and shift > 0) == (shift == 0, True, False)
+    assert (tmp_path / "figures" / "coverage.svg").exists()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from reproduction.claims import Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers
+from reproduction.claims import Falls, Finds, FindsMore, Holds, Keeps, Lower
 from reproduction.scores import Scores
 from reproduction.verdicts import judge
 from tests.reproduced import segments
@@ -23,19 +23,12 @@ def answered(*right: range) -> Scores:
     """Which of 50 prompts of 512 tokens each seed answers rightly."""
     answers = [{n: n in one for n in range(50)} for one in right]
     hits = [(sum(one.values()), 50) for one in answers]
-    return Scores(hits={"passkey": {512: hits}}, answers={("passkey", 512): answers})
+    return Scores(hits={512: hits}, answers={512: answers})
 
 
-READ = {
-    "a": read((9.0, 2.0), (9.0, 2.1)),
-    "b": read((1.0, 2.5), (1.0, 2.6)),
-    "unsure": read((9.0, 2.0), (9.0, 3.1)),
-    "fewer": read((2.0, 2.0)),
-}
 KEPT = {"a": read(*[(2.1, 2.1)] * 3, hits=3), "b": read(*[(2.0, 2.0)] * 3, hits=6)}
 ORDER = {"a": sliding(12.0, 10.0, 99.0), "b": sliding(10.0, 20.0, 10.0)}
-FOUND = {"a": Scores(hits={"passkey": {256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]}})}
-GAIN = {"full": sliding(1.0, 10.0), "pi-only": sliding(1.0, 40.0), "worse": sliding(1.0, 50.0)}
+FOUND = {"a": Scores(hits={256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]})}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +38,9 @@ GAIN = {"full": sliding(1.0, 10.0), "pi-only": sliding(1.0, 40.0), "worse": slid
         (Lower("a", "b", factor=1.2), ORDER, True),  # what lies beyond the target of 512 is no matter
         (Lower("a", "b", beyond=True), ORDER, True),
         (Lower("a", "c"), ORDER, None),
-        (Holds("a", most=1.0), ORDER, True),
-        (Holds("b", least=2.5), ORDER, False),
+        (Holds("a", most=1.0), {"a": read((2.0, 1.9))}, True),
+        (Holds("a", least=2.5), {"a": read((2.0, 2.1))}, False),
+        (Holds("a", most=1.0), ORDER, None),
         (Falls("a"), {"a": sliding(10.0, 9.0, 99.0)}, True),
         (Falls("a"), {"a": sliding(10.0, 10.9)}, False),
         (Falls("a"), {"a": sliding(10.0)}, None),
@@ -54,13 +48,6 @@ GAIN = {"full": sliding(1.0, 10.0), "pi-only": sliding(1.0, 40.0), "worse": slid
         (Finds("a", most=0.1), FOUND, False),
         (Finds("a", most=0.5, beyond=True), FOUND, True),
         (Finds("b", least=0.9), FOUND, None),
-        (Recovers("a"), GAIN | {"a": sliding(1.0, 10.0)}, True),
-        (Recovers("a"), GAIN | {"a": sliding(1.0, 20.0)}, False),
-        (Recovers("a", other="worse"), GAIN | {"a": sliding(1.0, 10.0)}, None),
-        (Reads("a", "b"), READ, True),
-        (Reads("b", "a"), READ, False),
-        (Reads("unsure", "b"), READ, False),
-        (Reads("fewer", "b"), READ, None),  # segments of other documents
         (Keeps("a", "b", loss=0.03, accuracy=0.01), KEPT, False),
         (Keeps("a", "b", loss=0.2, accuracy=0.02), KEPT, True),
         # Of one seed both were asked the same prompts, so it matters which were answered; of several, models are the sample.
@@ -74,13 +61,4 @@ def test_a_claim_is_judged_where_it_holds_least_up_to_the_target(claim, scores, 
     original = 512 if isinstance(claim, Keeps) else 256
     finding = judge(claim, scores, original, 512)
     assert finding.holds is holds
-    assert (str(finding).count(": not measured") == 1) is (holds is None)
-
-
-def test_every_seed_must_read_better() -> None:
-    [first] = read(*[(1.0, 2.0)] * 4).segments["x", 512]
-    [other] = read(*[(1.0, 2.2)] * 4).segments["x", 512]
-    for loss, holds in ((2.3, False), (2.1, True)):  # lower on average; the second seed is against it and then for it
-        [second] = read(*[(1.0, loss)] * 4).segments["x", 512]
-        rows = {"a": Scores(segments={("x", 512): [first, second]}), "b": Scores(segments={("x", 512): [other] * 2})}
-        assert judge(Reads("a", "b"), rows, 256, 512).holds is holds
+    assert (finding.verdict == "not run yet") is (holds is None)
