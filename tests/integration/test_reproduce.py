@@ -1,6 +1,5 @@
 """``python -m reproduction`` as users run it: each run is trained once, pages come from records, a killed run goes on."""
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from reproduction.__main__ import main
 from reproduction.exhibits import EXHIBITS
-from skipwise.data.text import is_held_out
 from skipwise.results.records import read_records
 from tests import command_line
 from tests.tiny import checkpoint, corpus
@@ -54,10 +52,6 @@ def test_runs_are_trained_once_and_a_second_command_does_nothing(words, monkeypa
     before = contents(out)
     assert len(before) == 3
     assert not list(out.glob("arms/*/checkpoints"))
-    facts = json.loads(next(out.glob("arms/*/run.json")).read_text())
-    measured = facts["evaluation"]["documents"]
-    assert measured
-    assert all(is_held_out(name, 0.3) for names in measured.values() for name in names)
     run(monkeypatch, "content", *words)
     assert contents(out) == before
     run(monkeypatch, "content", "--dry-run", *words)
@@ -128,8 +122,6 @@ def test_the_papers_scale_is_planned_without_its_models(monkeypatch, capsys, tmp
 def test_what_cannot_be_reproduced_is_refused_before_any_training(words, monkeypatch, capsys, tmp_path) -> None:
     for wrong in (["contnet"], ["main", "--scale", "papre"], ["main", "--arm", "posse"], ["main", "--set", "seed=3"]):
         refused(monkeypatch, capsys, *wrong, *words)
-    with pytest.raises(SystemExit):
-        run(monkeypatch, "content", "--seeds", "0", *words)
     refused(monkeypatch, capsys, "content", *words, "--set", "data.min_tokens=100k")  # longer than any document
     assert not (tmp_path / "out").exists()
 

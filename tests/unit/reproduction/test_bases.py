@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from reproduction import bases, costs, coverage_check
 from reproduction.bases import BASES, base_folder, make_base
 from reproduction.coverage_check import coverage_section
-from skipwise.data.examples import PoseDataset
 from skipwise.data.store import split_by_name
 from skipwise.model.extension import plan_extension
 from skipwise.recipes.loading import load_recipe
@@ -29,11 +28,12 @@ def tiny(tmp_path, monkeypatch) -> Data:
     monkeypatch.setattr(bases, "_TOKENS", 1024)
     whole = bases._settings
     monkeypatch.setattr(bases, "_settings", lambda base: whole(base).model_copy(update={"max_steps": 2}))
-    return Data(source=str(corpus(tmp_path / "text", documents=12, words=700)))
+    return Data(source=str(corpus(tmp_path / "text", documents=12, words=700)), held_out=0.5)
 
 
-def test_a_base_is_trained_once_and_kept_by_what_decides_it(tiny: Data, tmp_path) -> None:
-    folder = base_folder("GPT-J", tiny, tmp_path)
+def test_a_base_is_trained_once_on_what_is_not_held_out(tiny: Data, tmp_path, monkeypatch) -> None:
+    folder, seen, train = base_folder("GPT-J", tiny, tmp_path), [], bases.train
+    monkeypatch.setattr(bases, "train", lambda *given, **how: (seen.append(given[1]), train(*given, **how)))
     make_base("GPT-J", tiny, tmp_path, CONSOLE)
     config = AutoModelForCausalLM.from_pretrained(folder / "model").config
     assert plan_extension(config, interpolation="yarn").rope.original_length == BASES["GPT-J"].window
@@ -41,18 +41,12 @@ def test_a_base_is_trained_once_and_kept_by_what_decides_it(tiny: Data, tmp_path
     weights = (folder / "model" / "model.safetensors").stat().st_mtime_ns
     make_base("GPT-J", tiny, tmp_path, CONSOLE)
     assert (folder / "model" / "model.safetensors").stat().st_mtime_ns == weights
-    for changes in ({"source": "other"}, {"held_out": 0.2}, {"max_tokens": 9000}):
-        assert base_folder("GPT-J", tiny.model_copy(update=changes), tmp_path) != folder
-
-
-def test_a_base_is_trained_on_nothing_that_is_held_out(tiny: Data, tmp_path, monkeypatch) -> None:
-    seen: list[PoseDataset] = []
-    monkeypatch.setattr(bases, "train", lambda model, dataset, *_, **__: seen.append(dataset))
-    make_base("LLaMA2", tiny.model_copy(update={"held_out": 0.5}), tmp_path, CONSOLE)
     [dataset] = seen
-    _, held_out = split_by_name(dataset.store, 0.5)
+    _, held_out = split_by_name(dataset.store, tiny.held_out)
     assert len(held_out)
     assert not set(held_out) & set(dataset.documents)
+    for changes in ({"source": "other"}, {"held_out": 0.2}, {"max_tokens": 9000}):
+        assert base_folder("GPT-J", tiny.model_copy(update=changes), tmp_path) != folder
 
 
 def test_steps_are_measured_once_and_a_killed_measurement_goes_on(tmp_path, monkeypatch) -> None:
@@ -83,4 +77,3 @@ def test_coverage_agrees_with_monte_carlo_and_a_wrong_form_is_found_out(shift, t
         monkeypatch.setattr(coverage_check, name, value)
     _, (agrees, rises, papers) = coverage_section(tmp_path / "figures")
     assert (agrees.holds, rises.holds, papers.holds and shift > 0) == (shift == 0, True, False)
-    assert (tmp_path / "figures" / "coverage.svg").exists()

@@ -43,11 +43,9 @@ FOUND = {"a": Scores(hits={256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]})}
         (Holds("a", most=1.0), ORDER, None),
         (Falls("a"), {"a": sliding(10.0, 9.0, 99.0)}, True),
         (Falls("a"), {"a": sliding(10.0, 10.9)}, False),
-        (Falls("a"), {"a": sliding(10.0)}, None),
         (Finds("a", least=0.9), FOUND, False),
         (Finds("a", most=0.1), FOUND, False),
         (Finds("a", most=0.5, beyond=True), FOUND, True),
-        (Finds("b", least=0.9), FOUND, None),
         (Keeps("a", "b", loss=0.03, accuracy=0.01), KEPT, False),
         (Keeps("a", "b", loss=0.2, accuracy=0.02), KEPT, True),
         # Of one seed both were asked the same prompts, so it matters which were answered; of several, models are the sample.
