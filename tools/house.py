@@ -75,7 +75,7 @@ def interface() -> dict[str, float]:
 def main() -> None:
     """Print the table."""
     rows = counts(ROOT / "src" / "skipwise")
-    if ROOT == Path("."):
+    if len(sys.argv) == 1:
         rows |= interface()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     tests = sorted((ROOT / "tests").rglob("*.py"))
