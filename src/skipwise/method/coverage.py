@@ -136,7 +136,7 @@ def _monte_carlo(train: int, target: int, rules: ChunkRules, scheme: str, sample
     if samples * elements > _MOST_ELEMENTS:
         raise RecipeError(
             f"samples {samples:,} of {chunks:,} chunks up to {target:,} would take hours; lower samples to "
-            f"{_MOST_ELEMENTS // elements:,} at the most"
+            f"at most {_MOST_ELEMENTS // elements:,}"
         )
     batch = max(1, _BATCH_ELEMENTS // elements)
     covered = np.zeros(target - 1, dtype=np.int64)
