@@ -86,16 +86,6 @@ def test_replacing_a_scaling_starts_from_the_original_length() -> None:
     assert (kept.rope.original_length, kept.target_length) == (1024, 8192)
 
 
-def test_a_margin_extends_beyond_the_target() -> None:
-    config = scaled()
-    extension = plan_extension(config, target_length="4k", interpolation="yarn", margin=0.125)
-    assert (extension.target_length, extension.reach, extension.factor) == (4096, 4608, 4.5)
-    set_interpolation(config, extension)
-    assert config.max_position_embeddings == 4608
-    assert config.rope_parameters["factor"] == 4.5
-    assert extension_of(scaled(), load_recipe(None, {"target": "4k", "positions.margin": 0.125})) == extension
-
-
 SLIDING = {"sliding_window": 16, "use_sliding_window": True, "num_hidden_layers": 2}
 
 
