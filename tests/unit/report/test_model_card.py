@@ -28,23 +28,15 @@ def card_of(model, **changes) -> str:
     return (model / "README.md").read_text()
 
 
-def test_a_card_has_its_headline_facts_table_and_ways_to_load(model) -> None:
-    text = card_of(model, warning="It costs <a lot>.")
-    assert text.startswith("---\nlibrary_name: transformers\n")
-    assert "\n# nano, extended\n\nReads 2,048 tokens.\n\nIt costs &lt;a lot&gt;.\n" in text
-    assert "\n- method: pose\n- text: a &lt;b&gt;\n" in text
-    assert "| PoSE | 15.3 | 15.0 | 15.2 | 15.4 | 100% | 100% | 99% | 98% |" in text
-    for part in ("AutoModelForCausalLM.from_pretrained", "\n- vLLM: ", "\n- llama.cpp: "):
-        assert part in text
-    assert "![" not in text
-
-
-def test_a_figure_is_copied_to_the_card(model, tmp_path) -> None:
-    (tmp_path / "figures").mkdir()
-    figure = tmp_path / "figures" / "perplexity.png"
+def test_a_card_has_its_table_and_figure_and_is_inert(model, tmp_path) -> None:
+    figure = tmp_path / "figures.png"
     figure.write_bytes(b"png")
-    assert "](perplexity.png)" in card_of(model, figure=figure)
-    assert (model / "perplexity.png").read_bytes() == b"png"
+    text = card_of(model, title="R&D [7B]", warning="It costs <a lot>.", figure=figure)
+    assert "| PoSE | 15.3 | 15.0 | 15.2 | 15.4 | 100% | 100% | 99% | 98% |" in text
+    for part in ("\n# R&amp;D &#91;7B]\n", "&lt;a lot&gt;", "a &lt;b&gt;", "AutoModelForCausalLM.from_pretrained"):
+        assert part in text
+    assert ModelCard.load(model / "README.md").data.model_name == "R&D [7B]"
+    assert (model / "figures.png").read_bytes() == b"png"
 
 
 def test_an_adapters_card_loads_it_on_its_base(model) -> None:
@@ -67,20 +59,12 @@ def test_the_head_names_base_license_and_results_for_the_hub(model, monkeypatch,
     assert len(measured) == 8  # of the extended model alone
 
 
-def test_a_name_stands_in_the_head_as_it_is(model) -> None:
-    text = card_of(model, title="R&D [7B]")
-    assert ModelCard.load(model / "README.md").data.model_name == "R&D [7B]"
-    assert "\n# R&amp;D &#91;7B]\n" in text
-
-
 @pytest.mark.parametrize(
     ("card", "license"),
     [
         ("---\nlicense: mit\n---\n", "mit"),
         ("---\nlicense: [a, b]\n---\n", None),
-        ("---\nlicense: 'a\n  b'\n---\n", None),
         ("---\n: : [\n---\n", None),
-        ("no head", None),
         (None, None),
     ],
 )
@@ -88,10 +72,3 @@ def test_a_license_is_taken_from_the_bases_card_if_it_names_one(tmp_path, card, 
     if card is not None:
         (tmp_path / "README.md").write_text(card)
     assert license_of(str(tmp_path)) == license
-
-
-def test_a_base_on_this_machine_is_not_named_as_one_of_the_hub(model, monkeypatch) -> None:
-    monkeypatch.chdir(model)
-    (model / "owner" / "base").mkdir(parents=True)
-    assert "base_model" not in card_of(model, base="owner/base")
-    assert "license: apache-2.0" in card_of(model, base="nano")

@@ -79,45 +79,13 @@ def test_every_number_has_its_formula(tmp_path) -> None:
     assert row.found == {"passkey": {256: (40, 40), 2048: (39, 40)}}
 
 
-def test_the_order_of_records_changes_nothing() -> None:
-    one, other = (
-        rows_of([Folder("run", records, INFO)])
-        for records in ([*ORIGINAL, *POSE], [*reversed(POSE), *reversed(ORIGINAL)])
-    )
-    assert judgements(one)[0].cost == judgements(other)[0].cost
-    assert judgements(one)[0].effective == judgements(other)[0].effective
-    assert [row.perplexity for row in one] == [row.perplexity for row in other]
-
-
-def test_a_row_has_the_last_part_of_its_texts_path() -> None:
-    def labels(*texts: str):
-        read = [r for text in texts for r in readings("pose", 256, 15.0, text)]
-        return [row.label for row in rows_of([Folder("run", [*read, *trials("pose", 256, 9, 10)], INFO)])]
-
-    assert labels("/data/books/") == ["PoSE"]
-    assert labels("/data/books/", "owner/reports") == ["PoSE (books)", "PoSE (reports)"]
-    assert labels("/a/books", "/b/books") == ["PoSE (/a/books)", "PoSE (/b/books)"]
-
-
-def test_a_run_and_an_evaluation_of_equal_records_agree(tmp_path) -> None:
-    named = {"original": "base", "pose": "m"}
-    records = [replace(r, arm=named[r.arm]) for r in (*ORIGINAL, *POSE)]
-    [evaluated] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records))]))
-    run = judged(*ORIGINAL, *POSE)
-    assert evaluated.headline == run.headline
-    assert (evaluated.effective.tokens, evaluated.cost, evaluated.buckets) == (2048, run.cost, run.buckets)
-
-
 @pytest.mark.parametrize(
     ("trained", "tokens", "claimed"),
     [
         (POSE, 2048, 2048),
         (arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 100, 80, 90]), 512, 512),
-        (arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 50, 100, 100]), 256, 256),
         (arm("pose", [15.3, 15.0, 15.2, 15.4], [20, 100, 100, 100]), 0, 0),
-        (arm("pose", [15.3, 15.0, 15.2, 17.0], [100] * 4), 0, 0),
-        # undecided: two prompts; one of two found; one document
-        ([*arm("pose", [15.3, 15.0, 15.2, 15.4], [100] * 4)[:-100], *trials("pose", 2048, 2, 2)], 1024, 1024),
+        # undecided: one of two found; one document
         ([r for w in WINDOWS for r in (*readings("pose", w, 15.0), *trials("pose", w, 1, 2))], 0, None),
         ([r for w in WINDOWS for r in (*readings("pose", w, 15.0, documents=1), *trials("pose", w, 100))], 0, None),
     ],
@@ -136,26 +104,12 @@ def test_a_loss_that_rises_beyond_the_original_length_fails_at_its_length() -> N
     assert judged(*ORIGINAL, *read, *failing).effective.tokens == 1024
 
 
-def test_passkeys_alone_or_text_alone_decide_nothing() -> None:
-    for kept in (True, False):
-        own = [r for r in POSE if isinstance(r, ReadingRecord) is kept]
-        assert judged(*ORIGINAL, *own).effective.claimed(256) is None
-    assert judgements(rows_of([Folder("run", ORIGINAL, INFO)])) == []
-
-
 @pytest.mark.parametrize(("more", "warned"), [(0.02, False), (COST_LIMIT + 0.01, True)])
 def test_a_high_cost_has_a_warning(more, warned) -> None:
     one = judged(*readings("original", 256, 15.0), *readings("pose", 256, 15.0 * math.exp(more)))
     assert one.cost.loss.mean == pytest.approx(more)
     assert bool(one.cost.warning) is warned
-
-
-def test_without_a_base_the_model_is_its_own_control(tmp_path) -> None:
-    records = [r for w in WINDOWS for r in readings("m", w, 15.0)]
-    [one] = judgements(rows_of([read_folder(evaluation_folder(tmp_path / "e", records, base=""))]))
-    assert one.cost is None
-    assert one.buckets[-1].excess is None
-    assert one.buckets[-1].gain is not None
+    assert one.effective.claimed(256) is None  # no passkey was asked
 
 
 def test_baselines_are_first_and_equal_ones_are_merged() -> None:
@@ -163,27 +117,10 @@ def test_baselines_are_first_and_equal_ones_are_merged() -> None:
         return [row.label for row in rows_of([Folder(name, records, INFO) for name, records in runs])]
 
     assert labels(("a", [*POSE, *PI_ONLY, *ORIGINAL])) == ["original", "PI-only", "PoSE"]
-    assert labels(("a", [*ORIGINAL, *POSE]), ("b", [*ORIGINAL, *POSE])) == ["original", "a · PoSE", "b · PoSE"]
+    assert labels(("a", [*POSE, *ORIGINAL]), ("b", [*ORIGINAL, *POSE])) == ["original", "a · PoSE", "b · PoSE"]
     other = arm("original", [16, 80, 110, 135], [100, 0, 0, 0])
     runs = [(name, [*ORIGINAL, *POSE]) for name in "ab"] + [(name, [*other, *POSE]) for name in "cd"]
     assert labels(*runs)[:2] == ["a · original", "c · original"]
-    two = [*readings("original", 256, 9, "x"), *readings("original", 256, 8, "y")]
-    assert labels(("a", two), ("b", two)) == ["original (x)", "original (y)"]
-
-
-def test_every_run_is_judged_against_its_own_baseline() -> None:
-    worse = arm("original", [10, 80, 110, 135], [100, 0, 0, 0])
-    folders = [Folder("a", [*worse, *POSE], INFO), *(Folder(n, [*ORIGINAL, *POSE], INFO) for n in "bc")]
-    a, b, c = judgements(rows_of(folders))
-    assert a.cost.loss.mean > 0.4
-    assert b.cost == c.cost == judged(*ORIGINAL, *POSE).cost
-
-
-def test_the_first_of_several_texts_is_judged() -> None:
-    texts = [(data, p, name) for data, p in (("x", 9.0), ("y", 30.0)) for name in ("original", "pose")]
-    one = judged(*(r for data, p, name in texts for r in readings(name, 256, p, data)))
-    assert one.row.data == "x"
-    assert one.cost.loss.mean == pytest.approx(0)
 
 
 def test_a_repeated_measurement_replaces_the_older_one() -> None:
@@ -212,11 +149,6 @@ def test_settings_of_a_resumed_run_select_its_records(tmp_path) -> None:
     folder = read_folder(run_folder(tmp_path / "b", records, {**INFO, "evaluation": {}}))
     assert set(rows_of([folder])[0].perplexity) == {256, 512, 1024}
     assert other_texts(folder)
-
-
-def test_readings_during_training_are_in_no_row() -> None:
-    record = readings("pose", 256, 9)[0]
-    assert rows_of([Folder("a", [replace(record, mode="segment"), replace(record, step=3)], INFO)]) == []
 
 
 def test_perplexity_by_step_has_far_text_of_segments_and_whole_sliding_windows() -> None:
@@ -250,33 +182,18 @@ def test_other_text_is_paired_by_segment() -> None:
     assert math.isnan(loss.change.low)
 
 
-@pytest.mark.parametrize(("rise", "warned"), [(-0.1, False), (0.0, False), (0.029, False), (0.031, True)])
+@pytest.mark.parametrize(("rise", "warned"), [(0.029, False), (0.031, True)])
 def test_a_high_loss_on_other_text_has_a_warning(rise, warned) -> None:
     warning = other_text_warning(Folder("run", other_text(code=rise), INFO))
     assert ("code" in warning) == bool(warning) == warned
     assert "prose" not in warning
 
 
-@pytest.mark.parametrize("name", ["original", "pose"])
-def test_other_text_of_one_arm_alone_is_not_compared(name) -> None:
-    assert other_texts(Folder("run", [r for r in other_text(prose=1.0) if r.arm == name], INFO)) == []
-
-
 def test_an_evaluation_counts_its_missing_records(tmp_path) -> None:
     records = [*readings("m", 256, 9), *trials("m", 256, 3, 4)]
+    with pytest.raises(RunError):
+        read_folder(evaluation_folder(tmp_path / "empty", []))
     folder = evaluation_folder(tmp_path / "e", records, records=12)
     assert "10 of 12" in read_folder(folder).unfinished
     append_record(folder / "results.jsonl", *records, *trials("m", 512, 1, 2))
     assert read_folder(folder).unfinished == ""
-
-
-def test_run_json_may_lack_keys_but_not_be_damaged(tmp_path) -> None:
-    for number, info in enumerate(({}, {"model": {}}, {"evaluation": {"windows": []}}, {"own": [3]})):
-        [one] = judgements(rows_of([read_folder(run_folder(tmp_path / str(number), [*ORIGINAL, *POSE], info))]))
-        assert one.effective.tokens == 2048
-    (tmp_path / "0" / "run.json").write_text("[1]")
-    (tmp_path / "empty").mkdir()
-    evaluation_folder(tmp_path / "e", [])
-    for name in ("0", "none", "empty", "e"):
-        with pytest.raises(RunError):
-            read_folder(tmp_path / name)
