@@ -1,10 +1,7 @@
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-from skipwise.cli import allocator
 
 _BROKEN_UP = """
 import time
@@ -15,9 +12,7 @@ from skipwise.cli import allocator
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
-allocator._EVERY = float("{every}")
-if {unsaid}:
-    allocator._resident_bytes = lambda: float("inf")
+allocator._EVERY = 0.01
 began = resident()
 allocator.keep_freed_memory()
 small = []
@@ -34,7 +29,7 @@ held = resident() - began
 del blocks
 freed = resident() - began
 blocks = broken_up(2**23 + 2**20)  # for which none of the freed blocks has room
-deadline = time.monotonic() + {patience}
+deadline = time.monotonic() + 30
 while resident() - began > 1.5 * held and time.monotonic() < deadline:
     pass
 print(round(held), round(freed), round(resident() - began))
@@ -42,24 +37,9 @@ print(round(held), round(freed), round(resident() - began))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
-@pytest.mark.parametrize(("every", "patience"), [(0.01, 30), (1000, 0.1)])
-def test_freed_memory_is_kept_and_given_back_once_the_process_grows(every: float, patience: float) -> None:
-    code = _BROKEN_UP.format(every=every, patience=patience, unsaid=False)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+def test_freed_memory_is_kept_and_given_back_once_the_process_grows() -> None:
+    done = subprocess.run([sys.executable, "-c", _BROKEN_UP], capture_output=True, text=True, check=True)
     held, freed, grown = map(int, done.stdout.split())
     assert held > 300
     assert freed > 300
-    assert grown > 650 if every == 1000 else grown < 500
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
-def test_freed_memory_is_given_back_at_times_where_the_system_does_not_say_how_much_is_held() -> None:
-    code = _BROKEN_UP.format(every=0.01, patience=30, unsaid=True)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout.split()[-1]) < 500
-    assert not done.stderr
-
-
-def test_what_is_held_is_without_bound_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "Path", lambda name: Path("/nowhere"))
-    assert allocator._resident_bytes() == float("inf")
+    assert grown < 500

