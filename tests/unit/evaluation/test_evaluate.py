@@ -12,8 +12,7 @@ from rich.console import Console
 from skipwise.data.store import split_by_name
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RecipeError, RunError
-from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation, plan_models
-from skipwise.evaluation.measure import answered
+from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation
 from skipwise.evaluation.models import EvaluatedModel, find_models
 from skipwise.evaluation.specification import Specification
 from skipwise.model.config import load_config
@@ -21,7 +20,6 @@ from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
-from skipwise.recipes.schema import Data
 from skipwise.results.records import OTHER_TEXT, read_records
 from tests.tiny import checkpoint, corpus, llama
 
@@ -91,22 +89,6 @@ def test_records_of_shards_are_taken_over(tmp_path, monkeypatch) -> None:
         evaluate(models, ASKED, earlier=[tmp_path], out=tmp_path / "f", console=QUIET)
 
 
-def test_a_base_of_long_windows_reads_other_text_once(tmp_path, files) -> None:
-    base = str(checkpoint(tmp_path / "base", window=64))
-    ours = [EvaluatedModel(str(n), base, original=n, target=2 * n, base="b") for n in (2048, 4096)]
-    control = EvaluatedModel("b", base, original=64, target=64, control=True)
-    text = Data(source=str(files / "text"), cache=str(tmp_path / "cache"))
-    rule = Specification(texts=[text], windows=[64], stride=32, documents=1)
-    batches = plan_models([*ours, control], rule, QUIET).batches["b"]
-    other = [r.key for batch in batches for r in batch.requests if r.data == OTHER_TEXT]
-    assert len(other) == len(set(other)) == 24
-
-
-def test_all_batches_include_those_during_training(files) -> None:
-    requests = [request for batch in planned(files, **BEST).all_batches for request in batch.requests]
-    assert {request.step for request in requests} == {None, 1, 2}
-
-
 def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
     prompts = {"evaluation.tasks": ["passkey", "lines"], "evaluation.prompt_lengths": [420, 500]}
     evaluation = planned(files, **prompts, **{"evaluation.prompt_trials": 2, "positions.scheme": "cream"})
@@ -120,22 +102,6 @@ def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
     assert not {r.digest for r in found["original"]} & {r.digest for r in found["pi-only"]}
 
 
-def test_the_original_also_reads_its_own_window(files) -> None:
-    evaluation = planned(files, **{"evaluation.windows": [128, 256], "evaluation.stride": 100})
-    assert {r.window for r in asked(evaluation, "original")} == {64, 128, 256}
-    assert {r.window for r in asked(evaluation, "trained")} == {128, 256}
-    model = evaluation.model("original", Path())
-    assert answered(lambda: llama(64), evaluation.batches(model), None, QUIET)  # a stride for each of them
-
-
-def test_documents_are_held_out_and_twice_as_long_as_the_longest_window(files) -> None:
-    evaluation = planned(files)
-    assert {r.tokens + 1 for r in asked(evaluation, "trained")} == {256}
-    limited = planned(files, **{"evaluation.tokens_per_document": 200})
-    assert {r.tokens + 1 for r in asked(limited, "trained")} == {200}
-    assert set(evaluation.fingerprints) == {f"evaluation text {files / 'text'}"}
-
-
 def test_original_and_trained_read_other_text_inside_the_original_window(files) -> None:
     evaluation = planned(files, **{"evaluation.other": True})
     found = {
@@ -146,17 +112,6 @@ def test_original_and_trained_read_other_text_inside_the_original_window(files) 
         assert Counter(r.document for r in requests) == {"prose": 32, "mathematics": 32, "code": 32}
         assert {(r.mode, r.window, r.edges[-1], r.step) for r in requests} == {("segment", 64, 64, None)}
     assert [(r.document, r.begin) for r in found["original"]] == [(r.document, r.begin) for r in found["trained"]]
-
-
-def test_a_step_reads_the_longest_window_and_the_far_segments(files) -> None:
-    evaluation = planned(files, **BEST)
-    requests = [r for batch in evaluation.step_batches(2) for r in batch.requests]
-    assert {(r.arm, r.step) for r in requests} == {("skipwise", 2)}
-    assert {r.window for r in requests if r.mode == "sliding"} == {512}
-    assert [(r.window, len(evaluation.far)) for r in requests if r.mode == "segment"] == [(512, 3)] * 3
-    assert not {r.key for batch in evaluation.step_batches(1) for r in batch.requests} & {r.key for r in requests}
-    without = planned(files, **{"evaluation.steps": [1]})
-    assert {r.mode for batch in without.step_batches(1) for r in batch.requests} == {"sliding"}
 
 
 def measured(evaluation: RunEvaluation, step: int, model) -> list:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import BloomConfig
 
 from skipwise.errors import ModelError, RecipeError
 from skipwise.evaluation.models import assumed_length, find_models
@@ -44,14 +43,7 @@ def test_a_linear_scaling_without_original_length_is_warned_of(base, tmp_path, o
     [one] = find_models([name], "", original)
     assert (one.original, one.target) == lengths
     assert bool(assumed_length(one)) is warned
-
-
-def test_of_other_scalings_and_own_models_no_length_is_assumed(base, tmp_path) -> None:
-    own = made(tmp_path / "own", rope_type="linear", rope_theta=1e4, factor=4.0)
-    Origin("base", 32, Data()).write(own)
-    stated = made(tmp_path / "s", rope_type="linear", rope_theta=1e4, factor=4.0, original_max_position_embeddings=32)
-    for name in (base, made(tmp_path / "yarn"), own, stated):
-        assert not assumed_length(find_models([str(name)], "")[0])
+    assert not assumed_length(find_models([str(made(tmp_path / "yarn"))], "")[0])
 
 
 def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> None:
@@ -75,8 +67,10 @@ def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_pat
         m.label for m in find_models(names, f"{names[1]}/../m")
     ] == names  # the base is one of them, by another path
     for again in (names[0], f"{names[1]}/../m", f"{names[0]}/"):
-        with pytest.raises(RecipeError, match="twice"):
+        with pytest.raises(RecipeError):
             find_models([*names, again])
+    with pytest.raises(ModelError):
+        find_models([str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))])
 
 
 def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_path) -> None:
@@ -91,18 +85,3 @@ def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_p
     assert extended.digest != one.digest
     assert "0x" not in repr(extended.extension)  # an address would make another digest in every process
     assert replace(one, label="x", control=True).digest == one.digest
-
-
-def test_a_config_without_a_length_takes_the_one_that_is_asked_for(tmp_path, monkeypatch) -> None:
-    folder = checkpoint(tmp_path / "m", window=128)
-    for module in ("evaluation.models", "model.origin"):
-        monkeypatch.setattr(f"skipwise.{module}.load_config", lambda name: BloomConfig())  # ALiBi has no length
-    with pytest.raises(ModelError):
-        find_models([str(folder)])
-    [found] = find_models([str(folder)], length=512)
-    assert (found.original, found.target) == (512, 512)
-
-
-def test_dynamic_scaling_is_refused(base, tmp_path) -> None:
-    with pytest.raises(ModelError):
-        find_models([str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))])

@@ -8,7 +8,6 @@ from skipwise.errors import RecipeError
 from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.specification import Specification, doubled_windows, read_tasks, specification_of, specify
 from skipwise.evaluation.texts import EvaluationText, Segment
-from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.loading import load_recipe
 
 MINE, BASE = EvaluatedModel("mine", "", 256, 1024), EvaluatedModel("base", "", 256, 256, control=True)
@@ -23,56 +22,12 @@ def test_lengths_double_from_the_original_to_the_target() -> None:
     assert specify(256, 1024, windows=[512, 128, 512]).windows == [128, 512]
 
 
-@pytest.mark.parametrize(
-    ("original", "target", "window", "stride"), [(256, 2048, 256, 128), (256, 16384, 2048, 1024), (64, 512, 32, 16)]
-)
-def test_default_stride(original, target, window, stride) -> None:
-    assert Specification(original=original, target=target).stride_of(window) == stride
-
-
-def test_a_narrower_window_of_a_base_has_the_default_stride() -> None:
-    wide = Specification(windows=[512, 1024], original=256, target=1024, stride=300)
-    assert wide.stride_of(512) == wide.stride_of(1024) == 300
-    sliding_windows(1024, 256, wide.stride_of(256))
-    assert wide.stride_of(256) == 128
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"documents": -1},
-        {"tasks": ["line"]},
-        {"tasks": ["ruler:vtt"]},
-        {"tasks": ["ruler:vt:hop=2"]},
-        {"seed": -1},
-        {"windows": [32], "stride": 1000},
-        {"windows": [1, 8]},
-    ],
-)
-def test_settings_that_break_their_rule_are_refused(settings) -> None:
-    with pytest.raises(RecipeError):
-        specify(32, 64, **settings)
-
-
 def test_names_of_tasks() -> None:
     assert read_tasks(["passkey", "ruler:vt", "niah_multikey_1"]) == ["passkey", "ruler:vt", "ruler:niah_multikey_1"]
     assert read_tasks(["ruler:vt:hops=2", "chains=3", "cwe"]) == ["ruler:vt:hops=2,chains=3", "ruler:cwe"]
     assert read_tasks(["vt", " ruler:vt", "vt:hops=4", "ruler:vt:chains=1"]) == ["ruler:vt"]
     assert read_tasks(["vt:chains=3,hops=2"]) == read_tasks(["vt:hops=2,chains=3"])
     assert read_tasks(["ruler"]) == [f"ruler:{task}" for task in TASKS if not task.startswith("qa_")]
-
-
-@pytest.mark.parametrize(("trials", "documents", "warnings"), [(34, 2, 1), (35, 2, 0), (35, 1, 1), (34, 1, 2)])
-def test_warnings_of_too_little_for_an_effective_length(trials, documents, warnings) -> None:
-    texts = [EvaluationText("x", [Segment("d", 0, np.arange(90))] * documents, [256], {}, "f")]
-    assert len([*specify(256, 1024, tasks=["passkey"], prompt_trials=trials).warnings([MINE], texts)]) == warnings
-    assert not [*specify(256, 1024, tasks=["keys"], prompt_trials=trials).warnings([MINE], texts)]
-
-
-@pytest.mark.parametrize("lengths", ["windows", "prompt_lengths", "segment_lengths"])
-def test_lengths_beyond_a_models_target_are_warned_of(lengths) -> None:
-    assert len([*Specification(original=256, **{lengths: [512, 1025]}).warnings([MINE, BASE])]) == 1
-    assert not [*Specification(original=256, **{lengths: [512, 1024]}).warnings([MINE, BASE])]
 
 
 def test_a_recipes_section_is_resolved() -> None:
@@ -86,3 +41,28 @@ def test_a_recipes_section_is_resolved() -> None:
     assert twice.prompt_lengths == [512, 256]
     none = specification_of(load_recipe(None, {"evaluation.prompt_trials": 0}), 256, 1024, "bf16")
     assert (none.tasks, none.prompt_lengths) == ([], [])
+
+
+def test_default_strides_and_those_of_a_bases_narrower_windows() -> None:
+    assert Specification(original=256, target=2048).stride_of(256) == 128
+    assert Specification(original=256, target=16384).stride_of(2048) == 1024
+    wide = Specification(windows=[512, 1024], original=256, target=1024, stride=300)
+    assert (wide.stride_of(1024), wide.stride_of(256)) == (300, 128)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"documents": -1}, {"tasks": ["ruler:vtt"]}, {"tasks": ["ruler:vt:hop=2"]}, {"windows": [1, 8]}]
+)
+def test_settings_that_break_their_rule_are_refused(settings) -> None:
+    with pytest.raises(RecipeError):
+        specify(32, 64, **settings)
+
+
+@pytest.mark.parametrize(("trials", "documents", "warnings"), [(35, 2, 0), (34, 1, 2)])
+def test_too_little_for_an_effective_length_and_lengths_beyond_the_target_are_warned_of(
+    trials, documents, warnings
+) -> None:
+    texts = [EvaluationText("x", [Segment("d", 0, np.arange(90))] * documents, [256], {}, "f")]
+    rule = specify(256, 1024, tasks=["passkey"], prompt_trials=trials)
+    assert len([*rule.warnings([MINE], texts)]) == warnings
+    assert len([*rule.model_copy(update={"windows": [1025]}).warnings([MINE, BASE], texts)]) == warnings + 1

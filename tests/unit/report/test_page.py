@@ -95,7 +95,7 @@ def test_numbers_csv_has_every_number_of_the_page(page):
         assert ("PoSE", measure, "2048") in numbers
 
 
-def test_names_from_files_are_escaped(tmp_path):
+def test_names_from_files_are_escaped(tmp_path, undrawn):
     attack = "<script>alert(1)</script>"
     info = {"model": {"name": attack, "x" + attack: [attack]}, "command": f"skipwise {attack}", "created": attack}
     records = [
