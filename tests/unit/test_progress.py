@@ -26,14 +26,19 @@ def until(log: io.StringIO, line: str) -> None:
     pytest.fail(f"{line!r} was not printed: {log.getvalue()}")
 
 
-def test_a_log_file_has_lines_also_while_nothing_ends_and_one_of_work_that_fails(log: io.StringIO) -> None:
-    threads = threading.active_count()
-    with pytest.raises(KeyError), progress("measuring x", None, Console(file=log)) as work:
+def fail_after_lines(log: io.StringIO) -> None:
+    with progress("measuring x", None, Console(file=log)) as work:
         until(log, r"measuring x: 0:00:00 elapsed\n")
         work.reach(3.0, total=8.0, status="1 document")
         until(log, r"measuring x: 38%, 1 document, 0:00:0\d elapsed")
         work.advance(2.0)
         raise KeyError
+
+
+def test_a_log_file_has_lines_also_while_nothing_ends_and_one_of_work_that_fails(log: io.StringIO) -> None:
+    threads = threading.active_count()
+    with pytest.raises(KeyError):
+        fail_after_lines(log)
     assert re.search(r"measuring x: 62%, 1 document, .*\n$", log.getvalue())
     assert threading.active_count() == threads
 

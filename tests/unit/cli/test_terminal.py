@@ -14,8 +14,11 @@ import torch
 from typer.main import get_command
 
 from skipwise.cli import app
+from skipwise.cli.extension import _recipe
+from skipwise.cli.options import read_lengths
 from skipwise.cli.terminal import explained, new_console, prepare_process, readable
-from skipwise.errors import ModelError
+from skipwise.errors import ModelError, RecipeError
+from skipwise.recipes.loading import load_recipe
 from tests.command_line import refused, run
 
 SLOW = """
@@ -34,41 +37,6 @@ from skipwise.cli import main
 sys.argv = ["skipwise", "plan", "nano", "--coverage"]
 main()
 """
-
-TORCH_BEGINS = """
-import os, sys
-class Watch:
-    def find_spec(name, *args):
-        if name == "torch":
-            print("spins:", os.environ.get("GOMP_SPINCOUNT"))
-sys.meta_path.insert(0, Watch)
-from skipwise.cli import main
-sys.argv = ["skipwise", "evaluate", "nowhere", "--data", "nothing"]
-main()
-"""
-THREADS_COMPUTE = """
-import os, runpy, sys, threading, torch
-def compute():
-    while True:
-        torch.zeros(100) + 1
-for _ in range(2):
-    threading.Thread(target=compute, daemon=True).start()
-sys.argv = ["skipwise", *sys.argv[1:]]
-import skipwise.cli
-begun = skipwise.cli.main
-def main():
-    os.environ.pop("RANK", None)  # as a run does once it is trained
-    begun()
-skipwise.cli.main = main
-runpy.run_module("skipwise", run_name="__main__")
-"""
-
-
-@pytest.mark.parametrize(("given", "spins"), [({}, "1000"), ({"OMP_WAIT_POLICY": "active"}, "None")])
-def test_threads_that_wait_stop_spinning_soon_unless_the_user_says_otherwise(given: dict[str, str], spins: str) -> None:
-    left = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run([sys.executable, "-c", TORCH_BEGINS], capture_output=True, text=True, env={**left, **given})
-    assert done.stdout.split("\n")[0] == f"spins: {spins}"  # when torch, and with it OpenMP, is loaded
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -95,26 +63,6 @@ def test_the_handler_before_is_restored_and_a_process_of_a_launcher_keeps_it(mon
     monkeypatch.setenv("RANK", "0")
     with explained("extend"):
         assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_forked_worker_ends_at_once_and_says_nothing(capfd) -> None:
-    with explained("extend"):
-        child = os.fork()
-        if child == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os._exit(7)
-        _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGTERM
-    assert "stopped" not in capfd.readouterr().err
-
-
-def test_a_process_of_a_launcher_ends_well_while_threads_compute() -> None:
-    """As the process group's do; Python's own end would abort the process."""
-    environment = {**os.environ, "RANK": "0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""}
-    command = [sys.executable, "-c", THREADS_COMPUTE, "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("skipwise ")  # what was printed is not lost
 
 
 def test_a_message_is_a_paragraph_without_unsafe_advice() -> None:
@@ -144,11 +92,6 @@ def test_a_process_whose_peer_is_gone_says_so_whatever_its_rank(monkeypatch, cap
         raise RuntimeError(said)
 
 
-def test_other_errors_of_the_system_are_ours() -> None:
-    with pytest.raises(OSError, match="bad descriptor"), explained("report"):
-        raise OSError(errno.EBADF, "bad descriptor")
-
-
 @pytest.fixture
 def _umask():
     before = os.umask(0o022)
@@ -167,29 +110,11 @@ def test_files_are_the_users_alone_unless_they_are_handed_on(tmp_path, monkeypat
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
-@pytest.mark.usefixtures("_umask")
-def test_what_is_handed_on_keeps_the_users_rights(monkeypatch, capsys) -> None:
-    def stop(*args, **kwargs) -> None:
-        raise ModelError("stopped here")
-
-    monkeypatch.setattr("skipwise.engines.export.export", stop)
-    assert "stopped here" in refused(monkeypatch, capsys, "export", "nano")
-    assert os.umask(0o022) == 0o022
-
-
 def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
     seen: list[str] = []
     monkeypatch.setattr("skipwise.extend.extend", lambda *_, **__: seen.extend(sys.argv))
     run(monkeypatch, "extend", "--data", "https://me:mine@host/text", "--set", f"data.text_field=hf_{34 * 'x'}")
     assert seen[1:] == ["extend", "--data", "https://me:***@host/text", "--set", "data.text_field=***"]
-
-
-def test_the_processes_that_are_launched_get_the_words_as_they_are(monkeypatch) -> None:
-    started: list[list[str]] = []
-    monkeypatch.setattr("skipwise.training.processes.launch", lambda *_: started.append(_[2]))
-    run(monkeypatch, "extend", "--launch", "ddp", "--processes", "2", "--data", f"hf_{34 * 'x'}/")
-    assert started == [["extend", "--data", f"hf_{34 * 'x'}/"]]
-    assert sys.argv[-1] == "***/"  # of which records are made
 
 
 def test_options_that_are_paths_know_the_home_folder(monkeypatch, capsys, tmp_path) -> None:
@@ -202,12 +127,6 @@ def test_options_that_are_paths_know_the_home_folder(monkeypatch, capsys, tmp_pa
     assert (recipe.model, recipe.data.source, out) == (f"{tmp_path}/m", f"{tmp_path}/t", tmp_path / "r")
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, "report", "")
-    assert end.value.code == 2
-
-
-def test_numbers_that_nobody_waits_for_are_refused(monkeypatch) -> None:
-    with pytest.raises(SystemExit) as end:
-        run(monkeypatch, "evaluate", "nano", "--trials", 10**18)
     assert end.value.code == 2
 
 
@@ -245,3 +164,27 @@ def test_a_full_memory_is_explained_by_options_that_the_command_has(capsys, erro
 def test_a_password_in_an_address_is_not_shown(monkeypatch, capsys) -> None:
     message = refused(monkeypatch, capsys, "extend", "--data", "https://me:mine@host/text")
     assert "https://me:***@host/text" in message
+
+
+@pytest.mark.parametrize("text", ["2,048", "65,536,131,072", "2k,4,096", "128,000"])
+def test_a_length_with_a_separator_of_thousands_is_no_list_of_two(text: str) -> None:
+    with pytest.raises(RecipeError):
+        read_lengths(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [("64,512", [64, 512]), ("192,512,1k", [192, 512, 1024]), ("2k, 4096", [2048, 4096]), (None, [])],
+)
+def test_a_list_of_lengths(text: str | None, lengths: list[int]) -> None:
+    assert read_lengths(text) == lengths
+
+
+def test_a_model_has_its_own_recipe_or_the_defaults_however_it_is_named() -> None:
+    for name, recipe in (("nano", "nano"), ("some/model", None)):
+        wanted = load_recipe(recipe, {"model": name})
+        assert _recipe(None, {"model": name}, None, False) == wanted
+        assert _recipe(None, {"model": None}, [f"model={name}"], False) == wanted
+    assert _recipe(None, {"model": None}, None, False) == load_recipe("nano")
+    with pytest.raises(RecipeError):
+        _recipe(None, {"model": None}, ["model=[1]"], False)

@@ -66,17 +66,6 @@ def test_an_engine_that_fails_is_an_error(script: str, tmp_path: Path, monkeypat
         find_engines([], ["/bin/false"])
 
 
-@pytest.mark.parametrize(("name", "devices"), [("llama.cpp", ""), ("vllm", "0")])
-def test_an_engine_has_no_network_and_only_vllm_an_accelerator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, devices: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    names = ["HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES"]
-    script = f"json.dump({{name: os.environ.get(name) for name in {names}}}, open(sys.argv[3], 'w'))\n"
-    seen = scripted(monkeypatch, tmp_path, script, name).answer(REQUEST)
-    assert seen == dict(zip(names, ["1", devices], strict=True))
-
-
 def test_engines_are_found_in_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
@@ -90,10 +79,6 @@ def test_engines_are_found_in_all_environments(monkeypatch: pytest.MonkeyPatch) 
     for name, error in (("vllm", EngineError), ("vlm", RecipeError)):
         with pytest.raises(error):
             find_engines([name])
-
-
-def test_the_script_of_the_engines_imports_nothing_of_skipwise() -> None:
-    assert "skipwise" not in module.READER.read_text().split('"""', 2)[2].lower()
 
 
 def test_an_adapter_and_code_of_the_hub_are_refused(model: Path, tmp_path: Path) -> None:
@@ -148,12 +133,6 @@ def test_differences_by_depth() -> None:
     for value, agrees in ((TOLERANCE, True), (float("nan"), False)):
         assert compared({"places": places(-1.0, -1.0, -1.0 - 0.999 * value)}).agrees is agrees
     assert not compared("it cannot").agrees
-
-
-def test_a_token_that_lacks_is_as_likely_as_the_least() -> None:
-    ours = [[(7, -1.0), (8, -2.0), (9, -6.0)]] * 24
-    theirs = [[(8, -2.5), (7, -1.0), (3, -4.0)]] * 24
-    assert compared({"places": theirs}, {"places": ours}).depths[128] == pytest.approx((2.0, 2.5 / 3))
 
 
 def test_other_tokens_on_prose_and_code_are_a_problem_and_on_the_hard_text_a_note() -> None:

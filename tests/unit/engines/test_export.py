@@ -1,18 +1,20 @@
 """``skipwise export`` without the packages of llama.cpp: additions to its converter, and the steps of an export."""
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
-from skipwise.engines import check, export
+from skipwise.engines import check, export, gguf_in
 from skipwise.engines.check import Engine, Request
-from skipwise.engines.export import TYPES, _plain_rope, _write_rope, write_gguf
+from skipwise.engines.export import TYPES, _plain_rope, write_gguf
+from skipwise.engines.gguf_in import convert_gguf
 from skipwise.errors import EngineError, RecipeError, RunError
 from skipwise.method.interpolation import Rope, RopeSettings, frequencies, rope_parameters
+from skipwise.model import gguf
 from tests import tiny
 from tests.command_line import run
 
@@ -23,17 +25,6 @@ ROPE = Rope(10_000.0, 8, 256)
 def settings(name: str, given: RopeSettings | None = None, **more: object) -> dict[str, Any]:
     rope = {**more, **rope_parameters(name, ROPE, 8.0, given or RopeSettings())}
     return {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "rope_parameters": rope}
-
-
-class Writer:
-    """Keeps the keys that the converter's writer gets, short for ``ARCHITECTURE.rope.KEY``."""
-
-    def __init__(self, *written: str) -> None:
-        self.kv_data = [dict.fromkeys(written)]
-        self.added: dict[str, object] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda value: self.added.update({name.removeprefix("add_rope_"): value})
 
 
 @pytest.mark.parametrize("name", ["linear", "yarn", "theta"])
@@ -74,32 +65,6 @@ def test_a_stated_attention_factor_is_a_multiple_of_llama_cpps(attention: float)
     assert times * rope_parameters("yarn", ROPE, 8.0)["attention_factor"] == pytest.approx(attention)
     config = settings("factors", RopeSettings(factors=(1.0, 2.0, 4.0, 3.0), attention_factor=attention))
     assert _plain_rope(config, True) == ([1.0, 2.0, 4.0, 3.0], attention)  # llama.cpp divides by a list of factors
-
-
-def test_yarn_with_another_ramp_becomes_factors_by_frequency() -> None:
-    given = RopeSettings(beta_fast=16, beta_slow=2, attention_factor=1.5)
-    config = settings("yarn", given)
-    factors, attention = _plain_rope(config, True)
-    assert ROPE.inverse_frequencies() / factors == pytest.approx(frequencies("yarn", ROPE, 8.0, given)[0], rel=1e-12)
-    assert attention == 1.5
-    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
-    with pytest.raises(EngineError):
-        _plain_rope(settings("yarn", given), False)
-
-
-def test_the_rope_is_written_if_the_converter_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", SimpleNamespace(RopeScalingType=str))
-
-    def added(name: str, *written: str) -> dict[str, object]:
-        writer = Writer(*written)
-        _write_rope(writer, "gptneox", settings(name))
-        return writer.added
-
-    assert added("linear") == {"freq_base": 10_000.0, "scaling_type": "linear", "scaling_factor": 8.0}
-    assert added("ntk") == {"freq_base": pytest.approx(10_000.0 * 8 ** (8 / 6))}
-    yarn = {"freq_base": 10_000.0, "scaling_type": "yarn", "scaling_factor": 8.0, "scaling_orig_ctx_len": 256}
-    assert added("yarn") == yarn
-    assert added("yarn", "gptneox.rope.freq_base", "gptneox.rope.scaling.type") == {}
 
 
 @pytest.fixture
@@ -197,3 +162,24 @@ def test_a_file_that_llama_cpp_reads_wrong_is_not_kept(wrong: dict, engines: dic
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
     export.export(str(model), kind="q4_k", out=tmp_path / "m.gguf", checked=False, length=None, console=CONSOLE)
     assert (tmp_path / "m.gguf").exists()
+
+
+@pytest.mark.parametrize("version", [None, "5.23.1"])
+def test_a_package_that_is_missing_or_too_old_is_named(version: str | None, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(gguf, "find_spec", lambda name: version and object())
+    monkeypatch.setattr(gguf.transformers, "__version__", version or "5.24.0")
+    with pytest.raises(RunError):  # an existing folder is not overwritten
+        convert_gguf(Path("m.gguf"), tmp_path, Console(quiet=True))
+    with pytest.raises(EngineError):
+        convert_gguf(Path("m.gguf"), tmp_path / "out", Console(quiet=True))
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_llama_cpp_nothing_is_compared(tmp_path: Path, monkeypatch, capsys) -> None:
+    source = SimpleNamespace(architecture="llama", types="Q4_K", dtype=torch.bfloat16)
+    monkeypatch.setattr(gguf_in, "GGUFFile", lambda path: source)
+    monkeypatch.setattr(gguf_in, "write_checkpoint", lambda file, folder: None)
+    monkeypatch.setattr(gguf_in, "find_engines", list)
+    convert_gguf(Path("m.gguf"), tmp_path / "out", Console(width=1000, markup=False))
+    assert "not compared" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

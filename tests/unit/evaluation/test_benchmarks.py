@@ -90,15 +90,6 @@ def changes(tasks: Path, task: str, data: Path | None) -> dict[str, object]:
     return data_of(task, manager.task_index[task].cfg, data)
 
 
-def test_a_subset_is_a_folder_or_in_the_card(tasks: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path / "data" / "owner" / "tiny", "train", "validation")
-    hard = write(folder / "hard", "train", "validation")
-    assert changes(tasks, "part", tmp_path / "data") == {"dataset_path": str(hard), "dataset_name": None}
-    card = "---\nconfigs:\n- config_name: hard\n  data_files:\n  - {split: validation, path: validation.jsonl}\n---\n"
-    (folder / "README.md").write_text(card)
-    assert changes(tasks, "part", tmp_path / "data") == {"dataset_path": str(folder), "dataset_name": "hard"}
-
-
 def test_missing_data_are_refused(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmarks.datasets.config, "HF_HUB_OFFLINE", True)
     (tmp_path / "data" / "tiny").mkdir(parents=True)

@@ -1,7 +1,6 @@
 """Models of an evaluation and arms of a run: what each measures, and how an evaluation continues."""
 
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from skipwise.model.loading import load_model, load_tokenizer
 from skipwise.model.origin import Origin
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import OTHER_TEXT, read_records
-from tests.tiny import checkpoint, corpus, llama
+from tests.tiny import checkpoint, corpus
 
 QUIET = Console(quiet=True)
 BEST = {"evaluation.keep": "best", "evaluation.steps": [1], "evaluation.segments": 3, "target": 512}
@@ -73,7 +72,7 @@ def test_a_killed_evaluation_measures_the_rest(tmp_path) -> None:
     results.write_bytes(results.read_bytes()[:-30])
     evaluate(models, ASKED, out=tmp_path / "e", console=QUIET)
     assert set(keys(results)) == whole
-    with pytest.raises(RunError, match="seed"):
+    with pytest.raises(RunError):
         evaluate(models, ASKED.model_copy(update={"seed": 1}), out=tmp_path / "e", console=QUIET)
 
 
@@ -102,22 +101,6 @@ def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
     assert not {r.digest for r in found["original"]} & {r.digest for r in found["pi-only"]}
 
 
-def test_original_and_trained_read_other_text_inside_the_original_window(files) -> None:
-    evaluation = planned(files, **{"evaluation.other": True})
-    found = {
-        arm: [r for r in asked(evaluation, arm) if r.data == OTHER_TEXT] for arm in ("original", "trained", "pi-only")
-    }
-    assert found["pi-only"] == []
-    for requests in (found["original"], found["trained"]):
-        assert Counter(r.document for r in requests) == {"prose": 32, "mathematics": 32, "code": 32}
-        assert {(r.mode, r.window, r.edges[-1], r.step) for r in requests} == {("segment", 64, 64, None)}
-    assert [(r.document, r.begin) for r in found["original"]] == [(r.document, r.begin) for r in found["trained"]]
-
-
-def measured(evaluation: RunEvaluation, step: int, model) -> list:
-    return [record for batch in evaluation.step_batches(step) for record in batch.answers(model)]
-
-
 @pytest.mark.parametrize("window", [64, 66])
 def test_the_far_loss_is_the_mean_beyond_the_original_window(files, tmp_path, window) -> None:
     base = checkpoint(tmp_path / "model", window=window)
@@ -127,17 +110,10 @@ def test_the_far_loss_is_the_mean_beyond_the_original_window(files, tmp_path, wi
     with torch.inference_mode():
         likelihoods = torch.log_softmax(model(torch.from_numpy(rows)).logits.double(), -1)
     far = [-likelihoods[n, t - 1, rows[n, t]].item() for n in range(3) for t in range(window, 2 * window)]
-    losses = evaluation.far_losses(measured(evaluation, 2, model))
-    assert losses == {2: pytest.approx(np.mean(far), rel=1e-5)}
-
-
-def test_cut_off_and_doubled_records_change_no_far_loss(files) -> None:
-    evaluation = planned(files, **BEST)
-    records = measured(evaluation, 1, llama(64))
-    segments = [r for r in records if r.mode == "segment"]
-    assert evaluation.far_losses([*records, *segments[:1]]) == evaluation.far_losses(records)
-    assert evaluation.far_losses(segments[:-1]) == {}
-    assert evaluation.far_losses([replace(r, step=None) for r in segments]) == {}
+    records = [record for batch in evaluation.step_batches(2) for record in batch.answers(model)]
+    segments = [record for record in records if record.mode == "segment"]
+    assert evaluation.far_losses([*records, *segments[:1]]) == {2: pytest.approx(np.mean(far), rel=1e-5)}
+    assert evaluation.far_losses(segments[:-1]) == {}  # cut off
 
 
 @pytest.mark.parametrize(

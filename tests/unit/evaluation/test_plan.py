@@ -1,21 +1,37 @@
 """Which requests are planned, and how their keys differ."""
 
+import shutil
 from dataclasses import replace
 from io import StringIO
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from transformers import LlamaConfig
 
-from skipwise.data.ruler import read_ruler_data, ruler_prompt
-from skipwise.errors import TooShortError
-from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.plan import _require_room, bucket_edges, plan_model, plan_prompts, plan_readings
-from skipwise.evaluation.specification import Specification
+from skipwise.data.ruler import TASKS
+from skipwise.errors import EvaluationError, ModelError, RecipeError, TooShortError
+from skipwise.evaluation.measure import Workload, answered, measure, missing, too_long
+from skipwise.evaluation.models import EvaluatedModel, assumed_length, find_models
+from skipwise.evaluation.perplexity import sliding_perplexity
+from skipwise.evaluation.plan import Readings, plan_model, plan_prompts, plan_readings
+from skipwise.evaluation.specification import Specification, doubled_windows, read_tasks, specification_of, specify
 from skipwise.evaluation.texts import EvaluationText, Segment
-from tests.tiny import byte_tokenizer
+from skipwise.extend import _measure_step
+from skipwise.model.config import load_config
+from skipwise.model.cost import token_bytes
+from skipwise.model.extension import plan_extension
+from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.model.origin import Origin
+from skipwise.recipes.loading import load_recipe
+from skipwise.recipes.schema import Data
+from skipwise.results.records import ReadingRecord, append_record, read_records
+from skipwise.training.trainer import _memory_errors
+from tests.tiny import byte_tokenizer, checkpoint, llama
 
 QUIET = Console(quiet=True)
 MODEL = EvaluatedModel("m", "", 32, 4096, weights="w")
@@ -51,17 +67,6 @@ def prompts(specification: Specification, model: EvaluatedModel = MODEL, console
     return list(plan_prompts(specification, model, byte_tokenizer(), console, **how))
 
 
-def test_every_text_is_read_at_every_window_and_its_segments_once() -> None:
-    planned = requests(plan_readings(READ, MODEL, [TEXT, text_of(80, source="y")]))
-    sliding = [(r.data, r.document, r.window) for r in planned if r.mode == "sliding"]
-    expected = [("x", d, w) for w in (32, 64) for d in ("d0", "d1", "d2")] + [("y", "d0", w) for w in (32, 64)]
-    assert sliding == expected
-    segments = [(r.document, r.begin, r.window, r.stride) for r in planned if r.mode == "segment" and r.data == "x"]
-    assert segments == [("d0", 0, 40, 40), ("d0", 40, 40, 40)]
-    assert {r.edges[-1] for r in planned} == {90, 70, 40, 80}
-    assert len(set(keys(plan_readings(READ, MODEL, [TEXT])))) == 8
-
-
 def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
     rule = changed(READ, tasks=["passkey", "keys", "ruler:vt"], prompt_lengths=[1024, 2048, 4096], prompt_trials=1)
     base = replace(MODEL, original=2048, control=True)
@@ -77,13 +82,6 @@ def test_a_base_reads_its_own_windows_and_answers_inside_them() -> None:
     assert len([r for r in own if r.kind != "reading"]) == 9
 
 
-def test_bucket_edges_hold_positions_windows_and_even_parts() -> None:
-    edges = bucket_edges(1000, [128, 512], 128)
-    assert {1, 32, 64, 128, 256, 512, 1000} | {512 * k // 16 for k in range(1, 17)} <= set(edges)
-    assert edges == sorted(set(edges))
-    assert bucket_edges(20, [16], 16) == [1, *range(2, 17), 20]
-
-
 def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
     short = changed(ASKED, tasks=["passkey", "ruler:vt"], prompt_lengths=[64, 420])
     console = Console(file=StringIO())
@@ -92,14 +90,6 @@ def test_lengths_too_short_for_a_task_are_left_out_or_refused() -> None:
     assert prompts(short, required=True)
     with pytest.raises(TooShortError):
         prompts(changed(short, prompt_lengths=[64]), required=True)
-
-
-def test_keys_of_ruler_depend_on_its_texts(tmp_path: Path) -> None:
-    [batch] = prompts(RULED)
-    assert [(r.task, r.length, r.seed, r.trial) for r in batch.requests] == [("vt", 2048, 5, n) for n in range(3)]
-    (tmp_path / "PaulGrahamEssays.json").write_text('{"text": "One day. Another day."}')
-    [other] = prompts(changed(RULED, ruler_data=tmp_path))
-    assert {r.key for r in other.requests}.isdisjoint(r.key for r in batch.requests)
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"precision": "bf16"}, {"tasks": ["lines"]}, {"stride": 8}])
@@ -115,27 +105,174 @@ def test_other_settings_and_another_model_make_other_requests(change) -> None:
     assert not ours & asked(rule, replace(MODEL, label="n"))
 
 
+COST, SPEED = ForwardCost(linear=100.0, output=50.0, pair=2.0), Speed(linear=10.0, attention=20.0)
+
+
+def batches_of(*texts) -> list:
+    return [*plan_readings(READ, MODEL, texts or [TEXT]), *plan_prompts(ASKED, MODEL, byte_tokenizer(), QUIET)]
+
+
+def broken(error: Exception):
+    """Make a batch at 64 tokens whose first answer raises ``error``."""
+
+    class Broken(Readings):
+        def answers(self, model, on_progress=None):
+            raise error
+            yield
+
+    [batch, *_] = plan_readings(READ, MODEL, [TEXT], [64])
+    return Broken(batch.requests, batch.documents)
+
+
+def test_every_request_gets_the_record_of_its_key() -> None:
+    model, batches = llama(512), batches_of()
+    made: list = []
+    measure(model, batches, QUIET, made.append)
+    assert sorted(r.key for r in made) == sorted(keys(batches))
+    assert not model.lm_head._forward_hooks
+    for record in (r for r in made if isinstance(r, ReadingRecord)):
+        tokens = next(d.tokens for d in TEXT.documents if d.document == record.document)
+        tokens = tokens[record.begin :][:40] if record.mode == "segment" else tokens
+        whole = sliding_perplexity(model, [tokens], window=record.window, stride=min(record.stride, record.window))
+        assert sum(record.nll) == pytest.approx(whole.nll, rel=1e-4)
+        assert record.tokens == len(tokens) - 1
+
+
+def test_existing_records_are_not_measured_again(tmp_path) -> None:
+    path, loads = tmp_path / "results.jsonl", []
+
+    def load():
+        loads.append(1)
+        return llama(512)
+
+    batches = batches_of()
+    shards = [keys(missing(batches, set(), (part, 3))) for part in (1, 2, 3)]
+    assert sorted(chain.from_iterable(shards)) == sorted(keys(batches))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    first = answered(load, batches, path, QUIET)
+    assert [r.key for r in first] == keys(batches)
+    assert answered(load, batches, path, QUIET) == first
+    records = read_records(path)
+    path.unlink()
+    append_record(path, *records[:4])
+    answered(load, batches, path, QUIET)
+    assert read_records(path)[:4] == records[:4]
+    assert [r.key for r in read_records(path)] == [r.key for r in records]
+    assert loads == [1, 1]
+
+
+def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(tmp_path) -> None:
+    batch = broken(torch.OutOfMemoryError("CUDA"))
+    with pytest.raises(EvaluationError):
+        measure(llama(), [batch], QUIET, print)
+    trainer, run = SimpleNamespace(micro_batch=(4, 8)), SimpleNamespace(results=tmp_path / "results.jsonl")
+    batch = replace(batch, requests=[replace(request, step=2) for request in batch.requests])
+    evaluation = SimpleNamespace(step_batches=lambda step: [batch])
+    with pytest.raises(EvaluationError), _memory_errors(trainer):
+        _measure_step(evaluation, run, llama(), 2)
+
+
+def test_lengths_that_no_memory_holds_are_refused(monkeypatch) -> None:
+    batches = batches_of()
+    monkeypatch.setattr("skipwise.evaluation.measure.machine_memory", lambda device: 1000)
+    with pytest.raises(EvaluationError):
+        measure(llama(512), batches, QUIET, print)
+    config = LlamaConfig(num_hidden_layers=1)
+    parts = [Workload("windows", n, n) for n in (64, 128)]
+    each = token_bytes(config, 2, cached=False)
+    assert too_long(parts, config, 2, 1000, 1000 + 100 * each)
+    assert too_long(parts, config, 2, 1000, 1000 + 128 * each) == ""
+    prompts = [replace(part, scored=False) for part in parts]
+    assert too_long(prompts, config, 2, 1000, 1000 + 128 * each)  # the KV cache
+
+
+MINE, BASE = EvaluatedModel("mine", "", 256, 1024), EvaluatedModel("base", "", 256, 256, control=True)
+
+
+def test_lengths_double_from_the_original_to_the_target() -> None:
+    assert doubled_windows(256, 2048) == [256, 512, 1024, 2048]
+    assert doubled_windows(400, 1000) == [400, 800, 1000]
+    assert doubled_windows(256, 256) == [256]
+    assert Specification(original=256, target=16384).stride_of(2048) == 1024
+    wide = Specification(windows=[512, 1024], original=256, target=1024, stride=300)
+    assert (wide.stride_of(1024), wide.stride_of(256)) == (300, 128)
+    assert specify(256, 1024, windows=[512, 128, 512]).windows == [128, 512]
+
+
+def test_names_of_tasks() -> None:
+    assert read_tasks(["passkey", "ruler:vt", "niah_multikey_1"]) == ["passkey", "ruler:vt", "ruler:niah_multikey_1"]
+    assert read_tasks(["ruler:vt:hops=2", "chains=3", "cwe"]) == ["ruler:vt:hops=2,chains=3", "ruler:cwe"]
+    assert read_tasks(["vt", " ruler:vt", "vt:hops=4", "ruler:vt:chains=1"]) == ["ruler:vt"]
+    assert read_tasks(["vt:chains=3,hops=2"]) == read_tasks(["vt:hops=2,chains=3"])
+    assert read_tasks(["ruler"]) == [f"ruler:{task}" for task in TASKS if not task.startswith("qa_")]
+
+
 @pytest.mark.parametrize(
-    ("written", "score"), [("nothing", 0.0), ("it is {0}", 0.2), ("{4}{3}{2}{1}{0}, all LOWER", 1.0)]
+    "settings", [{"documents": -1}, {"tasks": ["ruler:vtt"]}, {"tasks": ["ruler:vt:hop=2"]}, {"windows": [1, 8]}]
 )
-def test_ruler_scores_the_share_of_the_answers(written: str, score: float) -> None:
-    [batch] = prompts(RULED)
-    question, _ = batch.ask(batch.requests[1])
-    drawn = ruler_prompt(byte_tokenizer(), "vt", 2048, 5, 1, read_ruler_data())
-    text = written.format(*drawn.answers)
-    assert question.score(text.lower() if "LOWER" in written else text) == pytest.approx(score)
+def test_settings_that_break_their_rule_are_refused(settings) -> None:
+    with pytest.raises(RecipeError):
+        specify(32, 64, **settings)
 
 
-def test_a_prompt_that_fits_no_length_is_found_before_any_is_drawn_long(monkeypatch) -> None:
-    drawn = []
-    monkeypatch.setattr("skipwise.evaluation.plan.draw_prompt", lambda *how: drawn.append(how[2]))
-    assert len(prompts(changed(ASKED, prompt_lengths=[420, 2**24]))) == 2
-    assert drawn == [420, 420 * 7 // 8, 2**14]
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 
-    def needs(tokens: int, trial: int) -> int:
-        if tokens < 100 + trial:
-            raise TooShortError("too short", shortest=100 + trial)
-        return trial
 
-    with pytest.raises(TooShortError):  # the first trial fits, the third does not
-        _require_room(needs, 101, 3)
+@pytest.fixture
+def base(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return checkpoint(tmp_path / "base", window=32)
+
+
+def made(folder: Path, **changes: object) -> Path:
+    return checkpoint(folder, window=128, rope_parameters=changes or YARN)
+
+
+@pytest.mark.parametrize(("original", "lengths", "warned"), [(None, (32, 128), True), (128, (128, 512), False)])
+def test_a_linear_scaling_without_original_length_is_warned_of(base, tmp_path, original, lengths, warned) -> None:
+    name = str(made(tmp_path / "m", rope_type="linear", rope_theta=1e4, factor=4.0))
+    [one] = find_models([name], "", original)
+    assert (one.original, one.target) == lengths
+    assert bool(assumed_length(one)) is warned
+    assert not assumed_length(find_models([str(made(tmp_path / "yarn"))], "")[0])
+
+
+def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> None:
+    model = made(tmp_path / "runs" / "mine" / "model", rope_type="default", rope_theta=4e4)
+    Origin("base", 32, Data()).write(model)
+    one, behind = find_models(["runs/mine/model/"])
+    assert (one.label, one.original, one.base) == ("mine", 32, behind.label)
+    assert (behind.label, behind.name, behind.control, behind.base) == ("base (base)", "base", True, "")
+    assert [m.control for m in find_models(["runs/mine/model"], "")] == [False]
+    shutil.rmtree(base)  # a base that is gone is not one
+    assert [m.base for m in find_models(["runs/mine/model"])] == [""]
+    (model / "skipwise.json").unlink()
+    assert [m.original for m in find_models(["runs/mine/model"])] == [128]
+    assert find_models(["runs/mine/model"], None, 64)[0].original == 64
+
+
+def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_path) -> None:
+    names = [str(made(tmp_path / folder / "m")) for folder in ("a", "b")]
+    assert [m.label for m in find_models(names)] == names
+    assert [
+        m.label for m in find_models(names, f"{names[1]}/../m")
+    ] == names  # the base is one of them, by another path
+    for again in (names[0], f"{names[1]}/../m", f"{names[0]}/"):
+        with pytest.raises(RecipeError):
+            find_models([*names, again])
+    with pytest.raises(ModelError):
+        find_models([str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))])
+
+
+def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_path) -> None:
+    before = find_models(["base"])[0].digest
+    assert len(before) == 16
+    checkpoint(tmp_path / "base", window=32, initializer_range=0.3)  # under the same path
+    weights = find_models(["base"])[0].digest
+    checkpoint(tmp_path / "base", window=128, rope_parameters=YARN, initializer_range=0.3)
+    assert len({before, weights, find_models(["base"])[0].digest}) == 3
+    one = find_models(["base"])[0]
+    extended = replace(one, extension=plan_extension(load_config("base"), target_length=512, existing_rope="replace"))
+    assert extended.digest != one.digest
+    assert "0x" not in repr(extended.extension)  # an address would make another digest in every process
+    assert replace(one, label="x", control=True).digest == one.digest

@@ -4,39 +4,24 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation import decoding, retrieval
 from skipwise.evaluation.retrieval import answers, draw_prompt, is_hit, question_of, retrieval_accuracy, retrieve
+from tests import tiny
 
 LENGTH = 420
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A token a byte; ids 256 and 257 are EOS and BOS."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", bos_token="<s>")
+    return tiny.byte_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def llama(tokenizer):
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,  # much shorter than the prompts: measured beyond it on purpose
-        initializer_range=0.3,
-    )
-    return LlamaForCausalLM(config).eval()
+def llama():
+    """Its window is much shorter than the prompts: it is measured beyond it on purpose."""
+    return tiny.llama(64, initializer_range=0.3)
 
 
 @torch.no_grad()
@@ -109,22 +94,10 @@ def test_long_answers_are_the_same_alone_and_together(llama, tokenizer, monkeypa
 
 
 def test_logits_that_are_not_numbers_are_no_answer(tokenizer):
-    broken = LlamaForCausalLM(
-        LlamaConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=48, num_hidden_layers=1)
-    )
+    broken = tiny.llama()
     torch.nn.init.constant_(broken.lm_head.weight, float("nan"))
     with pytest.raises(EvaluationError):
         retrieval_accuracy(broken, tokenizer, length=LENGTH, trials=2)
     for settings in ({"trials": 0}, {"precision": "fp16"}, {"task": "vt"}):
         with pytest.raises(RecipeError):
             retrieval_accuracy(broken, tokenizer, **{"length": LENGTH, "trials": 1, **settings})
-
-
-def test_a_full_score_ends_the_answer(llama, tokenizer):
-    [prompt] = prompts_of(tokenizer, 1)
-    question = replace(question_of(prompt, tokenizer), most=40, score=lambda text: float(len(text) >= 5))
-    [whole] = answers(llama, tokenizer, [question])
-    [ended] = answers(llama, tokenizer, [replace(question, settled=True)])
-    assert len(ended.text) < len(whole.text)
-    assert whole.text.startswith(ended.text)
-    assert ended.score == whole.score == 1

@@ -22,12 +22,6 @@ def three_chunks():
     return coverage(2 * K, 16 * K, THREE, samples=20_000, seed=1)
 
 
-def test_one_chunk_covers_its_own_length_and_nothing_beyond():
-    curve = closed_form(2 * K, 16 * K, ONE)
-    assert (curve.probability[: 2 * K - 1] == 1).all()
-    assert (curve.probability[2 * K - 1 :] == 0).all()
-
-
 def test_two_chunks_have_the_papers_plateau_exactly():
     curve = closed_form(2 * K, 16 * K)
     assert list(curve.distances[[0, -1]]) == [1, 16 * K - 1]
@@ -46,12 +40,6 @@ def test_three_chunks_match_the_values_read_off_the_papers_figure(three_chunks):
     assert three_chunks.probability[-1] < 0.01
 
 
-def test_randpos_covers_nearly_every_distance_but_the_last():
-    curve = coverage(256, 2 * K, scheme="randpos", samples=300)
-    assert curve.probability[:1500].min() > 0.95
-    assert curve.probability[-1] < 0.1
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_every_curve_is_a_probability_and_starts_at_one(data):
@@ -62,13 +50,6 @@ def test_every_curve_is_a_probability_and_starts_at_one(data):
     assert len(curve.distances) == len(curve.probability) == target - 1
     assert ((curve.probability >= 0) & (curve.probability <= 1)).all()
     assert curve.probability[0] == 1
-
-
-def test_samples_are_a_function_of_the_seed_and_not_of_the_batches(monkeypatch):
-    whole = coverage(16, 64, THREE, samples=100, seed=3).probability
-    monkeypatch.setattr("skipwise.method.coverage._BATCH_ELEMENTS", 100)
-    np.testing.assert_array_equal(whole, coverage(16, 64, THREE, samples=100, seed=3).probability)
-    assert (whole != coverage(16, 64, THREE, samples=100, seed=4).probability).any()
 
 
 def test_sampling_a_contiguous_scheme_gives_its_closed_form():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from skipwise.errors import RecipeError
 from skipwise.method.interpolation import NAMES, Rope, RopeSettings, check_settings, frequencies, rope_parameters
+from skipwise.method.lengths import format_length, parse_length
 
 ROPE = Rope(10_000.0, 32, 2048)
 RISING = tuple(8 ** (j / 15) for j in range(16))
@@ -77,3 +78,23 @@ def test_engines_find_a_stated_attention_factor_under_their_names() -> None:
 def test_settings_that_make_no_sense_are_refused(name: str, settings: dict) -> None:
     with pytest.raises(RecipeError):
         frequencies(name, ROPE, 8, RopeSettings(**settings))
+
+
+@pytest.mark.parametrize(
+    ("written", "tokens"),
+    [(2048, 2048), ("2,048", 2048), (" 2K ", 2048), ("1,048,576", 2**20), ("1.5k", 1536), (1000.0, 1000)],
+)
+def test_reads_what_people_write(written: int | str, tokens: int) -> None:
+    assert parse_length(written) == tokens
+
+
+@pytest.mark.parametrize("wrong", [0, "-2k", "1.5", "1.1k", "2x", "", "nan", 2**40, "1,5k", "2,04"])
+def test_what_is_no_length_is_refused(wrong: int | str) -> None:
+    with pytest.raises(RecipeError):
+        parse_length(wrong)
+
+
+@given(st.integers(1, 2**40 - 1))
+def test_reads_back_what_it_writes(tokens: int) -> None:
+    assert parse_length(format_length(tokens)) == tokens
+    assert format_length(tokens).endswith("k") is (tokens % 1024 == 0)

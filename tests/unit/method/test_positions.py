@@ -127,31 +127,6 @@ def test_first_length_and_skip_are_uniform_as_in_the_paper() -> None:
     assert chi_square(offset) < 119
 
 
-def test_three_chunks_break_the_stick_as_the_papers_code() -> None:
-    examples, train = 60_000, 6
-    plans = pose(rng(examples), train, 12, np.full(examples, 10), ChunkRules(chunks=3))
-    counts: dict[tuple[int, int], int] = {}
-    for first, second in plans.lengths[:, :2].tolist():
-        counts[first, second] = counts.get((first, second), 0) + 1
-    for first in range(1, train - 1):
-        for second in range(1, train - first):
-            expected = examples / (train - 2) / (train - first - 1)
-            assert abs(counts[first, second] - expected) < 5 * expected**0.5
-
-
-def test_released_lengths_keep_the_first_chunk_below_half() -> None:
-    plans = pose(rng(5000), 9, 32, np.full(5000, 9), ChunkRules(lengths="released"))
-    assert sorted(set(plans.lengths[:, 0].tolist())) == [1, 2, 3, 4, 5]
-
-
-def test_aligned_text_is_as_far_apart_as_its_positions_where_the_document_is_long() -> None:
-    plans = pose(rng(4000), 64, 512, np.full(4000, 4096), ChunkRules(content="aligned"))
-    gaps, skips = np.diff(plans.offsets, axis=1), np.diff(plans.skips, axis=1)
-    assert 0.9 < (gaps == skips).mean() < 1  # others were reflected at the end
-    near = pose(rng(), 64, 512, np.full(64, 100), ChunkRules(content="aligned"))
-    assert near.offsets.max() <= 36
-
-
 @given(st.integers(0, 40), st.integers(0, 300))
 def test_a_reflected_place_is_uniform(room: int, gap: int) -> None:
     class Every(Rng):
@@ -169,13 +144,6 @@ def test_end_anchored_skips_give_every_far_distance_the_same_chance(train: int, 
         assert np.sum((distance - train + 1 <= skips) & (skips <= distance - 1)) == 1
 
 
-def test_end_anchored_plans_draw_each_tooth_of_the_comb_alike() -> None:
-    plans = pose(rng(40_000), 33, 257, np.full(40_000, 33), ChunkRules(skips="end_anchored"))
-    drawn, counts = np.unique(plans.skips[:, 1], return_counts=True)
-    assert drawn.tolist() == [32, 64, 96, 128, 160, 192, 224]
-    assert chi_square(counts) < 28  # the 0.9999 quantile with 6 degrees of freedom
-
-
 @given(st.integers(3, 96), st.integers(0, 3000), st.integers(0, 500), st.integers(0, 2**63))
 def test_cream_has_a_head_at_0_and_a_tail_at_the_target(train, more, room, seed) -> None:
     target = train + more
@@ -190,21 +158,6 @@ def test_cream_has_a_head_at_0_and_a_tail_at_the_target(train, more, room, seed)
     assert (np.diff(positions, axis=1) > 0).all()
     assert (positions[:, 0] == 0).all()
     assert (positions[:, -1] == target - 1).all()
-
-
-def test_cream_draws_the_middle_as_its_paper_says() -> None:
-    examples, train, target = 40_000, 96, 768
-    plans = cream(rng(examples), train, target, np.full(examples, train))
-    head = plans.lengths[:, 0]
-    assert (head == 32).all()  # 96 // 3 and 4 x 8: one side of the coin is the other
-    last = plans.skips[:, 1] + head + plans.lengths[:, 1] - 1
-    # k by the definition: floor of a Gaussian of mean 9 and deviation 3 that fell into [2, 16].
-    gauss = np.random.default_rng(0).normal(9, 3, 400_000)
-    k = np.floor(gauss[(gauss >= 2) & (gauss <= 16)])
-    lowest, highest = 32 + np.floor(31 * k / 2), np.floor(k * 96 / 2) - 33
-    assert abs(last.mean() - ((lowest + highest) / 2).mean()) < 1.5
-    assert last.min() >= 32 + 31
-    assert last.max() <= 768 - 33
 
 
 def test_randpos_draws_each_position_with_the_same_chance() -> None:

@@ -29,16 +29,6 @@ def test_an_example_does_not_depend_on_its_batch(seed: int, epoch: int, indices:
     assert together.tolist() == [int(word) for word in alone]
 
 
-@pytest.mark.parametrize("other", [Rng.of(1, 0, range(1000)), Rng.of(0, 1, range(1000))])
-def test_seed_and_epoch_each_give_new_numbers(other: Rng) -> None:
-    assert not np.intersect1d(Rng.of(0, 0, range(1000)).bits(0), other.bits(0)).size
-
-
-def test_draws_and_indices_are_distinct() -> None:
-    words = Rng.of(0, 0, range(500)).table(0, 200)
-    assert np.unique(words).size == words.size
-
-
 @given(SEEDS, st.integers(0, 2**30), st.integers(-(2**40), 2**40), st.integers(0, 2**40))
 def test_integers_stay_within_both_ends(seed: int, draw: int, low: int, width: int) -> None:
     drawn = Rng.of(seed, 0, range(16)).integers(draw, low, low + width)

@@ -14,12 +14,11 @@ from matplotlib.figure import Figure as Canvas
 from skipwise.errors import RecipeError
 from skipwise.method.coverage import coverage
 from skipwise.report import figures
-from skipwise.report.canvas import ARM_LOOKS, Plot, looks_of, powers_of_two
-from skipwise.report.figures import coverage_figure, curve_plot, draw_figures
+from skipwise.report.canvas import Plot
+from skipwise.report.figures import coverage_figure, draw_figures
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.numbers import ReportData
 from skipwise.results.records import CoverageRecord, RulerRecord, TrainingRecord
-from skipwise.results.statistics import Interval
 from tests.measured import INFO, ORIGINAL, PI_ONLY, POSE, WINDOWS, evaluation_folder, readings, trials
 
 CURVE = CoverageRecord.of(coverage(256, 1024), "2 chunks")
@@ -40,10 +39,6 @@ def axes_of(plot: Plot) -> Axes:
     axes = Canvas().add_subplot()
     plot.draw(axes, "#000000")
     return axes
-
-
-def exact(curve: dict[int, float]) -> dict[int, Interval]:
-    return {x: Interval(value, -math.inf, math.inf) for x, value in curve.items()}
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +73,6 @@ def test_every_figure_is_written_as_svg_png_and_csv(drawn):
         last = list(csv.DictReader(file))[-1]
     assert (last["model"], last["window"], last["documents"]) == ("PoSE", "2048", "6")
     assert float(last["low_95"]) < float(last["perplexity"]) < float(last["high_95"])
-
-
-def test_svg_has_the_pages_colour_and_its_own_ids(drawn):
-    ids = []
-    for figure in drawn[1]:
-        assert "currentColor" in figure.svg
-        assert not re.search("DejaVu|#010203|#040506|<style>svg{", figure.svg)
-        ids += [element.get("id") for element in ElementTree.fromstring(figure.svg).iter() if element.get("id")]
-    assert len(ids) == len(set(ids)) > 0
 
 
 def test_figures_without_records_are_not_drawn(tmp_path):
@@ -163,31 +149,3 @@ def test_a_coverage_figure_has_the_format_of_its_ending(tmp_path):
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RecipeError):
         coverage_figure([CURVE], tmp_path / "c.jpg")
-
-
-def test_no_two_lines_of_a_figure_look_alike():
-    labels = ["full", "short", "pose", "pose, twice", "pose, 4 times", "short, twice", "linear", "yarn"]
-    looks = looks_of(labels)
-    assert len({(look.colour, look.marker) for look in looks}) == len(labels)
-    assert looks[1].colour == ARM_LOOKS["short"].colour
-    assert looks_of(["linear"])[0].colour == ARM_LOOKS["pose"].colour
-    assert len(looks_of([str(i) for i in range(20)])) == 20
-    assert len({str(look.dash) for look in looks_of(["pose"] * 4)}) == 4
-    assert [powers_of_two(*ends) for ends in ((256, 256), (3, 5), (0, 1))] == [[256], [2, 4, 8], [1]]
-
-
-def test_curves_far_above_the_lowest_leave_the_figure_with_their_ends_in_the_legend():
-    curves = {
-        "original": exact({256: 10.5, 2048: 97.1}),
-        "pose": exact({256: 11, 2048: 12}),
-        "short": exact({256: 11, 2048: 20}),
-        "broken": exact({256: math.inf, 2048: math.inf}),
-    }
-    near, whole = (
-        axes_of(curve_plot("p", "Perplexity", ("window", "perplexity"), curves, near=near)) for near in (True, False)
-    )
-    low, high = near.get_ylim()
-    assert 10 < low < 10.5
-    assert 20 < high < 21
-    assert near.get_legend_handles_labels()[1] == ["original (ends at 97.1)", "PoSE", "short", "broken"]
-    assert whole.get_yscale() == "log"

@@ -2,8 +2,6 @@
 
 import csv
 import html
-import math
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -118,16 +116,6 @@ def test_several_runs_are_compared_on_one_page(tmp_path, undrawn):
         assert part in text
     assert page == tmp_path / "both" / "report.html"
     assert not (first / "report.html").exists()
-
-
-def test_numbers_csv_of_an_evaluation_has_paired_differences(tmp_path, undrawn):
-    both = [replace(BOOLQ, arm=name, scores=right, questions="q") for name, right in (("m", "1100"), ("base", "1001"))]
-    folder = evaluation_folder(tmp_path / "e", [*readings("m", 256, 15.0), *readings("base", 256, 15.0), *both])
-    write_page([folder])
-    half = 1.959964 * 100 * math.sqrt(2 / 3 / 4)  # of the differences 0, 1, 0, -1
-    [apart] = [row for row in csv.reader((folder / "numbers.csv").open()) if "less its base" in row[2]]
-    assert apart[:5] == ["m", "", "benchmark boolq, % less its base's, paired", "", "0.0"]
-    assert [*map(float, apart[5:])] == pytest.approx([-half, half])
 
 
 def test_files_of_the_users_own_are_kept(tmp_path, undrawn):

@@ -79,31 +79,6 @@ def test_every_number_has_its_formula(tmp_path) -> None:
     assert row.found == {"passkey": {256: (40, 40), 2048: (39, 40)}}
 
 
-@pytest.mark.parametrize(
-    ("trained", "tokens", "claimed"),
-    [
-        (POSE, 2048, 2048),
-        (arm("pose", [15.3, 15.0, 15.2, 15.4], [100, 100, 80, 90]), 512, 512),
-        (arm("pose", [15.3, 15.0, 15.2, 15.4], [20, 100, 100, 100]), 0, 0),
-        # undecided: one of two found; one document
-        ([r for w in WINDOWS for r in (*readings("pose", w, 15.0), *trials("pose", w, 1, 2))], 0, None),
-        ([r for w in WINDOWS for r in (*readings("pose", w, 15.0, documents=1), *trials("pose", w, 100))], 0, None),
-    ],
-)
-def test_the_effective_length_follows_the_rule(trained, tokens, claimed) -> None:
-    effective = judged(*ORIGINAL, *PI_ONLY, *trained).effective
-    assert (effective.tokens, effective.claimed(256)) == (tokens, claimed)
-
-
-def test_a_loss_that_rises_beyond_the_original_length_fails_at_its_length() -> None:
-    read = [r for r in POSE if getattr(r, "window", 0) != 2048]
-    failing = readings("pose", 2048, [15.0] * 4 + [17.0] * 2)
-    assert judged(*ORIGINAL, *read, *failing).effective.tokens == 512
-    # 2,048 covers all positions from 1,024 on, although a prompt has 1,500 tokens.
-    failing = [*readings("pose", 2048, [15.0] * 5 + [17.0]), *trials("pose", 1500, 100)]
-    assert judged(*ORIGINAL, *read, *failing).effective.tokens == 1024
-
-
 @pytest.mark.parametrize(("more", "warned"), [(0.02, False), (COST_LIMIT + 0.01, True)])
 def test_a_high_cost_has_a_warning(more, warned) -> None:
     one = judged(*readings("original", 256, 15.0), *readings("pose", 256, 15.0 * math.exp(more)))

@@ -44,14 +44,6 @@ def answered(arm: str, task: str, length: int, score: float, *, real: bool = Tru
     return [RulerRecord(arm, task, length, 0, trial, real, "float32", "d", score=score) for trial in range(20)]
 
 
-def ruler(*, real: bool = True, at_home: float = 0.875) -> list:
-    records = [*readings("m", 256, 15.0), *readings("m", 2048, 15.0), *readings("base", 256, 15.0)]
-    for length, score in zip((256, 512, 2048), (0.875, 0.875, 0.75), strict=True):
-        records += answered("m", "vt", length, score) + answered("m", "niah_single_2", length, score, real=real)
-    records += answered("base", "vt", 256, at_home) + answered("base", "niah_single_2", 256, at_home, real=real)
-    return records + answered("m", "cwe", 2048, 0.5)
-
-
 def paper(arm: str, scores: str) -> list[BenchmarkRecord]:
     value = scores.count("1") / len(scores)
     return [
@@ -126,18 +118,6 @@ def test_the_papers_table_has_the_base_first_and_paired_differences(tmp_path) ->
     [[table]] = tables(folder).values()
     assert ["*" in cell for cell in table.rows[2][1:4]] == [True, True, False]  # not paired; not run
     assert missing_benchmarks(replace(folder, records=other))
-
-
-def test_ruler_has_averages_and_a_table_of_tasks_for_each_model(tmp_path) -> None:
-    folder = read_folder(evaluation_folder(tmp_path / "e", ruler()))
-    [average], [own, base] = tables(folder)["ruler"], tables(folder)["ruler by task"]
-    assert average.head == ["prompt", "256", "512", "2k"]
-    assert average.rows == [
-        ["m", "87.5 [74, 95]", "87.5 [74, 95]", "75.0 [60, 86]"], ["base", "87.5 [74, 95]", "–", "–"]
-    ]  # fmt: skip
-    assert own.rows[2] == ["cwe", "–", "–", "50.0 [30, 70]"]
-    assert base.rows == [["vt", "87.5 [67, 96]"], ["niah_single_2", "87.5 [67, 96]"]]
-    assert tables(folder, brief=True)["ruler"][0].rows[0] == ["m", "87.5", "87.5", "75.0"]
 
 
 def test_other_text_has_a_row_for_each_kind_and_measure() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from reproduction.archive import ARCHIVE, DOCS, pack, unpack
 from reproduction.exhibits import EXHIBITS
-from reproduction.page import Pages, _facts, _section, read_notes, write_pages
+from reproduction.page import _section, read_notes
 from reproduction.reproduce import NOTES, Asked
 from reproduction.runs import seeds_in
 from reproduction.scales import SCALES
-from skipwise.errors import RecipeError, RunError
+from skipwise.errors import RunError
 from tools.reproduction_docs import publish
 
 
@@ -73,21 +73,3 @@ def test_an_archive_gives_back_what_was_packed_and_the_same_bytes(tmp_path) -> N
     archive.write_bytes(before[:50])
     with pytest.raises(RunError):
         unpack(archive, tmp_path / "damaged")
-
-
-def test_notes_have_a_section_for_each_exhibit_and_no_other(tmp_path) -> None:
-    path = tmp_path / "notes.md"
-    path.write_text("first\n\n## main\n\nseen:\n\n```\n## output\n```\n\nso.\n## passkey\nfound\n")
-    assert read_notes(path) == {"": "first", "main": "seen:\n\n```\n## output\n```\n\nso.", "passkey": "found"}
-    path.write_text("## mian\n")
-    with pytest.raises(RecipeError):
-        read_notes(path)
-
-
-def test_a_damaged_run_and_an_out_that_cannot_be_made_are_refused(tmp_path) -> None:
-    (tmp_path / "run.json").write_text('{"training": {"steps": 3}}')
-    with pytest.raises(RunError):
-        _facts(tmp_path)
-    out = tmp_path / "run.json"
-    with pytest.raises(RunError):
-        write_pages({}, out, Pages(out, out / "reproduction.md"), {})

@@ -3,8 +3,7 @@
 import pytest
 from transformers import LlamaConfig
 
-from reproduction import estimate, paper
-from reproduction.bases import BASES
+from reproduction import estimate
 from reproduction.claims import arms_of
 from reproduction.exhibits import BASELINES, EXHIBITS, TRAINED
 from reproduction.full_size import full_size
@@ -72,31 +71,6 @@ def test_a_run_is_shared_by_what_decides_it(tmp_path, monkeypatch) -> None:
     family = key("families", "GPT-J", "yarn")
     monkeypatch.setenv("SKIPWISE_CACHE", str(tmp_path / "elsewhere"))
     assert key("families", "GPT-J", "yarn") == family
-
-
-def test_what_is_measured_follows_the_exhibit_and_what_the_user_changes() -> None:
-    rule = one(*PASSKEY).recipe.evaluation
-    assert rule.prompt_lengths == [256, 512, 1024, 2048, 3072, 4096]
-    assert (rule.prompt_trials, rule.segment_lengths, rule.source) == (50, [2048], ["stdlib", "pydoc"])
-    changed = one(*PASSKEY, **{"evaluation.prompt_trials": 3, "evaluation.source": ["x"]}).recipe.evaluation
-    assert (changed.prompt_trials, changed.source) == (3, ["x"])
-    assert one("efficiency", "yarn, 8x", "pose", **{"training.max_steps": 100}).recipe.evaluation.steps == [10, 30, 100]
-    for texts, read in ((["modules", "eval/books"], ["eval/books"]), (["modules", "math"], ["modules", "math"])):
-        extreme = one("extreme", "yarn, 48x", "linear", **{"evaluation.source": texts}).recipe
-        assert (extreme.evaluation.source, extreme.evaluation.windows) == (read, [4096, 8192, 12288])
-
-
-def test_families_begin_from_a_base_of_their_own_and_at_full_size_from_the_papers() -> None:
-    models = {run.setting: run for run in runs("families")}
-    assert (models["LLaMA"].recipe.model, models["LLaMA"].base) == ("nano", None)
-    for family in ("LLaMA2", "GPT-J", "Baichuan2"):
-        assert models[family].base[0] == family
-        assert models[family].recipe.target == 8 * models[family].original == 8 * BASES[family].window
-    assert {run.setting for run in runs("gap") if run.base} == set(BASES) - set(paper.FAMILIES)
-    full = next(run for run in runs("main", scale="paper") if (run.setting, run.variant) == ("linear, 16x", "full"))
-    assert (full.recipe.model, full.recipe.target, full.recipe.training.batch_size) == ("huggyllama/llama-7b", 32768, 4)
-    papers = {run.setting: run for run in runs("families", scale="paper")}
-    assert (papers["Baichuan2"].recipe.model, papers["GPT-J"].base) == ("baichuan-inc/Baichuan2-7B-Base", None)
 
 
 @pytest.mark.parametrize(

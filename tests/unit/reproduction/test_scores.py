@@ -1,14 +1,17 @@
 """Scores hold what a run asks for and nothing of another rule; whether an arm is complete is decided from its records."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 
+from reproduction.claims import Falls, Finds, FindsMore, Holds, Keeps, Lower, Reads, Recovers
 from reproduction.exhibits import EXHIBITS
 from reproduction.measured import asked_records, is_complete
 from reproduction.runs import plan_runs
 from reproduction.scales import SCALES
-from reproduction.scores import collect
+from reproduction.scores import Scores, collect
+from reproduction.verdicts import judge
 from skipwise.evaluation.specification import specification_of
 from skipwise.results.records import append_record
 from tests.reproduced import pooled, segments, sliding, trials
@@ -142,3 +145,79 @@ def test_rows_are_compared_over_the_whole_seeds_that_all_have(tmp_path) -> None:
     rows, partial = collect(runs, tmp_path)
     assert {variant: row.seeds["sliding"] for variant, row in rows["yarn, 8x"].items()} == {"pose": [1], "short": [1]}
     assert [run.recipe.seed for run in partial["yarn, 8x"]] == [2]
+
+
+def windows(*perplexities: float) -> Scores:
+    return Scores({("x", 256 * 2**k): [math.log(value)] for k, value in enumerate(perplexities)})
+
+
+def read(*losses: tuple[float, float], hits: int = 5) -> Scores:
+    """Segments of 512 tokens in documents of their own: mean loss up to 256, and from there on."""
+    return Scores(segments={("x", 512): [segments(*losses, edges=(1, 256, 512), hits=hits)]})
+
+
+def answered(*right: range) -> Scores:
+    """Which of 50 prompts of 512 tokens each seed answers rightly."""
+    answers = [{n: n in one for n in range(50)} for one in right]
+    hits = [(sum(one.values()), 50) for one in answers]
+    return Scores(hits={"passkey": {512: hits}}, answers={("passkey", 512): answers})
+
+
+READ = {
+    "a": read((9.0, 2.0), (9.0, 2.1)),
+    "b": read((1.0, 2.5), (1.0, 2.6)),
+    "unsure": read((9.0, 2.0), (9.0, 3.1)),
+    "fewer": read((2.0, 2.0)),
+}
+KEPT = {"a": read(*[(2.1, 2.1)] * 3, hits=3), "b": read(*[(2.0, 2.0)] * 3, hits=6)}
+ORDER = {"a": windows(12.0, 10.0, 99.0), "b": windows(10.0, 20.0, 10.0)}
+FOUND = {"a": Scores(hits={"passkey": {256: [(10, 10)], 512: [(5, 10)], 1024: [(0, 10)]}})}
+GAIN = {"full": windows(1.0, 10.0), "pi-only": windows(1.0, 40.0), "worse": windows(1.0, 50.0)}
+
+
+@pytest.mark.parametrize(
+    ("claim", "scores", "holds"),
+    [
+        (Lower("a", "b"), ORDER, False),
+        (Lower("a", "b", factor=1.2), ORDER, True),  # what lies beyond the target of 512 is no matter
+        (Lower("a", "b", beyond=True), ORDER, True),
+        (Lower("a", "c"), ORDER, None),
+        (Holds("a", most=1.0), ORDER, True),
+        (Holds("b", least=2.5), ORDER, False),
+        (Falls("a"), {"a": windows(10.0, 9.0, 99.0)}, True),
+        (Falls("a"), {"a": windows(10.0, 10.9)}, False),
+        (Falls("a"), {"a": windows(10.0)}, None),
+        (Finds("a", least=0.9), FOUND, False),
+        (Finds("a", most=0.1), FOUND, False),
+        (Finds("a", most=0.5, beyond=True), FOUND, True),
+        (Finds("b", least=0.9), FOUND, None),
+        (Recovers("a"), GAIN | {"a": windows(1.0, 10.0)}, True),
+        (Recovers("a"), GAIN | {"a": windows(1.0, 20.0)}, False),
+        (Recovers("a", other="worse"), GAIN | {"a": windows(1.0, 10.0)}, None),
+        (Reads("a", "b"), READ, True),
+        (Reads("b", "a"), READ, False),
+        (Reads("unsure", "b"), READ, False),
+        (Reads("fewer", "b"), READ, None),  # segments of other documents
+        (Keeps("a", "b", loss=0.03, accuracy=0.01), KEPT, False),
+        (Keeps("a", "b", loss=0.2, accuracy=0.02), KEPT, True),
+        # Of one seed both were asked the same prompts, so it matters which were answered; of several, models are the sample.
+        (FindsMore("a", "b"), {"a": answered(range(28)), "b": answered(range(20))}, True),
+        (FindsMore("a", "b"), {"a": answered(range(28)), "b": answered(range(30, 50))}, False),
+        (FindsMore("a", "b"), {"a": answered(range(46), range(47)), "b": answered(range(37), range(47))}, False),
+        (FindsMore("a", "b"), {"a": answered(range(50), range(49)), "b": answered(range(49), range(48))}, False),
+    ],
+)
+def test_a_claim_is_judged_where_it_holds_least_up_to_the_target(claim, scores, holds) -> None:
+    original = 512 if isinstance(claim, Keeps) else 256
+    finding = judge(claim, scores, original, 512)
+    assert finding.holds is holds
+    assert (str(finding).count(": not measured") == 1) is (holds is None)
+
+
+def test_every_seed_must_read_better() -> None:
+    [first] = read(*[(1.0, 2.0)] * 4).segments["x", 512]
+    [other] = read(*[(1.0, 2.2)] * 4).segments["x", 512]
+    for loss, holds in ((2.3, False), (2.1, True)):  # lower on average; the second seed is against it and then for it
+        [second] = read(*[(1.0, loss)] * 4).segments["x", 512]
+        rows = {"a": Scores(segments={("x", 512): [first, second]}), "b": Scores(segments={("x", 512): [other] * 2})}
+        assert judge(Reads("a", "b"), rows, 256, 512).holds is holds

@@ -10,6 +10,7 @@ import pytest
 from skipwise.errors import RunError
 from skipwise.results import files
 from skipwise.results.files import new_folder, replacing, require_sealed, seal, write_text
+from skipwise.results.run_folder import BASE_MODEL, LAUNCHED_BY, TRAINING_TEXT, RunFolder
 
 
 def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
@@ -23,15 +24,6 @@ def test_a_file_is_replaced_at_the_end_or_not_at_all(tmp_path: Path) -> None:
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert [left.name for left in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_file_is_flushed_before_it_takes_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = []
-    for name in ("fsync", "replace"):
-        call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *words, name=name, call=call: (done.append(name), call(*words)))
-    write_text(tmp_path / "file", "text")
-    assert done == ["fsync", "replace", "fsync"]
 
 
 @pytest.mark.parametrize("damage", [b"dee", b"de", None])
@@ -87,3 +79,46 @@ def test_a_new_folder_takes_its_name_whole_has_one_writer_and_replaces_nothing(t
     with pytest.raises(KeyError), new_folder(tmp_path / "other"):
         raise KeyError
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_the_second_command_in_a_folder_is_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")  # its lock lasts as long as the object
+    run.lock()
+    program = "import sys; from skipwise.results.run_folder import *; RunFolder(Path(sys.argv[1])).lock()"
+    words = [sys.executable, "-c", program, tmp_path / "run"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "RunError" in done.stderr
+
+
+def test_a_run_is_known_by_settings_text_and_base(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    found = set()
+    for settings, text, base in (
+        ({"seed": 0}, "a", "b"),
+        ({"seed": 1}, "a", "b"),
+        ({"seed": 0}, "c", "b"),
+        ({}, "a", "d"),
+    ):
+        run.record(settings=settings, fingerprints={TRAINING_TEXT: text, BASE_MODEL: base, "evaluation text": "x"})
+        found.add(run.identity)
+    assert len(found) == 4
+    run.require_same({TRAINING_TEXT: "a", "a new text": "y"})
+    with pytest.raises(RunError, match=r"base model.*other"):
+        run.require_same({BASE_MODEL: "other"})
+
+
+@pytest.mark.parametrize(
+    ("called", "command"),
+    [("/venv/bin/skipwise", "skipwise"), ("/checkout/reproduction/__main__.py", "python -m reproduction")],
+)
+def test_the_command_can_be_pasted_into_a_shell_and_is_kept(tmp_path: Path, monkeypatch, called, command) -> None:
+    monkeypatch.setattr(sys, "argv", [called, "extend", "--data", "my corpus/"])
+    run = RunFolder(tmp_path / "run")
+    run.begin()
+    assert run.read()["command"] == f"{command} extend --data 'my corpus/'"
+    monkeypatch.setenv(LAUNCHED_BY, "skipwise extend --launch ddp")
+    run.begin(seed=1)  # an existing run keeps its facts
+    assert "seed" not in run.read()
+    launched = RunFolder(tmp_path / "launched")
+    launched.begin()
+    assert launched.read()["command"] == "skipwise extend --launch ddp"

@@ -1,16 +1,11 @@
 """Records: what identifies one, what is read back, and what is refused and left unchanged."""
 
-import errno
-import os
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from skipwise.errors import CutOffWarning, RunError
-from skipwise.method.coverage import coverage
 from skipwise.results.records import (
     BenchmarkRecord,
     CostRecord,
@@ -75,15 +70,6 @@ def test_records_come_back_equal_and_in_order(path: Path) -> None:
     assert read_records(path) == EVERY_KIND
 
 
-@settings(max_examples=25)
-@given(loss=st.floats(allow_nan=False), name=st.text())
-def test_any_number_and_any_name_come_back(tmp_path_factory: pytest.TempPathFactory, loss: float, name: str) -> None:
-    path = tmp_path_factory.mktemp("records") / "results.jsonl"
-    record = TrainingRecord(name, 1, loss, 1e-5, 0.1, 1, 1.0)
-    append_record(path, record)
-    assert read_records(path) == [record]
-
-
 def test_a_line_torn_anywhere_costs_that_record_alone(path: Path) -> None:
     append_record(path, TRAINING, TRIAL)
     whole = path.read_bytes()
@@ -127,27 +113,3 @@ def test_a_line_that_is_no_record_is_refused(path: Path, line: str) -> None:
     path.write_text(path.read_text().replace(": 10,", ': "a",'))  # a field of another type
     with pytest.raises(RunError):
         read_records(path)
-
-
-@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, OSError), (errno.EACCES, RunError)])
-def test_a_full_disk_is_left_to_the_command_line(path: Path, monkeypatch: pytest.MonkeyPatch, code, kind) -> None:
-    """Another folder, which the message of the other errors asks for, would lose the measurements."""
-
-    def refuse(file: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    with pytest.raises(kind, match=os.strerror(code)):
-        append_record(path, READING)
-
-
-def test_a_coverage_record_keeps_the_bends_of_the_curve() -> None:
-    curve = coverage(64, 512)
-    record = CoverageRecord.of(curve, "2 chunks", points=20)
-    assert (record.label, record.train_length, record.target_length) == ("2 chunks", 64, 512)
-    assert {63, 64, 512 - 64, 512 - 64 + 1} <= set(record.distances)
-    assert record.distances[0] == 1
-    assert record.distances[-1] == 511
-    assert len(record.distances) <= 24
-    for distance, probability in zip(record.distances, record.probability, strict=True):
-        assert probability == curve.probability[distance - 1]

@@ -8,7 +8,6 @@ import pytest
 from skipwise.results.records import ReadingRecord
 from skipwise.results.statistics import (
     Interval,
-    _freedom,
     difference,
     fewest_prompts,
     least_hits,
@@ -50,16 +49,6 @@ def test_intervals_of_few_documents_hold_what_they_say(documents: int):
     assert 0.93 <= np.mean([one.low <= 0 <= one.high for one in drawn]) <= 0.98
 
 
-def test_degrees_of_freedom_are_those_of_the_whole_matrix():
-    share = np.array([0.5, 0.2, 0.2, 0.1])
-    weight = share**2 / (1 - share)
-    apart = np.eye(4) - share  # y - share @ y
-    form = apart.T @ np.diag(weight) @ apart
-    assert _freedom(weight, share) == pytest.approx(np.trace(form) ** 2 / np.trace(form @ form))
-    even = np.full(5, 0.2)
-    assert _freedom(even**2 / 0.8, even) == pytest.approx(4)
-
-
 def reading(document: str, nll: list[float], hits: list[int], *, edges=(1, 64, 256, 512), begin=0) -> ReadingRecord:
     return ReadingRecord("m", "x", document, "sliding", begin, 512, 128, list(edges), "float32", "d", None, nll, hits)
 
@@ -72,15 +61,6 @@ LONG = reading("c", [100.0, 400.0], [1, 1], edges=(1, 101, 301))
 def test_loss_is_the_mean_over_tokens_and_not_over_documents():
     assert loss([A, LONG]).mean == pytest.approx((63 + 384 + 768 + 500) / (511 + 300))
     assert loss([A, B], sums="hits").mean == pytest.approx(75 / (2 * 511))
-
-
-def test_differences_may_be_resampled_by_segment():
-    ours = [reading("a", [63.0 * n, 0, 0], [0, 0, 0], begin=n) for n in range(10)]
-    theirs = [reading("a", [0.0, 0, 0], [0, 0, 0], begin=n) for n in range(10)]
-    by_document, by_segment = difference(ours, theirs), difference(ours, theirs, by_segment=True)
-    assert by_document.mean == by_segment.mean == pytest.approx(4.5 * 63 / 511)
-    assert by_document.high == math.inf
-    assert by_segment == mean_interval([63.0 * n for n in range(10)], [511] * 10, [f"a {n}" for n in range(10)])
 
 
 @pytest.mark.parametrize(
