@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -45,15 +44,6 @@ def test_recipes_page_has_every_setting_and_every_recipe() -> None:
     keys = {key for part in (Recipe, Positions, Data, Training, Lora, Teacher, Evaluation) for key in part.model_fields}
     assert not [key for key in keys - sections if f"| `{key}` |" not in text]
     assert not [name for name in shipped_recipes() if f"`{name}`" not in text]
-
-
-def test_the_site_has_every_public_name_and_every_page() -> None:
-    entries = re.findall(r"^::: skipwise\.(\S+)$", (DOCS / "reference.md").read_text(encoding="utf-8"), re.MULTILINE)
-    public = [f"{module}.{name}".removeprefix("skipwise.") for name, module in skipwise._PUBLIC.items()]
-    assert sorted(entries) == sorted(public)
-    navigation = yaml.safe_dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    named = set(re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE))
-    assert not {path.relative_to(DOCS).as_posix() for path in PAGES if path.is_relative_to(DOCS)} - named
 
 
 def test_the_release_has_one_version_and_one_date() -> None:

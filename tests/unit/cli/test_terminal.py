@@ -8,12 +8,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.main import get_command
 
-from skipwise.cli import app
+from skipwise.cli import allocator, app
 from skipwise.cli.extension import _recipe
 from skipwise.cli.options import read_lengths
 from skipwise.cli.terminal import explained, new_console, prepare_process, readable
@@ -25,6 +26,7 @@ SLOW = """
 import os, signal, sys, time
 import skipwise.method.coverage as place
 from pathlib import Path
+from types import SimpleNamespace
 def wait(*args, **options):
     try:
         Path("waiting").touch()
@@ -117,7 +119,7 @@ def test_a_command_line_is_recorded_without_secrets(monkeypatch) -> None:
     assert seen[1:] == ["extend", "--data", "https://me:***@host/text", "--set", "data.text_field=***"]
 
 
-def test_options_that_are_paths_know_the_home_folder(monkeypatch, capsys, tmp_path) -> None:
+def test_options_that_are_paths_know_the_home_folder(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "m").mkdir()
     seen = []
@@ -188,3 +190,12 @@ def test_a_model_has_its_own_recipe_or_the_defaults_however_it_is_named() -> Non
     assert _recipe(None, {"model": None}, None, False) == load_recipe("nano")
     with pytest.raises(RecipeError):
         _recipe(None, {"model": None}, ["model=[1]"], False)
+
+
+def test_freed_memory_is_given_back_once_the_process_has_grown(monkeypatch) -> None:
+    held, trimmed = iter([100, 2**28, 2**28 + 100, 2**29]), []
+    monkeypatch.setattr(allocator, "_EVERY", 0)
+    monkeypatch.setattr(allocator, "_resident_bytes", lambda: next(held))
+    with pytest.raises(StopIteration):
+        allocator._give_back_growth(SimpleNamespace(malloc_trim=trimmed.append))
+    assert trimmed == [0]  # after which the next number is the least

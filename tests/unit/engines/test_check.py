@@ -25,7 +25,6 @@ from tests.tiny import byte_tokenizer, checkpoint
 
 PLACES = [*range(121, 129), *range(1145, 1153), *range(2040, 2048)]
 REQUEST = Request("DIR", [1] * 2047, PLACES, 2048)
-ENGINE = Engine("vllm", "python", "1.0")
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +40,13 @@ def scripted(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str, name: s
 
 
 @pytest.mark.parametrize(
-    ("original", "target", "depths"),
-    [
-        (256, 2048, [128, 1152, 2047]),  # inside, in the middle of what is beyond, at the end
-        (256, 256, [128, 192, 255]),  # not extended
-    ],
+    ("original", "target", "depths"), [(256, 2048, [128, 1152, 2047]), (256, 256, [128, 192, 255])]
 )
 def test_a_request_has_eight_places_at_each_depth(original: int, target: int, depths: list[int]) -> None:
     tokenizer = byte_tokenizer()
     request = plan_request("DIR", tokenizer, original, target)
     assert request.places == [place for depth in depths for place in range(depth - 7, depth + 1)]
     assert request.ids == tokenizer(tokenizer.decode(request.ids)).input_ids[: target - 1]
-    assert (request.model, request.max_length) == ("DIR", target)
     assert request.tokens == [tokenizer(text).input_ids for text in request.texts]
 
 

@@ -13,7 +13,7 @@ from skipwise.engines.check import Engine, Request
 from skipwise.engines.export import TYPES, _plain_rope, write_gguf
 from skipwise.engines.gguf_in import convert_gguf
 from skipwise.errors import EngineError, RecipeError, RunError
-from skipwise.method.interpolation import Rope, RopeSettings, frequencies, rope_parameters
+from skipwise.method.interpolation import Rope, RopeSettings, rope_parameters
 from skipwise.model import gguf
 from tests import tiny
 from tests.command_line import run
@@ -35,18 +35,19 @@ def test_other_ropes_are_not_changed(name: str) -> None:
     assert config == settings(name, given)
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_revised_yarn_becomes_factors_by_frequency(nested: bool) -> None:
+def test_revised_yarn_becomes_factors_by_frequency() -> None:
     config = settings("yarn-revised", partial_rotary_factor=0.5)
     written = dict(config["rope_parameters"])
-    if nested:
-        config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": {}}
+    config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": {}}
     config["rope_scaling"] = dict(written)
     factors, attention = _plain_rope(config, True)
     assert factors == written["long_factor"]
     assert (factors[0], factors[-1], attention) == (1.0, 8.0, written["attention_factor"])
-    left = config["rope_parameters"]["full_attention"] if nested else config["rope_parameters"]
-    assert left == {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    assert config["rope_parameters"]["full_attention"] == {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+    }
     assert "rope_scaling" not in config  # the converter would read it
 
 
@@ -108,17 +109,10 @@ def test_a_conversion_that_fails_leaves_no_file(steps: list[str], tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "there", "error"),
-    [
-        ("f16", "m.gguf", "m.gguf", RunError),
-        ("f16", "m.gguf", "m.Modelfile", RunError),
-        ("f16", "models", "", RunError),
-        ("q8", "m.gguf", "", RecipeError),
-    ],
+    ("kind", "name", "error"), [("f16", "m.gguf", RunError), ("f16", "models", RunError), ("q8", "n.gguf", RecipeError)]
 )
-def test_no_file_is_overwritten_and_name_and_type_are_known(kind, name, there, error, tmp_path: Path) -> None:
-    if there:
-        (tmp_path / there).touch()
+def test_no_file_is_overwritten_and_name_and_type_are_known(kind, name, error, tmp_path: Path) -> None:
+    (tmp_path / "m.Modelfile").touch()
     with pytest.raises(error):
         export.export("nano", kind=kind, out=tmp_path / name, checked=False, length=None, console=CONSOLE)
 

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from lm_eval.api.instance import Instance
@@ -11,7 +10,7 @@ from lm_eval.models.huggingface import HFLM
 
 from skipwise.errors import DataError, EvaluationError, RecipeError
 from skipwise.evaluation import benchmarks
-from skipwise.evaluation.benchmarks import Benchmarks, HarnessModel, _by_question, _scores, data_of, parse_tasks
+from skipwise.evaluation.benchmarks import Benchmarks, HarnessModel, data_of, parse_tasks
 from skipwise.results.scores import PAPER
 from tests.tiny import byte_tokenizer, llama
 
@@ -100,22 +99,6 @@ def test_missing_data_are_refused(tasks: Path, tmp_path: Path, monkeypatch: pyte
     text = (tasks / "plain.yaml").read_text()
     (tasks / "plain.yaml").write_text(text + "dataset_kwargs: {trust_remote_code: true}\n")
     assert changes(tasks, "plain", tmp_path / "own")["dataset_kwargs"] == {}  # its code is never asked for
-
-
-@pytest.mark.parametrize(
-    ("scores", "value", "kept"),
-    [
-        ([1.0, 0, True, np.float64(0)], 0.5, "1010"),
-        ([np.float64(0.1234567), 0.5], 0.31172835, [0.123457, 0.5]),
-        ([1, 0, 1], 0.8, ""),  # a metric that is no mean, as F1
-        ([(0, 1), (1, 1)], 0.5, ""),  # parts of a score
-        ([], 0.0, ""),
-    ],
-)
-def test_scores_of_questions_are_kept_where_the_value_is_their_mean(scores, value, kept) -> None:
-    assert _by_question(scores, value) == kept
-    result = {"alias": "x", "acc,none": 0.5, "acc_stderr,none": 0.1, "em,strict": 1, "em_stderr,strict": "N/A"}
-    assert list(_scores(result)) == [("acc", 0.5, 0.1), ("em,strict", 1.0, None)]
 
 
 def instance(kind: str, *arguments: object) -> Instance:

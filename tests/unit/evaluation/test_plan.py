@@ -15,21 +15,19 @@ from transformers import LlamaConfig
 
 from skipwise.data.ruler import TASKS
 from skipwise.errors import EvaluationError, ModelError, RecipeError, TooShortError
-from skipwise.evaluation.measure import Workload, answered, measure, missing, too_long
+from skipwise.evaluation.measure import Workload, measure, missing, too_long
 from skipwise.evaluation.models import EvaluatedModel, assumed_length, find_models
 from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.plan import Readings, plan_model, plan_prompts, plan_readings
-from skipwise.evaluation.specification import Specification, doubled_windows, read_tasks, specification_of, specify
+from skipwise.evaluation.specification import Specification, doubled_windows, read_tasks, specify
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.extend import _measure_step
 from skipwise.model.config import load_config
 from skipwise.model.cost import token_bytes
 from skipwise.model.extension import plan_extension
-from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.origin import Origin
-from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
-from skipwise.results.records import ReadingRecord, append_record, read_records
+from skipwise.results.records import ReadingRecord
 from skipwise.training.trainer import _memory_errors
 from tests.tiny import byte_tokenizer, checkpoint, llama
 
@@ -37,7 +35,6 @@ QUIET = Console(quiet=True)
 MODEL = EvaluatedModel("m", "", 32, 4096, weights="w")
 READ = Specification(windows=[32, 64], original=32, target=64, stride=16, segment_lengths=[40])
 ASKED = Specification(tasks=["passkey"], prompt_lengths=[420], prompt_trials=3)
-RULED = Specification(tasks=["ruler:vt"], prompt_lengths=[2048], prompt_trials=3, seed=5)
 
 
 def text_of(*lengths: int, windows: tuple[int, ...] = (32, 64), source: str = "x") -> EvaluationText:
@@ -105,9 +102,6 @@ def test_other_settings_and_another_model_make_other_requests(change) -> None:
     assert not ours & asked(rule, replace(MODEL, label="n"))
 
 
-COST, SPEED = ForwardCost(linear=100.0, output=50.0, pair=2.0), Speed(linear=10.0, attention=20.0)
-
-
 def batches_of(*texts) -> list:
     return [*plan_readings(READ, MODEL, texts or [TEXT]), *plan_prompts(ASKED, MODEL, byte_tokenizer(), QUIET)]
 
@@ -129,6 +123,9 @@ def test_every_request_gets_the_record_of_its_key() -> None:
     made: list = []
     measure(model, batches, QUIET, made.append)
     assert sorted(r.key for r in made) == sorted(keys(batches))
+    shards = [keys(missing(batches, set(), (part, 3))) for part in (1, 2, 3)]
+    assert sorted(chain.from_iterable(shards)) == sorted(keys(batches))
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1
     assert not model.lm_head._forward_hooks
     for record in (r for r in made if isinstance(r, ReadingRecord)):
         tokens = next(d.tokens for d in TEXT.documents if d.document == record.document)
@@ -136,29 +133,6 @@ def test_every_request_gets_the_record_of_its_key() -> None:
         whole = sliding_perplexity(model, [tokens], window=record.window, stride=min(record.stride, record.window))
         assert sum(record.nll) == pytest.approx(whole.nll, rel=1e-4)
         assert record.tokens == len(tokens) - 1
-
-
-def test_existing_records_are_not_measured_again(tmp_path) -> None:
-    path, loads = tmp_path / "results.jsonl", []
-
-    def load():
-        loads.append(1)
-        return llama(512)
-
-    batches = batches_of()
-    shards = [keys(missing(batches, set(), (part, 3))) for part in (1, 2, 3)]
-    assert sorted(chain.from_iterable(shards)) == sorted(keys(batches))
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-    first = answered(load, batches, path, QUIET)
-    assert [r.key for r in first] == keys(batches)
-    assert answered(load, batches, path, QUIET) == first
-    records = read_records(path)
-    path.unlink()
-    append_record(path, *records[:4])
-    answered(load, batches, path, QUIET)
-    assert read_records(path)[:4] == records[:4]
-    assert [r.key for r in read_records(path)] == [r.key for r in records]
-    assert loads == [1, 1]
 
 
 def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(tmp_path) -> None:
@@ -184,9 +158,6 @@ def test_lengths_that_no_memory_holds_are_refused(monkeypatch) -> None:
     assert too_long(parts, config, 2, 1000, 1000 + 128 * each) == ""
     prompts = [replace(part, scored=False) for part in parts]
     assert too_long(prompts, config, 2, 1000, 1000 + 128 * each)  # the KV cache
-
-
-MINE, BASE = EvaluatedModel("mine", "", 256, 1024), EvaluatedModel("base", "", 256, 256, control=True)
 
 
 def test_lengths_double_from_the_original_to_the_target() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from skipwise.errors import EvaluationError, RecipeError
-from skipwise.evaluation import decoding, retrieval
+from skipwise.evaluation import retrieval
 from skipwise.evaluation.retrieval import answers, draw_prompt, is_hit, question_of, retrieval_accuracy, retrieve
 from tests import tiny
 
@@ -54,25 +54,6 @@ def test_equals_greedy_decoding_without_cache_or_batch_beyond_the_models_length(
             written = written[: written.index(tokenizer.eos_token_id)]
         assert answer == tokenizer.decode(written).strip()
     assert len(set(answers)) > 1
-
-
-def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, monkeypatch):
-    fed = []
-    forward = type(llama).forward
-
-    def spy(self, **arguments):
-        fed.append(arguments["input_ids"].shape[1])
-        return forward(self, **arguments)
-
-    monkeypatch.setattr(type(llama), "forward", spy)
-    prompts = prompts_of(tokenizer, 12, seed=1)
-    tokens = sum(len(prompt.ids) for prompt in prompts)
-    shared, shared_tokens = texts(llama, tokenizer, prompts), sum(fed)
-    fed.clear()
-    monkeypatch.setattr(decoding.Reader, "_common", lambda self, prompt: 0)
-    assert texts(llama, tokenizer, prompts) == shared
-    assert tokens * 0.4 < shared_tokens < tokens * 0.8
-    assert sum(fed) >= tokens
 
 
 @pytest.mark.parametrize(

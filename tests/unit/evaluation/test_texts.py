@@ -104,7 +104,6 @@ def test_every_document_gives_a_segment_before_any_gives_a_second() -> None:
     [
         (260, 30, [30 * n for n in range(8)], 30),  # the last 20 tokens are not read
         (239, 30, [29 * n for n in range(8)], 29),  # shorter than the window, so that there are eight
-        (16, 30, [2 * n for n in range(8)], 2),
         (15, 30, [], 0),  # nothing to score
         (100_000, 1024, [1024 * n for n in range(16)], 1024),  # 16,384 tokens
         (100_000, 60_000, [2048 * n for n in range(8)], 2048),  # as many tokens, and eight segments

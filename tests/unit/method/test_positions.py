@@ -73,9 +73,7 @@ def test_a_share_of_examples_is_contiguous_and_the_others_are_as_without_it() ->
     contiguous = (plans.position_ids() == np.arange(64)).all(axis=1) & (np.diff(plans.content_indices()) == 1).all(
         axis=1
     )
-    begins = plans.content_indices()[contiguous, 0]
-    assert len(np.unique(begins)) > 200
-    assert begins.max() == 300 - 64
+    assert plans.content_indices()[contiguous, 0].max() == 300 - 64
     assert abs(contiguous.mean() - 0.25) < 4 * np.sqrt(0.25 * 0.75 / 4000)
     assert (plans.position_ids()[~contiguous] == without.position_ids()[~contiguous]).all()
 
@@ -118,12 +116,10 @@ def test_first_length_and_skip_are_uniform_as_in_the_paper() -> None:
     first = np.bincount(plans.lengths[:, 0], minlength=train)[1:]
     skip = np.bincount(plans.skips[:, 1], minlength=target - train + 1)
     offset = np.bincount(plans.offsets[:, 1], minlength=100 - train + 1)
-    # 32, 33 and 68 classes: the 0.9999 quantiles of chi-square lie at 71, 72 and 119.
-    assert len(first) == 32
+    assert (len(first), len(skip), len(offset)) == (32, 33, 68)
+    # The 0.9999 quantiles of chi-square with so many classes.
     assert chi_square(first) < 71
-    assert len(skip) == 33
     assert chi_square(skip) < 72
-    assert len(offset) == 68
     assert chi_square(offset) < 119
 
 
@@ -178,10 +174,8 @@ def test_controls_are_contiguous() -> None:
     ("lengths", "options", "error"),
     [
         ((64, 512, 100), {"chunks": 65}, RecipeError),
-        ((64, 512, 100), {"chunks": 0}, RecipeError),
         ((64, 32, 100), {}, RecipeError),
         ((64, 512, 63), {}, DataError),
-        ((64, 512, 64), {"chunks": 3, "lengths": "released"}, RecipeError),
         ((64, 512, 64), {"chunks": 3, "skips": "end_anchored"}, RecipeError),
         ((64, 512, 64), {"content": "papr"}, RecipeError),
         ((64, 512, 64), {"contiguous": 1.5}, RecipeError),

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,10 +36,9 @@ def test_integers_stay_within_both_ends(seed: int, draw: int, low: int, width: i
     assert drawn.max() <= low + width
 
 
-@pytest.mark.parametrize("bins", [2, 7, 256])
-def test_integers_are_uniform(bins: int) -> None:
+def test_integers_are_uniform() -> None:
     """Chi-square over 100,000 examples; its mean is bins - 1, its variance 2 (bins - 1)."""
-    examples = 100_000
+    bins, examples = 7, 100_000
     counts = np.bincount(Rng.of(0, 0, np.arange(examples)).integers(0, 0, bins - 1), minlength=bins)
     chi_square = ((counts - examples / bins) ** 2 / (examples / bins)).sum()
     assert len(counts) == bins

@@ -106,18 +106,6 @@ def test_a_base_that_fails_is_drawn_on_a_logarithmic_scale_and_infinity_not_at_a
     assert math.inf in [row[3] for row in plot.data]
 
 
-@pytest.mark.parametrize(("prompts", "parts"), [(50, 5), (100, 10)])
-def test_a_heat_map_has_ten_parts_with_enough_prompts(prompts, parts):
-    plot = plots_of(run(*trials("pose", 256, 20, prompts), *trials("pose", 512, prompts, prompts)))["passkey-depth"]
-    assert len(plot.data) == 2 * parts
-    assert sum(row[4] for row in plot.data) == 2 * prompts
-    assert [row[5] for row in plot.data if row[1] == 512] == [prompts // parts] * parts
-    places = zip(trials("pose", 256, 4, 4), (0.0, 0.19, 0.2, 1.0), strict=True)
-    plot = plots_of(run(*(replace(trial, depth=depth) for trial, depth in places)))["passkey-depth"]
-    assert [row[4] for row in plot.data] == [2, 1, 0, 0, 1]
-    assert len(axes_of(plot).patches) == 3  # parts without prompts have no colour
-
-
 def test_an_evaluation_has_figures_by_position(tmp_path):
     levels = {"m": [9, 8, 7, 6, 5, 4.0], "base": [8, 7, 6, 8, 9, 9.0]}
     records = [

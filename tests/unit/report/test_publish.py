@@ -202,13 +202,7 @@ def test_the_head_names_base_license_and_results_for_the_hub(model, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("card", "license"),
-    [
-        ("---\nlicense: mit\n---\n", "mit"),
-        ("---\nlicense: [a, b]\n---\n", None),
-        ("---\n: : [\n---\n", None),
-        (None, None),
-    ],
+    ("card", "license"), [("---\nlicense: mit\n---\n", "mit"), ("---\n: : [\n---\n", None), (None, None)]
 )
 def test_a_license_is_taken_from_the_bases_card_if_it_names_one(tmp_path, card, license) -> None:
     if card is not None:

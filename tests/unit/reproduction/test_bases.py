@@ -1,21 +1,14 @@
 """What is measured beside the arms: small bases, what a step costs, and closed forms against Monte Carlo."""
 
-import dataclasses
 import io
-from argparse import Namespace
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import hundred_million
-from reproduction import bases, costs, coverage_check
+from reproduction import bases, costs
 from reproduction.bases import BASES, base_folder, make_base, new_model
-from reproduction.coverage_check import CLOSED, agreements, check_closed_form, coverage_section
-from skipwise.data.examples import PoseDataset
-from skipwise.data.store import split_by_name
 from skipwise.model.extension import plan_extension
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
@@ -55,20 +48,6 @@ def test_a_base_is_trained_once_and_kept_by_what_decides_it(tiny: Data, tmp_path
         assert base_folder("GPT-J", tiny.model_copy(update=changes)) != folder.parent
 
 
-def test_a_base_is_trained_on_nothing_that_is_held_out(tiny: Data, tmp_path, monkeypatch) -> None:
-    seen: list[PoseDataset] = []
-    monkeypatch.setattr(bases, "train", lambda model, dataset, *_, **__: seen.append(dataset))
-    hundred_million.make_base(
-        tmp_path / "base", Namespace(text=tiny.source, window=128, width=64, layers=1, steps=2, tokens=256)
-    )
-    make_base("LLaMA2", tiny.model_copy(update={"held_out": 0.5, "retrieval": 0.5}), CONSOLE)
-    for dataset, share in zip(seen, (0.1, 0.5), strict=True):
-        _, held_out = split_by_name(dataset.store, share)
-        assert len(held_out)
-        assert not set(held_out) & set(dataset.documents)
-        assert (dataset.data.passkey, dataset.data.retrieval) == (0.1, 0)
-
-
 def test_steps_are_measured_once_and_a_killed_measurement_goes_on(tmp_path, monkeypatch) -> None:
     recipe = load_recipe("nano", {"model": str(checkpoint(tmp_path / "base", 16)), "training.precision": "float32"})
     monkeypatch.setattr(costs, "FACTORS", (2, 8))
@@ -82,21 +61,3 @@ def test_steps_are_measured_once_and_a_killed_measurement_goes_on(tmp_path, monk
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:3]))
     assert len(costs.measure_costs(recipe, 16, tmp_path, CONSOLE)) == 4
     assert costs.known_costs(recipe.model_copy(update={"interpolation": "ntk"}), 16, tmp_path) == []
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.02])
-def test_closed_forms_agree_with_monte_carlo_and_a_wrong_one_is_found_out(shift, tmp_path, monkeypatch) -> None:
-    true = coverage_check.closed_form
-
-    def shifted(*args, **kwargs):
-        curve = true(*args, **kwargs)
-        return dataclasses.replace(curve, probability=np.clip(curve.probability - shift, 0, 1))
-
-    monkeypatch.setattr(coverage_check, "_SAMPLES", 10_000)
-    monkeypatch.setattr(coverage_check, "closed_form", shifted)
-    for name, rules in CLOSED.items():
-        assert agreements({name: check_closed_form(32, 256, rules)})[0].holds is (shift == 0)
-    monkeypatch.setattr(coverage_check, "SIZES", ((64, 256),))
-    _, found = coverage_section(tmp_path / "figures")
-    assert [finding.holds for _, finding in found[:3]] == [shift == 0] * 3
-    assert (tmp_path / "figures" / "coverage-256.svg").exists()

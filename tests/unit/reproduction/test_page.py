@@ -12,7 +12,6 @@ from reproduction.reproduce import NOTES, Asked
 from reproduction.runs import seeds_in
 from reproduction.scales import SCALES
 from skipwise.errors import RunError
-from tools.reproduction_docs import publish
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +39,6 @@ def test_no_published_arm_is_lost(published) -> None:
     out, plans = published
     planned = {run.folder(out).name for runs in plans.values() for run in runs}
     assert {arm.name for arm in (out / "arms").iterdir()} <= planned
-
-
-def test_arms_that_no_exhibit_has_are_not_published(tmp_path, monkeypatch) -> None:
-    """Under other changes than theirs all arms of a command would be such."""
-    monkeypatch.setattr("tools.reproduction_docs.EXHIBITS", {"content": EXHIBITS["content"]})
-    archive = tmp_path / "records.jsonl.zst"
-    archive.write_bytes(ARCHIVE.read_bytes())
-    (tmp_path / "out" / "arms" / "pose-000000000000").mkdir(parents=True)
-    with pytest.raises(SystemExit):
-        publish(tmp_path / "out", archive, {})
-    assert archive.read_bytes() == ARCHIVE.read_bytes()
 
 
 def test_an_archive_gives_back_what_was_packed_and_the_same_bytes(tmp_path) -> None:

@@ -1,23 +1,16 @@
 """Every exhibit resolves into arms that train on equal tokens; a run is shared by what decides it."""
 
 import pytest
-from transformers import LlamaConfig
 
-from reproduction import estimate
 from reproduction.claims import arms_of
 from reproduction.exhibits import BASELINES, EXHIBITS, TRAINED
-from reproduction.full_size import full_size
 from reproduction.runs import plan_runs
-from reproduction.scales import MODELS, SCALES
+from reproduction.scales import SCALES
 from reproduction.selection import chosen_exhibits, require_same_budget, require_undecided, select
 from skipwise.errors import RecipeError
-from skipwise.model.forward_cost import ForwardCost, Speed
-from skipwise.recipes.loading import load_recipe
-from skipwise.training.cost import Hardware, estimate_cost
 from tests.tiny import checkpoint
 
 MAIN = ("main", "linear, 8x", "pose")
-PASSKEY = ("passkey", "yarn, 8x", "pose")
 
 
 def runs(name: str, seeds=(0,), scale="nano", **changes):
@@ -94,28 +87,3 @@ def test_arms_are_chosen_as_the_tables_write_them_and_of_unequal_budget_refused(
             select({"main": runs("main"), "interpolation": runs("interpolation")}, arms, settings)
     with pytest.raises(RecipeError):
         chosen_exhibits(["mian"])
-
-
-def test_a_run_costs_its_training_and_its_measurements_and_what_is_shared_once(monkeypatch) -> None:
-    read, pair = 1e-5, 1e-8  # seconds
-    known = ForwardCost(linear=read, output=0.0, pair=2 * pair), Speed(1.0, 1.0)
-    monkeypatch.setattr(estimate, "_measured", lambda model: known)
-    monkeypatch.setattr(estimate, "_trained_token", lambda model, window: 1e-4)
-    asked = {"windows": [256], "documents": 1, "source": ["x"], "segment_lengths": None, "other": False}
-    asked |= {"prompt_trials": 10, "prompt_lengths": [1024]}
-    run = one(*PASSKEY, **{f"evaluation.{key}": value for key, value in asked.items()})
-    sliding, prompts = (256 + 2 * 256) * (read + 256 * pair), 10 * 1024 * (read + 1024 * pair)
-    training = 1_638_400 * 1e-4
-    assert estimate.seconds(run, "nano") == pytest.approx(12 + training + sliding + prompts)
-    apart = estimate.total_seconds([run, run], "nano") - estimate.total_seconds([run], "nano")
-    assert apart == pytest.approx(estimate.total_seconds([run], "nano") - training)
-
-
-def test_the_papers_own_run_costs_what_its_plan_says() -> None:
-    config = LlamaConfig(bos_token_id=1, eos_token_id=2)  # LLaMA-7B, as it is by default
-    plan = estimate_cost(config, load_recipe("llama-7b-16k"), 2048, 64, Hardware(8))
-    pose = next(run for run in runs("main", scale="paper") if run.variant == "pose")
-    cost = full_size(pose, MODELS["huggyllama/llama-7b"])
-    traced = plan.weights + plan.gradients + plan.optimizer + plan.activations
-    assert cost.gigabytes == pytest.approx(traced / 1e9, rel=0.05)
-    assert cost.gpu_hours == pytest.approx(8 * plan.hours, rel=0.1)

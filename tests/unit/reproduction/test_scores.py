@@ -96,44 +96,6 @@ def test_documents_are_pooled_and_of_one_read_twice_the_longer_reading_counts(tm
     assert (found.reading["x", 512], found.seeds) == ((128, 4), {"sliding": [0, 1]})
 
 
-def test_tasks_and_steps_are_taken_where_they_are_asked_for(tmp_path) -> None:
-    records = [*trials(40, 60), *trials(10, 60, task="keys"), *trials(10, 60, task="lines")]
-    records += [sliding(2.0, window=2048, step=step) for step in (10, 30)]
-    found = scores(tmp_path, *records, **{"evaluation.tasks": ["passkey", "keys"], "evaluation.steps": [10, 20]})
-    assert found.hits == {"passkey": {512: [(40, 50)]}, "keys": {512: [(10, 50)]}}
-    assert found.steps == {10: [pytest.approx(0.693147, rel=1e-5)]}
-    assert found.nll == {}
-
-
-@pytest.mark.parametrize(
-    ("rows", "seeds", "partial"),
-    [
-        (
-            {"pose": [pooled(10.0), pooled(10.0, documents=2)], "full": [pooled(10.0, documents=2)]},
-            {"pose": {"sliding"}, "full": set()},
-            ["full"],
-        ),
-        (
-            {"pose": segments(1.0, count=2), "full": segments(1.0), "short": [pooled(10.0)]},
-            {"pose": {"segments"}, "full": set(), "short": {"sliding"}},
-            ["full"],
-        ),
-        (  # a row may lack a length that others have
-            {"original": [*trials(40, 50), *trials(0, 50, length=4096)], "pose": trials(40, 50)},
-            {"original": {"prompts"}, "pose": {"prompts"}},
-            [],
-        ),
-    ],
-)
-def test_rows_that_were_measured_on_less_are_left_out(tmp_path, rows, seeds, partial) -> None:
-    runs = planned(rows)
-    for run in runs:
-        write(tmp_path, run, *rows[run.variant])
-    table, left = collect(runs, tmp_path)
-    assert {variant: set(row.seeds) for variant, row in table["yarn, 8x"].items()} == seeds
-    assert [run.variant for run in left["yarn, 8x"]] == partial
-
-
 def test_rows_are_compared_over_the_whole_seeds_that_all_have(tmp_path) -> None:
     runs = planned(["pose", "short"], seeds=(0, 1, 2))
     for run in runs:

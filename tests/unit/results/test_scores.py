@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from skipwise.results.effective_length import EXCESS, EffectiveLength, effective_length
+from skipwise.results.effective_length import EXCESS, effective_length
 from skipwise.results.records import BenchmarkRecord, RulerRecord
-from skipwise.results.scores import PAPER, average, difference, paired, ruler_length, scores_of, shared_tasks
+from skipwise.results.scores import PAPER, average, difference, paired, ruler_length, scores_of
 from skipwise.results.statistics import Interval, wilson_interval
 
 
@@ -89,10 +89,8 @@ def test_the_paired_error_of_right_and_wrong_answers_is_that_of_the_closed_form(
 @pytest.mark.parametrize(
     ("own", "base"),
     [
-        (record("10", ""), record("10", "")),  # of version 0.2 or earlier
         (record("1011"), record("1011", "first four")),
         (record("1011"), record("101")),
-        (record("1"), record("0")),  # one question has no spread
         (record("1011"), replace(record("1011"), scores="")),
     ],
 )
@@ -121,14 +119,12 @@ ALL, MOST, HALF = (100, 100), (97, 100), (50, 100)
         ({256: ALL, 512: MOST}, {256: GOOD, 512: GOOD}, 512, False),
         ({256: ALL, 512: HALF, 1024: ALL}, {256: GOOD, 512: GOOD, 1024: GOOD}, 256, False),
         ({256: ALL, 512: ALL}, {256: GOOD, 512: BAD}, 256, False),
-        ({256: HALF}, {256: UNSURE}, 0, False),
         ({256: (9, 10)}, {256: GOOD}, 0, True),
         ({256: ALL}, {256: UNSURE}, 0, True),
         ({256: ALL}, {256: ONE_DOCUMENT}, 0, True),
         ({256: ALL}, {256: NOT_A_NUMBER}, 0, False),
         ({256: ALL, 512: ALL}, {256: GOOD}, 256, True),
         ({256: ALL}, {256: GOOD, 512: GOOD}, 256, True),
-        ({}, {256: GOOD}, 0, True),
         ({256: ALL}, {}, 0, True),
         # The far end of the interval decides: of 100 passkeys 96 are enough, whose low end is 90.2%; of 95 it is 88.8%.
         ({8: (96, 100)}, {8: GOOD}, 8, False),
@@ -150,7 +146,6 @@ def test_the_longest_length_at_which_this_and_all_shorter_pass(found, excess, to
         ((8, 85, 100), 85, 0, True),  # 85 of 100 may be 90%
         ((8, 50, 100), 50, 0, True),
         ((8, 50, 100), 56, 16, False),
-        ((8, 50, 100), 30, 0, False),
         ((8, 0, 100), 99, 0, True),  # any model would pass
     ],
 )
