@@ -26,47 +26,25 @@ COPY = "copy"  # the same documents at another place
 UNKNOWN = "stock/demo"  # holds the model without skipwise.json, so that no command knows what it was trained on
 _FLOAT32 = ("--precision", "float32")
 _LENGTHS = "256,512"
+_LOGGED = {"logging_steps": 1, "precision": "float32"}
 
 # The recipe nano-pose and its first examples in their order, four a step where it takes sixteen: 20 steps of sixteen would
 # take longer than all else here.
 DEMO = {
-    "training.max_steps": 20,
-    "training.batch_size": 4,
-    "training.per_device_train_batch_size": 4,
-    "training.logging_steps": 1,
-    "training.precision": "float32",
-    "evaluation.documents": 2,
-    "evaluation.windows": "[256, 512]",
-    "evaluation.tokens_per_document": 640,
-    "evaluation.segment_lengths": "[512]",
-    "evaluation.segments": 2,
-    "evaluation.prompt_lengths": "[256, 512]",
-    "evaluation.prompt_trials": 2,
+    "training": {"max_steps": 20, "batch_size": 4, "per_device_train_batch_size": 4, **_LOGGED},
+    "evaluation": {"documents": 2, "windows": "[256, 512]", "segment_lengths": "[512]", "segments": 2}
+    | {"prompt_lengths": "[256, 512]", "prompt_trials": 2, "tokens_per_document": 640},
 }
 
 # Step 1 of the warm-up has a rate of 0, step 2 is the best, at step 3 the rate is too high; gradients of two
 # micro-batches are added up.
 BEST = {
-    "target": 512,
-    "interpolation": "linear",
-    "positions.chunks": 3,
-    "training.max_steps": 3,
-    "training.batch_size": 2,
-    "training.per_device_train_batch_size": 1,
-    "training.learning_rate": 0.02,
-    "training.warmup_steps": 3,
-    "training.logging_steps": 1,
-    "training.precision": "float32",
-    "evaluation.arms": "[trained]",
-    "evaluation.documents": 1,
-    "evaluation.windows": "[512]",
-    "evaluation.tokens_per_document": 640,
-    "evaluation.segments": 2,
-    "evaluation.prompt_trials": 0,
-    "evaluation.steps": "[1, 2]",
-    "evaluation.keep": "best",
+    "training": {"max_steps": 3, "batch_size": 2, "per_device_train_batch_size": 1, **_LOGGED}
+    | {"learning_rate": 0.02, "warmup_steps": 3},
+    "positions": {"chunks": 3},
+    "evaluation": {"arms": "[trained]", "documents": 1, "windows": "[512]", "segments": 2, "prompt_trials": 0}
+    | {"tokens_per_document": 640, "steps": "[1, 2]", "keep": "best"},
 }
-
 
 _PERPLEXITY: list[object] = ["evaluate", f"{UNKNOWN}/model", "--only", "perplexity", "--data", COPY]
 _PERPLEXITY += ["--lengths", _LENGTHS, "--documents", 3]
@@ -75,15 +53,16 @@ _SLIDING = ["--stride", 192, "--tokens-per-document", 1024]
 _PASSKEY = ["--only", "prompts", "--tasks", "passkey", "--lengths", _LENGTHS, "--trials", 3, "--seed", 1]
 
 
-def _extend(out: str, changes: dict[str, object]) -> list[object]:
-    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
-    return ["extend", "nano", "--recipe", "nano-pose", "--data", TEXT, "--out", out, *words]
+def _extend(out: str, sections: dict[str, dict[str, object]], *more: str) -> list[object]:
+    settings = [f"{name}.{key}={value}" for name, section in sections.items() for key, value in section.items()]
+    changes = [word for setting in (*settings, *more) for word in ("--set", setting)]
+    return ["extend", "nano", "--recipe", "nano-pose", "--data", TEXT, "--out", out, *changes]
 
 
 # The words of each command, and the one whose files it reads.
 COMMANDS: dict[str, tuple[list[object], str | None]] = {
     "extend": (_extend("demo", DEMO), None),
-    "extend, best step": (_extend("best", BEST), None),
+    "extend, best step": (_extend("best", BEST, "target=512", "interpolation=linear"), None),
     "evaluate": (["evaluate", "demo/model", "--data", TEXT, *_EVALUATED, *_FLOAT32, "--out", "evaluation"], "extend"),
     "report": (["report", "evaluation", "--out", "report"], "evaluate"),
     "perplexity, sliding": ([*_PERPLEXITY, *_SLIDING, *_FLOAT32, "--out", "sliding"], "extend"),

@@ -1,14 +1,12 @@
 """``skipwise export`` without the packages of llama.cpp: additions to its converter, and the steps of an export."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from rich.console import Console
 
-from skipwise.engines import check, export, gguf_in
+from skipwise.engines import check, export
 from skipwise.engines.check import Engine, Request
 from skipwise.engines.export import TYPES, _plain_rope, write_gguf
 from skipwise.engines.gguf_in import convert_gguf
@@ -167,13 +165,3 @@ def test_a_package_that_is_missing_or_too_old_is_named(version: str | None, tmp_
     with pytest.raises(EngineError):
         convert_gguf(Path("m.gguf"), tmp_path / "out", Console(quiet=True))
     assert not list(tmp_path.iterdir())
-
-
-def test_without_llama_cpp_nothing_is_compared(tmp_path: Path, monkeypatch, capsys) -> None:
-    source = SimpleNamespace(architecture="llama", types="Q4_K", dtype=torch.bfloat16)
-    monkeypatch.setattr(gguf_in, "GGUFFile", lambda path: source)
-    monkeypatch.setattr(gguf_in, "write_checkpoint", lambda file, folder: None)
-    monkeypatch.setattr(gguf_in, "find_engines", list)
-    convert_gguf(Path("m.gguf"), tmp_path / "out", Console(width=1000, markup=False))
-    assert "not compared" in capsys.readouterr().out
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]

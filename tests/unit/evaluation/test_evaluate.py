@@ -1,6 +1,5 @@
 """Models of an evaluation and arms of a run: what each measures, and how an evaluation continues."""
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +55,6 @@ def planned(files, **changes) -> RunEvaluation:
     return plan_evaluation(recipe, extension, tokenizer, store, origin, "float32", QUIET)
 
 
-def asked(evaluation: RunEvaluation, arm) -> list:
-    model = evaluation.model(arm, Path(evaluation.recipe.model))  # stands for the trained model
-    return [request for batch in evaluation.batches(model) for request in batch.requests]
-
-
 def keys(path: Path) -> list[str]:
     return [record.key for record in read_records(path)]
 
@@ -86,19 +80,6 @@ def test_records_of_shards_are_taken_over(tmp_path, monkeypatch) -> None:
     assert sorted(keys(whole.results)) == sorted(keys(parts[0].results) + keys(parts[1].results))
     with pytest.raises(RunError):
         evaluate(models, ASKED, earlier=[tmp_path], out=tmp_path / "f", console=QUIET)
-
-
-def test_every_arm_reads_every_window_and_answers_every_prompt(files) -> None:
-    prompts = {"evaluation.tasks": ["passkey", "lines"], "evaluation.prompt_lengths": [420, 500]}
-    evaluation = planned(files, **prompts, **{"evaluation.prompt_trials": 2, "positions.scheme": "cream"})
-    found = {arm: asked(evaluation, arm) for arm in ("original", "pi-only", "trained")}
-    for arm, label in (("original", "original"), ("pi-only", "pi-only"), ("trained", "skipwise-cream")):
-        readings = [(r.arm, r.window) for r in found[arm] if r.kind == "reading"]
-        assert readings == [(label, w) for w in (64, 128) for _ in range(2)]
-        assert Counter((r.task, r.length) for r in found[arm] if r.kind == "trial") == {
-            (task, length): 2 for task in ("passkey", "lines") for length in (420, 500)
-        }
-    assert not {r.digest for r in found["original"]} & {r.digest for r in found["pi-only"]}
 
 
 @pytest.mark.parametrize("window", [64, 66])

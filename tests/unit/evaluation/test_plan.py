@@ -18,7 +18,7 @@ from skipwise.errors import EvaluationError, ModelError, RecipeError, TooShortEr
 from skipwise.evaluation.measure import Workload, measure, missing, too_long
 from skipwise.evaluation.models import EvaluatedModel, assumed_length, find_models
 from skipwise.evaluation.perplexity import sliding_perplexity
-from skipwise.evaluation.plan import Readings, plan_model, plan_prompts, plan_readings
+from skipwise.evaluation.plan import plan_model, plan_prompts, plan_readings
 from skipwise.evaluation.specification import Specification, doubled_windows, read_tasks, specify
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.extend import _measure_step
@@ -106,18 +106,6 @@ def batches_of(*texts) -> list:
     return [*plan_readings(READ, MODEL, texts or [TEXT]), *plan_prompts(ASKED, MODEL, byte_tokenizer(), QUIET)]
 
 
-def broken(error: Exception):
-    """Make a batch at 64 tokens whose first answer raises ``error``."""
-
-    class Broken(Readings):
-        def answers(self, model, on_progress=None):
-            raise error
-            yield
-
-    [batch, *_] = plan_readings(READ, MODEL, [TEXT], [64])
-    return Broken(batch.requests, batch.documents)
-
-
 def test_every_request_gets_the_record_of_its_key() -> None:
     model, batches = llama(512), batches_of()
     made: list = []
@@ -135,8 +123,12 @@ def test_every_request_gets_the_record_of_its_key() -> None:
         assert record.tokens == len(tokens) - 1
 
 
-def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(tmp_path) -> None:
-    batch = broken(torch.OutOfMemoryError("CUDA"))
+def test_too_little_memory_is_of_the_evaluation_and_not_of_the_training_around_it(tmp_path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA")
+
+    [batch, *_] = plan_readings(READ, MODEL, [TEXT], [64])
+    monkeypatch.setattr(type(batch), "answers", full)
     with pytest.raises(EvaluationError):
         measure(llama(), [batch], QUIET, print)
     trainer, run = SimpleNamespace(micro_batch=(4, 8)), SimpleNamespace(results=tmp_path / "results.jsonl")
@@ -152,12 +144,10 @@ def test_lengths_that_no_memory_holds_are_refused(monkeypatch) -> None:
     with pytest.raises(EvaluationError):
         measure(llama(512), batches, QUIET, print)
     config = LlamaConfig(num_hidden_layers=1)
-    parts = [Workload("windows", n, n) for n in (64, 128)]
-    each = token_bytes(config, 2, cached=False)
-    assert too_long(parts, config, 2, 1000, 1000 + 100 * each)
-    assert too_long(parts, config, 2, 1000, 1000 + 128 * each) == ""
-    prompts = [replace(part, scored=False) for part in parts]
-    assert too_long(prompts, config, 2, 1000, 1000 + 128 * each)  # the KV cache
+    part, room = Workload("windows", 128, 128), 128 * token_bytes(config, 2, cached=False)
+    assert too_long([part], config, 2, 1000, 1000 + room) == ""
+    assert too_long([part], config, 2, 1000, 999 + room)
+    assert too_long([replace(part, scored=False)], config, 2, 1000, 1000 + room)  # the KV cache
 
 
 def test_lengths_double_from_the_original_to_the_target() -> None:
@@ -225,12 +215,10 @@ def test_what_a_model_was_made_from_says_base_and_lengths(base, tmp_path) -> Non
 def test_models_of_one_name_are_told_apart_and_none_is_named_twice(base, tmp_path) -> None:
     names = [str(made(tmp_path / folder / "m")) for folder in ("a", "b")]
     assert [m.label for m in find_models(names)] == names
-    assert [
-        m.label for m in find_models(names, f"{names[1]}/../m")
-    ] == names  # the base is one of them, by another path
-    for again in (names[0], f"{names[1]}/../m", f"{names[0]}/"):
-        with pytest.raises(RecipeError):
-            find_models([*names, again])
+    again = f"{names[1]}/../m"
+    assert [m.label for m in find_models(names, again)] == names  # the base is one of them, by another path
+    with pytest.raises(RecipeError):
+        find_models([*names, again])
     with pytest.raises(ModelError):
         find_models([str(made(tmp_path / "m", rope_type="dynamic", rope_theta=1e4, factor=4.0))])
 

@@ -1,6 +1,5 @@
 """Which settings an interpolation takes, and what of them is refused."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,14 +40,6 @@ def test_a_setting_changes_its_own_interpolations_and_is_refused_by_others(name:
         assert rope_parameters(name, ROPE, 8, settings) != rope_parameters(name, ROPE, 8, RopeSettings(**needed))
     else:
         check_settings(name, settings)
-
-
-@given(st.lists(st.floats(0.5, 100), min_size=16, max_size=16))
-def test_any_factors_are_taken_as_they_are(factors: list[float]) -> None:
-    """Published lists begin below 1 and need not rise."""
-    settings = RopeSettings(factors=tuple(factors))
-    assert rope_parameters("factors", ROPE, 8, settings)["long_factor"] == factors
-    np.testing.assert_allclose(ROPE.inverse_frequencies() / frequencies("factors", ROPE, 8, settings)[0], factors)
 
 
 def test_engines_find_a_stated_attention_factor_under_their_names() -> None:

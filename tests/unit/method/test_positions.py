@@ -10,7 +10,6 @@ from skipwise.method.positions import (
     SCHEMES,
     ChunkRules,
     Plans,
-    _placed,
     cream,
     end_anchored_skips,
     full_length,
@@ -121,16 +120,6 @@ def test_first_length_and_skip_are_uniform_as_in_the_paper() -> None:
     assert chi_square(first) < 71
     assert chi_square(skip) < 72
     assert chi_square(offset) < 119
-
-
-@given(st.integers(0, 40), st.integers(0, 300))
-def test_a_reflected_place_is_uniform(room: int, gap: int) -> None:
-    class Every(Rng):
-        def integers(self, draw, low, high):
-            return np.arange(2 * room + 2)
-
-    placed = _placed(Every(np.empty(0)), np.full(2 * room + 2, room), np.full((2 * room + 2, 1), gap))
-    assert np.bincount(placed[:, 0]).tolist() == [2] * (room + 1)
 
 
 @given(st.integers(2, 40), st.integers(0, 200))

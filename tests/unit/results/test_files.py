@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from skipwise.errors import RunError
-from skipwise.results import files
 from skipwise.results.files import new_folder, replacing, require_sealed, seal, write_text
 from skipwise.results.run_folder import BASE_MODEL, TRAINING_TEXT, RunFolder
 
@@ -36,18 +35,6 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path, damage: bytes | None)
         (tmp_path / "b.bin").write_bytes(damage)
     with pytest.raises(RunError, match=r"b\.bin"):
         require_sealed(tmp_path, entries, "restore it")
-
-
-def test_a_file_has_one_writing_process(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    files.keep_for_this_process(tmp_path / "file")
-    files.keep_for_this_process(tmp_path / "file")  # twice in one process
-    program = "import sys; from skipwise.results.files import *; keep_for_this_process(Path(sys.argv[1]))"
-    for name, refused in (("file", True), ("link", True), ("other", False)):
-        words = [sys.executable, "-c", program, tmp_path / name]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert bool(done.returncode) is refused
-        assert ("RunError" in done.stderr) is refused
 
 
 def test_a_new_folder_takes_its_name_whole_has_one_writer_and_replaces_nothing(tmp_path: Path) -> None:

@@ -101,15 +101,10 @@ def test_a_file_of_the_users_own_is_refused_and_left_unchanged(path: Path, conte
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"kind": "unknown"}', '{"kind": "trial", "arm": "pose"}'])
+@pytest.mark.parametrize("line", ["not json", "[1, 2]", '{"kind": "unknown"}', '{"kind": "training", "step": "a"}'])
 def test_a_line_that_is_no_record_is_refused(path: Path, line: str) -> None:
     append_record(path, TRAINING)
     with open(path, "a") as file:
         file.write(line + "\n")
-    with pytest.raises(RunError):
-        read_records(path)
-    path.unlink()
-    append_record(path, TRAINING)
-    path.write_text(path.read_text().replace(": 10,", ': "a",'))  # a field of another type
     with pytest.raises(RunError):
         read_records(path)

@@ -7,7 +7,7 @@ import pytest
 
 from skipwise.results.effective_length import EXCESS, effective_length
 from skipwise.results.records import BenchmarkRecord, RulerRecord
-from skipwise.results.scores import PAPER, average, difference, paired, ruler_length, scores_of
+from skipwise.results.scores import difference, ruler_length, scores_of
 from skipwise.results.statistics import Interval, wilson_interval
 
 
@@ -59,14 +59,6 @@ def test_how_far_a_model_reads_by_rulers_rule(own, base, original, tokens) -> No
     assert (found and found.tokens) == tokens
 
 
-def test_differences_pair_the_same_prompts() -> None:
-    ours, theirs = scores_of([*answered("m", "vt", 512, 1.0, 0.5, 1.0), *answered("base", "vt", 512, 0.5, 0.5)])
-    length, apart = paired(ours, theirs)
-    assert (length, apart.mean) == (512, pytest.approx(0.25))
-    [alone] = scores_of(answered("n", "cwe", 512, 1.0))
-    assert paired(ours, alone) is None
-
-
 def record(scores: str | list[float], questions: str = "q", error: float | None = 0.03) -> BenchmarkRecord:
     value = sum(map(float, scores)) / len(scores)
     asked = BenchmarkRecord("m", "boolq", "acc", 0, 2048, None, "float32", "0.4", "d", len(scores), value, error)
@@ -99,14 +91,6 @@ def test_what_is_not_known_to_be_the_same_questions_is_not_paired(own: Benchmark
     assert difference(replace(own, standard_error=None), base).error is None
 
 
-def test_an_average_is_paired_if_all_of_its_tasks_are() -> None:
-    apart = difference(record("1010"), record("1000"))
-    assert average(dict.fromkeys(PAPER, apart)).error == pytest.approx(apart.error / math.sqrt(6))
-    assert average(dict.fromkeys(PAPER, apart)).paired
-    assert average({**dict.fromkeys(PAPER, apart), "piqa": replace(apart, paired=False)}).paired is False
-    assert average(dict.fromkeys(PAPER, replace(apart, paired=None))).paired is None
-
-
 GOOD, BAD, UNSURE = Interval(0.0, -0.01, 0.01), Interval(0.2, 0.1, 0.3), Interval(0.03, 0.0, 0.1)
 ONE_DOCUMENT = Interval(0.0, -math.inf, math.inf)
 NOT_A_NUMBER = Interval(math.nan, math.nan, math.nan)
@@ -120,7 +104,6 @@ ALL, MOST, HALF = (100, 100), (97, 100), (50, 100)
         ({256: ALL, 512: HALF, 1024: ALL}, {256: GOOD, 512: GOOD, 1024: GOOD}, 256, False),
         ({256: ALL, 512: ALL}, {256: GOOD, 512: BAD}, 256, False),
         ({256: (9, 10)}, {256: GOOD}, 0, True),
-        ({256: ALL}, {256: UNSURE}, 0, True),
         ({256: ALL}, {256: ONE_DOCUMENT}, 0, True),
         ({256: ALL}, {256: NOT_A_NUMBER}, 0, False),
         ({256: ALL, 512: ALL}, {256: GOOD}, 256, True),
