@@ -132,7 +132,7 @@ def engines(steps: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 @pytest.mark.parametrize("chat", [None, "{{ messages }}"])
 def test_a_file_that_llama_cpp_reads_right(
-    chat: str | None, engines: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    chat: str | None, engines: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny.checkpoint(tmp_path / "demo", window=128)
     tokenizer = tiny.byte_tokenizer()

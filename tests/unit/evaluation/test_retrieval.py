@@ -34,26 +34,20 @@ def greedy(model, prompt, new_tokens):
     return ids[0, len(prompt) :].tolist()
 
 
-def prompts_of(tokenizer, trials, seed=0, depths="random", task="passkey"):
-    return [draw_prompt(task, tokenizer, LENGTH, seed, trial, depths) for trial in range(trials)]
-
-
-def texts(model, tokenizer, prompts):
-    """What the model writes after each prompt, in the order of the prompts."""
-    answers = sorted(retrieve(model, tokenizer, prompts), key=lambda answer: answer.number)
-    assert [answer.number for answer in answers] == list(range(len(prompts)))
-    return [answer.text for answer in answers]
+def prompts_of(tokenizer, trials):
+    return [draw_prompt("passkey", tokenizer, LENGTH, 0, trial, "random") for trial in range(trials)]
 
 
 def test_equals_greedy_decoding_without_cache_or_batch_beyond_the_models_length(llama, tokenizer):
     prompts = prompts_of(tokenizer, 8)
-    answers = texts(llama, tokenizer, prompts)
-    for prompt, answer in zip(prompts, answers, strict=True):
+    found = {answer.number: answer.text for answer in retrieve(llama, tokenizer, prompts)}
+    assert sorted(found) == list(range(8))
+    for number, prompt in enumerate(prompts):
         written = greedy(llama, prompt.ids, 7)
         if tokenizer.eos_token_id in written:
             written = written[: written.index(tokenizer.eos_token_id)]
-        assert answer == tokenizer.decode(written).strip()
-    assert len(set(answers)) > 1
+        assert found[number] == tokenizer.decode(written).strip()
+    assert len(set(found.values())) > 1
 
 
 @pytest.mark.parametrize(
@@ -67,7 +61,7 @@ def test_a_hit_is_five_digits_and_no_sixth(continuation, hit):
 @pytest.mark.parametrize("memory", [1, 2**22, 2**24])
 def test_long_answers_are_the_same_alone_and_together(llama, tokenizer, monkeypatch, memory):
     """Memory for none of the others, for some, or for all."""
-    prompts = prompts_of(tokenizer, 7, seed=1)
+    prompts = prompts_of(tokenizer, 7)
     questions = [replace(question_of(prompt, tokenizer), most=20 + n) for n, prompt in enumerate(prompts)]
     alone = {n: "".join(a.text for a in answers(llama, tokenizer, [q])) for n, q in enumerate(questions)}
     monkeypatch.setattr(retrieval, "machine_memory", lambda device: memory)

@@ -77,17 +77,6 @@ def test_a_share_of_examples_is_contiguous_and_the_others_are_as_without_it() ->
     assert (plans.position_ids()[~contiguous] == without.position_ids()[~contiguous]).all()
 
 
-@given(settings_of_pose())
-def test_a_plan_depends_on_its_own_example_alone(rule: dict) -> None:
-    documents = np.full(32, rule["train_length"] + rule["room"])
-    some = np.array([3, 17, 30])
-    rules = ChunkRules(chunks=rule["chunks"], content=rule["content"], contiguous=rule["contiguous"])
-    whole = pose(rng(32, 5, 2), rule["train_length"], rule["target_length"], documents, rules)
-    part = pose(Rng.of(5, 2, some), rule["train_length"], rule["target_length"], documents[some], rules)
-    for field in ("lengths", "skips", "offsets"):
-        assert (getattr(whole, field)[some] == getattr(part, field)).all()
-
-
 def test_position_ids_are_the_papers_equation() -> None:
     plans = Plans(np.array([[2, 3]]), np.array([[0, 10]]), np.array([[0, 4]]))
     assert plans.position_ids().tolist() == [[0, 1, 12, 13, 14]]

@@ -260,3 +260,12 @@ def test_the_markdown_table_is_whole_and_inert() -> None:
     assert lines[2] == "| original | 15.7 | 79.0 | 109 | 134 | 100% | 0% | 0% | 0% |"
     assert lines[3].startswith("| a\\|&lt;b&gt; | 1.2e3 | – |")
     assert summary_markdown(ReportData([run()])) == ""
+
+
+def test_models_differ_from_the_first_on_the_same_prompts() -> None:
+    records = [*trials("m0", 256, 100), *trials("m1", 256, 90)]
+    records += [*answered("m0", "vt", 256, 1.0), *answered("m1", "vt", 256, 0.875)]
+    [table] = tables(Folder("e", records, {"evaluation": {"models": [{"label": "m0"}, {"label": "m1"}]}}))[
+        "differences"
+    ]
+    assert [(row[0], row[1].split()[0]) for row in table.rows] == [("passkey, 256", "-10.0"), ("RULER, 256", "-12.5")]

@@ -91,7 +91,7 @@ def test_what_is_not_known_to_be_the_same_questions_is_not_paired(own: Benchmark
     assert difference(replace(own, standard_error=None), base).error is None
 
 
-GOOD, BAD, UNSURE = Interval(0.0, -0.01, 0.01), Interval(0.2, 0.1, 0.3), Interval(0.03, 0.0, 0.1)
+GOOD, BAD = Interval(0.0, -0.01, 0.01), Interval(0.2, 0.1, 0.3)
 ONE_DOCUMENT = Interval(0.0, -math.inf, math.inf)
 NOT_A_NUMBER = Interval(math.nan, math.nan, math.nan)
 ALL, MOST, HALF = (100, 100), (97, 100), (50, 100)
