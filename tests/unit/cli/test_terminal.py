@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ from tests.command_line import refused, run
 
 SLOW = """
 import os, signal, sys, time
-import skipwise.method.coverage as place
+import skipwise.cli.extension as place
 from pathlib import Path
 from types import SimpleNamespace
 def wait(*args, **options):
@@ -33,10 +34,10 @@ def wait(*args, **options):
         time.sleep(60)
     finally:
         Path("saved").touch()
-place.coverage = wait
+place.prepare_process = wait  # before torch is imported, which takes seconds
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored by what runs in the background
 from skipwise.cli import main
-sys.argv = ["skipwise", "plan", "nano", "--coverage"]
+sys.argv = ["skipwise", "plan", "nano"]
 main()
 """
 
@@ -48,6 +49,7 @@ def test_a_signal_ends_without_a_traceback_and_leaves_what_ctrl_c_leaves(
     process = subprocess.Popen([sys.executable, "-c", SLOW], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "waiting").exists():
         assert process.poll() is None
+        time.sleep(0.05)
     process.send_signal(number)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == status
