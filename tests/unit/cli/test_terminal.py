@@ -27,7 +27,6 @@ SLOW = """
 import os, signal, sys, time
 import skipwise.cli.extension as place
 from pathlib import Path
-from types import SimpleNamespace
 def wait(*args, **options):
     try:
         Path("waiting").touch()
