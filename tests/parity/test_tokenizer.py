@@ -37,24 +37,20 @@ def both(request, tmp_path_factory):
     return sentencepiece.SentencePieceProcessor(str(folder / "source" / "tokenizer.model")), stock
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_text_has_the_same_tokens_and_comes_back(both, text) -> None:
+def test_a_text_has_the_same_tokens_and_comes_back(both) -> None:
     reference, stock = both
-    assert stock(text).input_ids == reference.encode(text)
-    assert stock.decode(stock(text).input_ids) == reference.decode(reference.encode(text))
+    for text in TEXTS:
+        assert stock(text).input_ids == reference.encode(text)
+        assert stock.decode(stock(text).input_ids) == reference.decode(reference.encode(text))
+    assert (stock.bos_token, stock.eos_token) == ("<s>", "</s>")
+    assert stock("</s>").input_ids == [stock.eos_token_id]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(st.sampled_from("the skyblu 12\n\t▁ü你☘\u3000"), max_size=40))
 def test_any_text_has_the_same_tokens(both, text: str) -> None:
     reference, stock = both
     assert stock(text).input_ids == reference.encode(text)
-
-
-def test_special_tokens_stay(both) -> None:
-    _, stock = both
-    assert (stock.bos_token, stock.eos_token) == ("<s>", "</s>")
-    assert stock("</s>").input_ids == [stock.eos_token_id]
 
 
 def test_it_is_read_without_the_library(both) -> None:
