@@ -126,13 +126,6 @@ ropes = st.builds(Rope, st.floats(1e3, 1e7), st.integers(2, 64).map(lambda pairs
 factors = st.floats(1.0, 128.0)
 
 
-@given(ropes, st.floats(1.01, 128.0))
-def test_theta_at_what_ntk_computes_is_ntk(rope: Rope, factor: float) -> None:
-    settings = RopeSettings(rope_theta=rope.theta * factor ** (rope.dim / (rope.dim - 2)))
-    np.testing.assert_array_equal(frequencies("theta", rope, factor, settings)[0], frequencies("ntk", rope, factor)[0])
-    assert rope_parameters("theta", rope, factor, settings) == rope_parameters("ntk", rope, factor)
-
-
 @given(ropes, factors)
 def test_the_list_that_revised_yarn_computes_is_revised_yarn(rope: Rope, factor: float) -> None:
     revised = rope_parameters("yarn-revised", rope, factor)
@@ -156,9 +149,10 @@ def test_power_one_to_the_last_pair_is_ntk(rope: Rope, factor: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dim", "factor"), [("yam", 128, 2.0), ("linear", 128, 0.5), ("ntk", 2, 2.0), ("factors", 128, 2.0)]
+    ("name", "dim", "factor"),
+    [("yam", 128, 2.0), ("linear", 128, 0.5), ("ntk", 2, 2.0), ("factors", 128, 2.0), ("power", 128, 2.0)],
 )
 def test_what_cannot_be_computed_is_refused(name: str, dim: int, factor: float) -> None:
-    settings = RopeSettings(factors=(2.0,)) if name == "factors" else RopeSettings()
+    settings = {"factors": RopeSettings(factors=(2.0,)), "power": RopeSettings(beta_slow=400)}
     with pytest.raises(RecipeError):
-        rope_parameters(name, Rope(10_000.0, dim, 64), factor, settings)
+        rope_parameters(name, Rope(10_000.0, dim, 64), factor, settings.get(name, RopeSettings()))

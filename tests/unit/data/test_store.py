@@ -1,5 +1,6 @@
 """The token store: the tokenizer's own ids, cached by content, complete or refused; and the split of its documents."""
 
+import io
 import os
 import pickle
 import stat
@@ -12,13 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from skipwise.data import store as store_module
 from skipwise.data import tokenising
 from skipwise.data.store import FILES, TokenStore, check_vocabulary, split_by_name, split_documents
 from skipwise.data.text import is_held_out, open_corpus
 from skipwise.data.tokenising import build_token_store as build
-from skipwise.data.tokenising import tokenizer_fingerprint
+from skipwise.data.tokenising import tokenise, tokenizer_fingerprint
 from skipwise.errors import DataError, SkipwiseError
 from skipwise.recipes.schema import Data
 from skipwise.results.files import default_cache
@@ -93,6 +95,11 @@ class TestContents:
         assert contents(cut) == contents(whole)
         # An empty document does not fill a batch.
         assert seen == [(n, cut.offsets[n], n / 7) for n in (1, 2, 3, 4, 6, 7)]
+
+    def test_files_that_are_not_read_are_named(self, corpus, cache, tokenizer):
+        (corpus / "e.csv").write_text("a,b")
+        tokenise(Data(source=str(corpus), cache=str(cache)), tokenizer, Console(file=(log := io.StringIO())))
+        assert "e.csv" in log.getvalue()
 
 
 class TestCache:
@@ -202,8 +209,8 @@ class TestContinuing:
             return "owner/set"
         return str(folder)
 
-    @pytest.mark.parametrize("after", [0, 5])
-    def test_after_a_kill(self, source, after, cache, tokenizer, monkeypatch):
+    @pytest.mark.parametrize(("after", "power_cut"), [(0, False), (5, False), (5, True)])
+    def test_after_a_kill(self, source, after, power_cut, cache, tokenizer, monkeypatch):
         options = {"stream": source == "owner/set", "max_tokens": 10**9}
         whole = build_token_store(source, tokenizer, cache=cache / "whole", **options)
         monkeypatch.setattr(tokenising, "_BATCH_CHARACTERS", 1)
@@ -226,8 +233,10 @@ class TestContinuing:
         for name in FILES:
             with open(draft / name, "ab") as file:
                 file.write(b"half a batch")
+                file.truncate(0 if power_cut else None)
         again = build_token_store(source, tokenizer, cache=cache, **options)
-        assert seen == [document.text for document in open_corpus(Data(source=source, **options))]
+        texts = [document.text for document in open_corpus(Data(source=source, **options))]
+        assert seen == (texts[:after] if power_cut else []) + texts
         assert contents(again) == contents(whole)
         assert built(cache) == [whole.fingerprint]
 
@@ -317,6 +326,7 @@ def test_a_document_fills_a_window_but_chats_are_packed(least, conversations, wh
     split = split_documents(text, Data(held_out=0, min_tokens=least), 64, whole=whole)
     assert (split.shortest, split.setting) == (shortest, setting)
     assert split.train.tolist() == list(range(shortest - 1, 199))
+    assert f"{len(split.train)} of 199" in split.summary
 
 
 def test_a_split_that_leaves_nothing_names_the_settings() -> None:

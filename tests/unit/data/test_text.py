@@ -19,7 +19,7 @@ from skipwise.errors import DataError
 from skipwise.recipes.schema import Data
 from skipwise.results.run_folder import RunFolder
 
-ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "", "id": 9}]
+ROWS = [{"text": "the sky\nis blue", "id": 7}, {"text": "grün ☘", "id": 8}, {"text": "😀", "id": 9}]
 DOCUMENTS = [(f":{row}", record["text"]) for row, record in enumerate(ROWS, 1)]
 
 

@@ -44,6 +44,13 @@ def test_trackers_are_a_list_or_a_string_with_commas(tmp_path, monkeypatch, name
     assert training_arguments(wanted, tmp_path, 0).report_to == ["seen", "heard"]
     assert arguments.reported_to(wanted) == ["seen", "heard"]
 
+    def missing() -> None:
+        raise RuntimeError("it needs the package seen")
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "seen", missing)
+    with pytest.raises(RecipeError, match="seen"):
+        training_arguments(wanted, tmp_path, 0)
+
 
 @pytest.mark.parametrize(
     ("field", "value", "names"),
