@@ -143,7 +143,7 @@ def test_an_interpolation_that_a_class_does_not_take_is_refused_before_training(
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8, "rope_theta": 1e4}
     lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
     config = Phi3Config(**SMALL, **lengths, rope_parameters=rope | {"original_max_position_embeddings": 64})
-    asked = {"model": "x", "target": 256, "existing_rope": "replace", "method": None}
+    asked = {"model": "x", "target": 256, "existing_rope": "replace"}
     with pytest.raises(ModelError, match="Phi3Config"):
         extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn"}))
     assert extension_of(config, load_recipe(None, {**asked, "interpolation": "yarn-revised"})).factor == 4
@@ -175,7 +175,7 @@ def test_settings_reach_the_loaded_model_from_python_and_from_a_recipe(tmp_path,
     folder = str(checkpoint(tmp_path / "base", window=64))
     config = load_config(folder)
     extension = plan_extension(config, interpolation=interpolation, rope=rope)
-    recipe = load_recipe(None, {"model": folder, "interpolation": interpolation, "rope": rope, "method": None})
+    recipe = load_recipe(None, {"model": folder, "interpolation": interpolation, "rope": rope})
     assert extension_of(config, recipe) == extension
     check_frequencies(load_model(folder, extension), extension)
     dump_recipe(recipe, tmp_path / "recipe.yaml")
