@@ -69,7 +69,7 @@ def test_the_store_has_the_ids_and_what_labels_leave_out(tmp_path: Path, form: s
 def test_what_labels_leave_out_is_never_trained(tmp_path: Path) -> None:
     store = store_of(tmp_path, rows())
     data = PoseDataset(store, np.arange(3), train_length=64, target_length=256, examples=200)
-    chosen, plans, _ = data._drawn(np.arange(200))
+    chosen, plans = data._drawn(np.arange(200))
     places = store.offsets[chosen][:, None] + plans.content_indices()
     document = np.searchsorted(store.offsets, places, side="right") - 1
     allowed = places - store.offsets[document] >= store.lengths[document] // 2
