@@ -7,7 +7,7 @@ import pytest
 
 from skipwise import __version__
 from skipwise.recipes.loading import shipped_recipes
-from skipwise.recipes.schema import Data, Evaluation, Lora, Positions, Recipe, Teacher, Training
+from skipwise.recipes.schema import Data, Evaluation, Lora, Positions, Recipe, Training
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tutorials").glob("*.md")])
@@ -49,8 +49,8 @@ def test_architecture_has_a_line_for_every_file() -> None:
 
 def test_recipes_page_has_every_setting_and_every_recipe() -> None:
     text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
-    sections = {"positions", "data", "training", "lora", "teacher", "evaluation"}
-    keys = {key for part in (Recipe, Positions, Data, Training, Lora, Teacher, Evaluation) for key in part.model_fields}
+    sections = {"positions", "data", "training", "lora", "evaluation"}
+    keys = {key for part in (Recipe, Positions, Data, Training, Lora, Evaluation) for key in part.model_fields}
     assert not [key for key in keys - sections if f"| `{key}` |" not in text]
     assert not [name for name in shipped_recipes() if f"`{name}`" not in text]
 
