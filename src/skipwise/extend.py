@@ -164,7 +164,7 @@ def _record_coverage(prepared: PreparedRun, run: RunFolder) -> None:
     Retrieval prompts and self-generated text are left out.
     """
     rule = prepared.recipe.positions
-    lengths = prepared.train_length, prepared.extension.reach
+    lengths = prepared.train_length, prepared.extension.target_length
     if prepared.window == lengths[1]:  # every distance is in every window
         return
     original = coverage(prepared.extension.rope.original_length, lengths[1], scheme="short")

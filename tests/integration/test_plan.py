@@ -70,24 +70,6 @@ def test_what_is_set_is_planned(model, monkeypatch, capsys) -> None:
     assert saving["activations, each GPU"] != plain["activations, each GPU"]
 
 
-def test_a_teacher_is_held_whole_on_each_gpu_and_inside_additions_takes_nothing(model, monkeypatch, capsys) -> None:
-    taught = [model, "--target", "4k", "--set", "teacher.weight=1"]
-    plain, _ = planned(monkeypatch, capsys, model, "--target", "4k")
-    for gpus in ([], ["--gpus", "8"]):
-        cells, _ = planned(monkeypatch, capsys, *taught, *gpus)
-        assert cells["teacher, each GPU"] == ["1.3 GB", "0 bytes"]  # 666.9 million x 2 bytes
-    assert "teacher, each GPU" not in plain
-    hours = [
-        float(made["operations a step"][0].split()[0]) for made in (plain, planned(monkeypatch, capsys, *taught)[0])
-    ]
-    assert hours[1] == pytest.approx(hours[0] * 4 / 3, rel=0.01)
-    apart = ["--set", "teacher.weight=0", "--set", "teacher.written=0.25", "--set", "teacher.written_weight=2"]
-    cells, _ = planned(monkeypatch, capsys, model, "--target", "4k", *apart)  # it reads only what it wrote
-    assert float(cells["operations a step"][0].split()[0]) == pytest.approx(hours[0] * (1 + 1 / 12), rel=0.01)
-    cells, _ = planned(monkeypatch, capsys, *taught, "--lora")
-    assert "teacher, each GPU" not in cells
-
-
 def test_what_the_optimizer_keeps_is_planned(model, monkeypatch, capsys) -> None:
     """Of 666.9 million weights 131.1 million are an embedding."""
     for optim, kept in (("adamw_torch", "5.3 GB"), ("adamw_8bit", "2.1 GB"), ("lion_8bit", "1.1 GB")):
@@ -124,7 +106,7 @@ _LOW, _LORA = "--set training.gradient_checkpointing=true", "--lora --set lora.b
             ["--set", "training.per_device_train_batch_size=2"],
             f"--set training.per_device_train_batch_size=1 {_LOW}",
         ),
-        ("11.5GB", ["--set", "teacher.weight=1"], f"{_LOW} {_EIGHT} --set teacher=null"),
+        ("11.5GB", [], f"{_LOW} {_EIGHT}"),
         ("7.5GB", [], f"{_LOW} --lora"),
         ("3.5GB", [], f"{_LOW} {_LORA}"),
         ("3.6GB", ["--gpus", "8"], f"{_LOW} --lora --gpus 16"),

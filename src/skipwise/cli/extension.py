@@ -167,7 +167,7 @@ def _print_coverage(recipe: Any, console: Any) -> None:
     from skipwise.training.prepare import window_of
 
     extension, rule = extension_of(load_config(recipe.model), recipe), recipe.positions
-    original, target = window_of(recipe, extension), extension.reach
+    original, target = window_of(recipe, extension), extension.target_length
     curve = coverage(original, target, rule.rules, scheme=rule.scheme)
     table = Table(title=f"coverage, {original:,} -> {target:,}, {rule.scheme}")
     for column in ("distance", "probability", *(["standard error"] if curve.samples else [])):

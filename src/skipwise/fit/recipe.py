@@ -1,4 +1,4 @@
-"""A recipe whose interpolation is fitted: the fit is read or made, and its settings take its place."""
+"""Replace a recipe's fitted interpolation by its settings: read the fit, or make it."""
 
 from pathlib import Path
 

@@ -38,7 +38,7 @@ _DENSE = 4096  # tokens, at least, of the contiguous window, where the target ha
 # Documents, and the window in original lengths; the first pair that fits the time is read.
 _AMOUNTS = ((2, math.inf), (1, math.inf), (2, 4.0), (1, 4.0), (2, 2.0), (1, 2.0), (1, 1.5), (1, 1.25))
 _TRUSTED = 16  # factor up to which windows of a few original lengths rank settings (docs/fit.md)
-_HOPELESS = 0.5  # nats per token: a candidate that loses so much more behind a skip is not read in one window
+_HOPELESS = 0.5  # nats per token: a candidate that loses this much more after a skip is not read in one window
 _FEWEST = 12  # candidates that the time should hold; else less is read of each
 _STEPS = (0.08, 0.5, 0.02)  # first steps of the search: c as a share of the pairs, ln p, k
 _LAST = 0.15  # of these steps, the last
@@ -168,7 +168,7 @@ def _documents(
         )
     if longest < best:
         console.print(
-            f"the longest document has {longest:,} tokens; farther distances are measured behind skips alone. Best are "
+            f"the longest document has {longest:,} tokens; farther distances are measured by skips alone. Best are "
             f"documents of {best:,}",
             style="yellow",
         )

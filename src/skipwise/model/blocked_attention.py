@@ -47,7 +47,7 @@ def is_faster() -> bool:
 def blocked_attention(model: PreTrainedModel) -> Iterator[None]:
     """Replace torch's fused attention of ``model`` in this context, on a CPU in bf16 where blocks are faster.
 
-    A single query, of generated text, uses torch's attention in float32. The function behind the name ``sdpa`` is replaced, not
+    A single query, of generated text, uses torch's attention in float32. The function ``sdpa`` is replaced, not
     the model's choice of it, because some models treat other names differently: Falcon would add a bool mask to its scores.
     """
     if model.device.type != "cpu" or model.config.get_text_config()._attn_implementation != "sdpa" or not is_faster():

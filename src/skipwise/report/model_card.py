@@ -37,9 +37,6 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
     """Write the card of a run's model."""
     facts, original, data = run.read(), extension.rope.original_length, ReportData([measured])
     best = {}
-    margin = (
-        f", for {extension.reach:,} tokens: a margin of {extension.margin:g} of the target" if extension.margin else ""
-    )
     if kept := facts.get("kept"):
         best["step"] = (
             f"{kept['step']:,} of {kept['of']:,}, chosen by the loss beyond {original:,} tokens on held-out documents "
@@ -54,7 +51,7 @@ def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: 
         warning=other_text_warning(measured),
         facts={
             "method": f"{arm_name(recipe.arm)}, trained on windows of {facts['model']['train_length']:,} tokens",
-            "interpolation": f"{extension.told} x{extension.factor:g}{margin}",
+            "interpolation": f"{extension.told} x{extension.factor:g}",
             "text": f"{recipe.data.source} (fingerprint {facts['data']['fingerprint'][:16]})",
             **best,
             "seed": str(recipe.seed),

@@ -89,7 +89,7 @@ def _differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, An
 def deciding_settings(recipe: Recipe) -> dict[str, Any]:
     """Return the settings that decide the saved model and its logs, by dotted key, and a few others.
 
-    The evaluation decides it only if the best step is kept; the cache never does, nor the method, whose settings are here.
+    The evaluation decides it only if the best step is kept; the cache never does, nor the method's name.
     """
     free: Any = {"method": True, "evaluation": True, "data": {"cache", "workers", "stream"}}
     settings = _flatten(recipe.model_dump(mode="json", exclude=free))

@@ -14,11 +14,6 @@ def config(name: str, **more: object) -> dict:
     }
 
 
-def test_vllm_finds_the_attention_factor_of_revised_yarn_under_its_own_names() -> None:
-    rope = config("yarn-revised")["rope_parameters"]
-    assert rope["short_mscale"] == rope["long_mscale"] == rope["attention_factor"]
-
-
 def test_llama_cpp_reads_revised_yarn_in_its_llama_architecture_alone() -> None:
     for name in ("linear", "ntk", "yarn", "yarn-revised"):
         assert llama_cpp(config(name), 16384, "DIR").endswith("`llama-server -m model.gguf -c 16384`")
