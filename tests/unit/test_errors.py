@@ -1,13 +1,9 @@
 """What is kept of another library's message, and what it means."""
 
-import unicodedata
-
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from skipwise.errors import out_of_memory, printable, reason
+from skipwise.errors import out_of_memory, reason
 
 CPU_FULL = (
     "[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes. "
@@ -54,12 +50,3 @@ def test_the_reason_of_another_library_is_a_part_of_a_sentence(message, kept) ->
 )
 def test_a_want_of_memory_is_known_on_every_device(error: Exception, full: bool) -> None:
     assert out_of_memory(error) is full
-
-
-@given(st.text(st.sampled_from("a\\x1b9u0\x00\x1b\x7f\x9b\n\r\u2028\u202e\udc9b\udcff\ud800é天")))
-def test_printable_text_has_no_control_character(text: str) -> None:
-    shown = printable(text)
-    assert not {"Cc", "Cs", "Zl", "Zp"} & {unicodedata.category(character) for character in shown}
-    shown.encode()
-    assert printable("C:\\texts\n") == "C:\\texts\\x0a"
-    assert printable("a\nb", keep="\n") == "a\nb"

@@ -37,15 +37,7 @@ from skipwise.model.loading import load_tokenizer
 from skipwise.model.origin import Origin, read_origin, weights_fingerprint
 from skipwise.model.precision import dtype_of
 from skipwise.recipes.schema import Arm, Recipe
-from skipwise.results.records import (
-    BenchmarkRecord,
-    Measured,
-    ReadingRecord,
-    Record,
-    append_record,
-    drop_cut_off_record,
-    read_records,
-)
+from skipwise.results.records import BenchmarkRecord, Measured, ReadingRecord, Record, append_record, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.results.statistics import loss
 
@@ -164,8 +156,6 @@ def evaluate(
     folder.begin(**facts)
     folder.require_same(plan.fingerprints)
     folder.record(**facts)
-    if drop_cut_off_record(folder.results):
-        console.print(f"{folder.results}: a kill cut off the last record, which is measured again", style="yellow")
     console.print(f"folder: {folder.path}", soft_wrap=True)
     _take_over(earlier, folder, plan, console)
     for model in models:

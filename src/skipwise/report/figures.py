@@ -150,8 +150,8 @@ def _without_digits(task: str, rows: Sequence[Row], length: int) -> str:
     counts = []
     for row in rows:
         misses = [trial.answer for trial in row.trials[task].get(length, {}).values() if not trial.hit]
-        if misses:  # records escape control characters, e.g. as \\x0a
-            none = sum(not re.search(r"\d", re.sub(r"\\(x\w{2}|u\w{4})", "", answer)) for answer in misses)
+        if misses:
+            none = sum(not re.search(r"\d", answer) for answer in misses)
             counts.append(f"{row.model} {none} of {len(misses)}")
     return f"Misses there whose answer has no number: {as_list(counts)}. " if counts else ""
 

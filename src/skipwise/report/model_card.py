@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_from_cache
 
-from skipwise.errors import printable
 from skipwise.model import lora, serving
 from skipwise.model.config import resolve
 from skipwise.model.extension import Extension
@@ -79,7 +78,7 @@ def write_card(
 ) -> None:
     """Write the card into ``folder``, with a copy of the PNG ``figure``."""
     data = data or ReportData([])
-    lines = ["---", _head(printable(title), base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
+    lines = ["---", _head(title, base, data), "---", "", f"# {plain(title)}", "", f"{headline}.", ""]
     lines += [plain(warning), ""] if warning else []
     lines += [f"- {name}: {plain(value)}" for name, value in facts.items()]
     lines += ["", *_ways_to_load(folder), "", "## Measured on held-out text", "", summary_markdown(data)]
@@ -111,7 +110,7 @@ def eval_results(data: ReportData) -> list[EvalResult]:
     for number in data.numbers:
         if number.measure.hub and number.label in data.extended:
             task = number.measure.short
-            fields = {"text": printable(number.text), "task": task, "title": task_title(task), "length": number.length}
+            fields = {"text": number.text, "task": task, "title": task_title(task), "length": number.length}
             names = ("dataset_type", "dataset_name", "metric_type", "metric_name")
             about: dict[str, Any] = dict(
                 zip(names, (part.format(**fields) for part in number.measure.hub), strict=True)

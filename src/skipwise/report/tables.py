@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from skipwise.errors import printable
 from skipwise.method.lengths import format_length
 from skipwise.report.folder import Folder
 from skipwise.report.numbers import Number, ReportData, paper_differences, with_average
@@ -215,4 +214,4 @@ def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]], left: in
 
 def plain(text: str) -> str:
     """Escape HTML, links and bars in a text for Markdown."""
-    return html.escape(printable(text), quote=False).replace("|", "\\|").replace("[", "&#91;")
+    return html.escape(text, quote=False).replace("|", "\\|").replace("[", "&#91;")

@@ -261,15 +261,6 @@ def test_a_rank_that_another_job_left_silences_nothing(monkeypatch, capsys) -> N
     assert "it has no weights" in capsys.readouterr().err
 
 
-def test_a_working_folder_that_was_removed_is_said(tmp_path: Path, monkeypatch, capsys) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(SystemExit), explained("extend"):
-        Path("model").resolve()
-    assert "the working folder was removed; change into another one" in capsys.readouterr().err
-
-
 def test_of_several_processes_one_says_a_mistake_and_each_its_full_disk(monkeypatch, capsys) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
