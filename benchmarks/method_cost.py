@@ -11,7 +11,7 @@ import logging
 import statistics
 import sys
 
-from skipwise.cli.allocator import keep_freed_memory
+from skipwise.cli.terminal import keep_freed_memory
 
 keep_freed_memory()
 

@@ -16,7 +16,7 @@ from skipwise.evaluation.evaluate import RunEvaluation, measure_arms, plan_evalu
 from skipwise.evaluation.measure import explained_answers
 from skipwise.fit.recipe import fitted_recipe
 from skipwise.method.coverage import coverage
-from skipwise.model.saving import require_saved
+from skipwise.model.loading import require_saved
 from skipwise.recipes.names import arm_name
 from skipwise.recipes.schema import Recipe
 from skipwise.report.folder import read_folder

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.cut_attention import in_blocks
 from skipwise.data.text import is_held_out
-from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.origin import Origin
 from skipwise.recipes.schema import Data
 from skipwise.report.folder import read_folder

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from skipwise.engines.check import lengths_of
-from skipwise.evaluation.models import find_models
+from skipwise.evaluation.specification import find_models
 from skipwise.results.records import TrainingRecord, read_records
 from skipwise.results.run_folder import RunFolder
 from skipwise.training.run import recipe_of

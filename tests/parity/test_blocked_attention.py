@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM, DeepseekV3Config, FalconConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from skipwise.evaluation.decoding import Reader, go_on_together
 from skipwise.evaluation.perplexity import inference, sliding_scores
+from skipwise.evaluation.retrieval import Reader, go_on_together
 from skipwise.model import blocked_attention as blocked
-from skipwise.model.blocked_attention import attend
-from skipwise.model.key_value_cache import roomy_cache
+from skipwise.model.blocked_attention import attend, roomy_cache
 from skipwise.model.probe import probe_connectivity
 from skipwise.model.teacher import Teacher
 from skipwise.recipes.schema import Training
@@ -223,7 +222,7 @@ def test_answers_that_are_written_together_are_kept_in_float32(calls, monkeypatc
     caches = []
     monkeypatch.setattr(blocked, "is_faster", lambda: by_blocks)
     monkeypatch.setattr(
-        "skipwise.evaluation.decoding.roomy_cache", lambda *how: caches.append(roomy_cache(*how)) or caches[-1]
+        "skipwise.evaluation.retrieval.roomy_cache", lambda *how: caches.append(roomy_cache(*how)) or caches[-1]
     )
     model, ids = llama(640), [number % 250 + 1 for number in range(40)]
     with inference(model, "bf16"):

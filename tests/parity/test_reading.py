@@ -8,9 +8,10 @@ import torch
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from benchmarks.cut_attention import in_blocks
-from skipwise.evaluation import decoding, perplexity
-from skipwise.evaluation.decoding import Reader, go_on_together
+from skipwise.evaluation import perplexity
+from skipwise.evaluation import retrieval as decoding
 from skipwise.evaluation.perplexity import inference, logits_at
+from skipwise.evaluation.retrieval import Reader, go_on_together
 from skipwise.model.lora import adapt
 from skipwise.recipes.schema import Lora
 from tests import families

@@ -82,8 +82,7 @@ def evaluate(
     """Measure models and their bases: perplexity, retrieval, RULER, benchmarks. The same command continues."""
     console = prepare_process()
     from skipwise.evaluation.evaluate import evaluate, plan_models
-    from skipwise.evaluation.models import find_models
-    from skipwise.evaluation.specification import doubled_windows, specify
+    from skipwise.evaluation.specification import doubled_windows, find_models, specify
     from skipwise.model.precision import choose_precision
 
     part, windows, longest = read_shard(shard), read_lengths(lengths), read_length(target)

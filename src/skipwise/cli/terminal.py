@@ -1,15 +1,19 @@
 """What a command does with its process: the environment before torch starts, the console, the messages at the end."""
 
+import ctypes
 import errno
 import io
 import logging
+import math
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from skipwise.errors import UNSAFE, PeerError, SkipwiseError, out_of_memory, reason
@@ -37,7 +41,7 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
         # as long as that one waits. This is the number at which GNU's OpenMP itself stops where threads outnumber cores.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if trains:
-        from skipwise.cli.allocator import keep_freed_memory
+        from skipwise.cli.terminal import keep_freed_memory
 
         keep_freed_memory()
     logging.getLogger("DeepSpeed").addFilter(_is_of_use)
@@ -171,3 +175,42 @@ def _sigterm_as_ctrl_c(terminated: list[int]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
+_EVERY = 10.0  # seconds
+_GROWTH = 2**28  # bytes
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc and torch to keep freed memory; call before the first tensor is made. Elsewhere a no-op."""
+    if sys.platform != "linux" or "MALLOC_TRIM_THRESHOLD_" in os.environ:
+        return
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    try:
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    except (OSError, AttributeError):
+        return
+    threading.Thread(target=_give_back_growth, args=(libc,), daemon=True).start()
+
+
+def _give_back_growth(libc: ctypes.CDLL) -> None:
+    least = math.inf
+    while True:
+        time.sleep(_EVERY)  # after memory was given back, the next step takes what it needs
+        held = _resident_bytes()
+        least = min(least, held)
+        if held >= least + _GROWTH:
+            libc.malloc_trim(0)
+            least = math.inf
+
+
+def _resident_bytes() -> float:
+    """The memory that the process holds (proc_pid_statm(5)); infinite where the system does not say."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return math.inf
+    return float(pages) * os.sysconf("SC_PAGE_SIZE")

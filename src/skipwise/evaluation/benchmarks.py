@@ -22,7 +22,7 @@ from lm_eval.tasks import TaskManager
 from rich.console import Console
 
 from skipwise.errors import DataError, EvaluationError, RecipeError, SkipwiseError, nearest, out_of_memory, reason
-from skipwise.evaluation.models import EvaluatedModel
+from skipwise.evaluation.specification import EvaluatedModel
 from skipwise.model.loading import load_tokenizer
 from skipwise.model.precision import AUTOCAST, default_device
 from skipwise.results.files import short_digest

@@ -18,10 +18,16 @@ from skipwise.data.ruler import read_ruler_data
 from skipwise.data.store import TokenStore
 from skipwise.errors import DataError, RunError, counted
 from skipwise.evaluation.measure import answered, missing, require_memory, seconds_here, time_of, workloads
-from skipwise.evaluation.models import EvaluatedModel, assumed_length
 from skipwise.evaluation.plan import Batch, Readings, plan_model, plan_prompts, plan_readings, read_texts
 from skipwise.evaluation.server import Server
-from skipwise.evaluation.specification import RULER, Specification, is_ruler, specification_of
+from skipwise.evaluation.specification import (
+    RULER,
+    EvaluatedModel,
+    Specification,
+    assumed_length,
+    is_ruler,
+    specification_of,
+)
 from skipwise.evaluation.texts import (
     EvaluationText,
     Segment,

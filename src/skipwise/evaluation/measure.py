@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 from transformers import PretrainedConfig, PreTrainedModel
 
-from skipwise.data.shipped import KINDS
+from skipwise.data.text import KINDS
 from skipwise.errors import EvaluationError, out_of_memory
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.plan import Batch, Prompts, Readings, Request
@@ -22,9 +22,8 @@ from skipwise.evaluation.server import Server
 from skipwise.evaluation.specification import specification_of
 from skipwise.evaluation.texts import longest_segment, most_segments
 from skipwise.model.config import load_config
-from skipwise.model.cost import machine_memory, parameters_of, token_bytes
+from skipwise.model.cost import ForwardCost, Speed, machine_memory, parameters_of, token_bytes
 from skipwise.model.extension import extension_of
-from skipwise.model.forward_cost import ForwardCost, Speed
 from skipwise.model.precision import default_device, dtype_of
 from skipwise.progress import progress
 from skipwise.recipes.schema import Recipe

@@ -9,8 +9,8 @@ from skipwise.fit.result import FILE, read_fit
 from skipwise.fit.search import fit
 from skipwise.method.limits import SHORT_WINDOW
 from skipwise.model.config import load_config
+from skipwise.model.cost import training_seconds
 from skipwise.model.extension import Extension, extension_of
-from skipwise.model.forward_cost import training_seconds
 from skipwise.model.origin import weights_fingerprint
 from skipwise.model.precision import choose_precision, default_device
 from skipwise.recipes.schema import AUTO, FITTED, Recipe

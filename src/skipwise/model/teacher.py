@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from skipwise.model.blocked_attention import attends_by_blocks, blocked_attention, keeps_float32
+from skipwise.model.blocked_attention import CACHE, attends_by_blocks, blocked_attention, keeps_float32, roomy_cache
 from skipwise.model.chunked_loss import Taught, output_layer, without_output_layer
 from skipwise.model.cost import token_bytes
-from skipwise.model.key_value_cache import CACHE, roomy_cache
 from skipwise.model.precision import autocast, in_mode
 
 _PASSES = 4  # at most, over parts of a batch

@@ -9,9 +9,16 @@ from itertools import pairwise
 
 from skipwise.recipes.names import ARM_NAMES, BASELINES, arm_name
 from skipwise.report.folder import Folder
-from skipwise.results.effective_length import EffectiveLength, effective_length
 from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, TrialRecord
-from skipwise.results.scores import RulerLength, RulerScores, paired, ruler_length, scores_of
+from skipwise.results.scores import (
+    EffectiveLength,
+    RulerLength,
+    RulerScores,
+    effective_length,
+    paired,
+    ruler_length,
+    scores_of,
+)
 from skipwise.results.statistics import FEWEST_SEGMENTS, Interval, Sums, difference, found, loss, perplexity
 
 COST_LIMIT = 0.03  # nats: 3% in perplexity

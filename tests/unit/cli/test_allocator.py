@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from skipwise.cli import allocator
+from skipwise.cli import terminal as allocator
 
 _BROKEN_UP = """
 import time
 from pathlib import Path
 import numpy as np
-from skipwise.cli import allocator
+from skipwise.cli import terminal as allocator
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20

@@ -7,8 +7,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from skipwise.engines import gguf_in
-from skipwise.engines.gguf_in import convert_gguf
+from skipwise.engines import export as gguf_in
+from skipwise.engines.export import convert_gguf
 from skipwise.errors import EngineError, RunError
 from skipwise.model import gguf
 

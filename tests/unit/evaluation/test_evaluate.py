@@ -14,8 +14,7 @@ from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RecipeError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation, plan_models
 from skipwise.evaluation.measure import answered
-from skipwise.evaluation.models import EvaluatedModel, find_models
-from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.specification import EvaluatedModel, Specification, find_models
 from skipwise.model.config import load_config
 from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model, load_tokenizer

@@ -23,8 +23,7 @@ from skipwise.evaluation.measure import (
 from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.plan import Readings, plan_prompts, plan_readings
 from skipwise.extend import _measure_step
-from skipwise.model.cost import token_bytes
-from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.model.cost import ForwardCost, Speed, token_bytes
 from skipwise.recipes.loading import load_recipe
 from skipwise.results.records import ReadingRecord, append_record, read_records
 from skipwise.training.trainer import _memory_errors

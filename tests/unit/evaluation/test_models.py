@@ -8,7 +8,7 @@ import pytest
 from transformers import BloomConfig
 
 from skipwise.errors import ModelError, RecipeError
-from skipwise.evaluation.models import assumed_length, find_models
+from skipwise.evaluation.specification import assumed_length, find_models
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
 from skipwise.model.origin import Origin

@@ -11,10 +11,9 @@ from rich.console import Console
 
 from skipwise.data.ruler import read_ruler_data, ruler_prompt
 from skipwise.errors import TooShortError
-from skipwise.evaluation.models import EvaluatedModel
 from skipwise.evaluation.perplexity import fed_tokens
 from skipwise.evaluation.plan import _require_room, bucket_edges, plan_model, plan_prompts, plan_readings
-from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.specification import EvaluatedModel, Specification
 from skipwise.evaluation.texts import EvaluationText, Segment
 from tests.tiny import byte_tokenizer, llama
 

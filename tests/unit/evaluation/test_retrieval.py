@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import EvaluationError, RecipeError
-from skipwise.evaluation import decoding, retrieval
+from skipwise.evaluation import retrieval
+from skipwise.evaluation import retrieval as decoding
 from skipwise.evaluation.retrieval import answers, draw_prompt, is_hit, question_of, retrieval_accuracy, retrieve
 
 LENGTH = 420

@@ -12,13 +12,11 @@ from rich.console import Console
 
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation import server as server_module
-from skipwise.evaluation.decoding import Reader
 from skipwise.evaluation.evaluate import evaluate
-from skipwise.evaluation.models import find_models
-from skipwise.evaluation.retrieval import Question, as_far_as_needed
+from skipwise.evaluation.retrieval import Question, Reader, as_far_as_needed
 from skipwise.evaluation.retrieval import answers as answers_of
 from skipwise.evaluation.server import connect
-from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.specification import Specification, find_models
 from skipwise.results.records import read_records
 from tests.command_line import refused, run
 from tests.completions import serving

@@ -5,8 +5,14 @@ import pytest
 
 from skipwise.data.ruler import TASKS
 from skipwise.errors import RecipeError
-from skipwise.evaluation.models import EvaluatedModel
-from skipwise.evaluation.specification import Specification, doubled_windows, read_tasks, specification_of, specify
+from skipwise.evaluation.specification import (
+    EvaluatedModel,
+    Specification,
+    doubled_windows,
+    read_tasks,
+    specification_of,
+    specify,
+)
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.evaluation.windows import sliding_windows
 from skipwise.recipes.loading import load_recipe

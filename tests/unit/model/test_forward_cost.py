@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, Gemma3nTextConfig, LlamaConfig, MixtralConfig
 
 from skipwise.model.blocked_attention import blocked_attention
-from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds, training_seconds
+from skipwise.model.cost import ForwardCost, Speed, layer_step_seconds, training_seconds
 from tests import families
 
 
@@ -104,8 +104,8 @@ def test_a_layer_is_timed_with_the_attention_of_a_run(monkeypatch) -> None:
         with blocked_attention(model):
             yield
 
-    monkeypatch.setattr("skipwise.model.forward_cost.blocked_attention", attending)
-    monkeypatch.setattr("skipwise.model.forward_cost._seconds", lambda run, device: (run(), 1.0)[1])
+    monkeypatch.setattr("skipwise.model.cost.blocked_attention", attending)
+    monkeypatch.setattr("skipwise.model.cost._seconds", lambda run, device: (run(), 1.0)[1])
     layer_step_seconds(families.config("llama"), "bf16", torch.device("cpu"), 16)
     assert len(entered) == 1
 
@@ -114,7 +114,7 @@ def test_training_takes_its_layers_and_the_products_outside_of_them(monkeypatch)
     timed, cost = [], ForwardCost(linear=100.0, output=50.0, pair=2.0)
     monkeypatch.setattr(ForwardCost, "of_config", lambda config: cost)
     monkeypatch.setattr(Speed, "measured", lambda *how: Speed(10.0, 20.0))
-    monkeypatch.setattr("skipwise.model.forward_cost.layer_step_seconds", lambda *how: timed.append(how[-1]) or 4.0)
+    monkeypatch.setattr("skipwise.model.cost.layer_step_seconds", lambda *how: timed.append(how[-1]) or 4.0)
     config, cpu = LlamaConfig(num_hidden_layers=3), torch.device("cpu")
     assert training_seconds(config, 1000, 64, "float32", cpu) == pytest.approx(1000 * (3 * 4 / 64 + 3 * 50 / 10))
     far = 1000 * (3 * 4 / 2048 + 3 * 50 / 10 + 3 * 2 * (8192 - 2048) / 2 / 20)

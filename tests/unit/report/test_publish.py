@@ -18,7 +18,7 @@ from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.recipes.schema import Data, Lora
-from skipwise.report import publish as publishing
+from skipwise.report import model_card as publishing
 from skipwise.report.model_card import write_card
 from tests.tiny import checkpoint, llama
 

@@ -7,7 +7,7 @@ from reproduction.estimate import seconds, total_seconds
 from reproduction.exhibits import EXHIBITS
 from reproduction.runs import plan_runs
 from reproduction.scales import SCALES
-from skipwise.model.forward_cost import ForwardCost, Speed
+from skipwise.model.cost import ForwardCost, Speed
 
 READ, ATTEND = 1e-5, 1e-8  # seconds of a token that is read, and of a pair of tokens
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from skipwise.results.effective_length import EXCESS, FOUND, EffectiveLength, effective_length
+from skipwise.results.scores import EXCESS, FOUND, EffectiveLength, effective_length
 from skipwise.results.statistics import Interval
 
 GOOD, BAD, UNSURE = Interval(0.0, -0.01, 0.01), Interval(0.2, 0.1, 0.3), Interval(0.03, 0.0, 0.1)

