@@ -1,4 +1,4 @@
-"""Define the commands extend, plan and convert."""
+"""Define the commands extend, plan, fit and convert."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -220,8 +220,6 @@ def _recipe(source: Path | str | None, options: dict[str, Any], set_: list[str] 
     changes = {key: value for key, value in options.items() if value is not None} | parse_changes(set_ or [])
     if source is None:
         source = {"nano": "nano", "smollm2": "smollm2-32k"}.get(str(changes.get("model", "nano")))
-    if lora and changes.get("lora", {}) is None:
-        raise RecipeError("--lora asks for LoRA, and --set lora=null for none; leave one of them out")
     settings = load_recipe(source, changes)
     return load_recipe(source, {"lora": {}, **changes}) if lora and settings.lora is None else settings
 

@@ -25,6 +25,9 @@ _SENTENCE = re.compile(r"(?<=[.!?;])\s+")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EFBIG)
 _PEER_LOST = ("by peer", "NCCL")  # in what gloo and NCCL say of a process that is gone
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # typer's of Ctrl-C; the launcher's of several processes
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
+_EVERY = 10.0  # seconds
+_GROWTH = 2**28  # bytes
 
 
 def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
@@ -175,11 +178,6 @@ def _sigterm_as_ctrl_c(terminated: list[int]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
-_EVERY = 10.0  # seconds
-_GROWTH = 2**28  # bytes
 
 
 def keep_freed_memory() -> None:

@@ -41,6 +41,7 @@ _FORMS = (*chat.FORMS, tokenised.FORM)  # fields of a document that is no text
 # Left out of ``stdlib``: installed packages, tests, generated tables.
 _STDLIB_SKIPPED = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
 _STDLIB_TABLES = ("encodings/", "pydoc_data/")
+KINDS = {"prose": "prose.txt", "mathematics": "mathematics.tex", "code": "code.c"}
 
 
 @dataclass(frozen=True)
@@ -374,9 +375,6 @@ def form_of(fields: Sequence[str], field: str, where: str) -> tuple[str, ...]:
     raise DataError(
         f"{where}: no field {field!r} or {known}, only {', '.join(map(repr, fields)) or 'nulls'}; set data.text_field (--text-field)"
     )
-
-
-KINDS = {"prose": "prose.txt", "mathematics": "mathematics.tex", "code": "code.c"}
 
 
 def shipped_text(kind: str) -> str:

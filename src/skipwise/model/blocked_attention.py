@@ -38,6 +38,9 @@ _SHORT = 2048  # up to this many keys, blocks of 256 are as fast or faster: less
 _LEAST_QUERIES, _LEAST_KEYS = 128, 512  # below, both ways are as fast
 _FIRST = 64  # first keys that count for m_i
 _LARGE = math.exp(16)  # of a sum of weights; with the right m_i the sum over 64k keys is exp(11) at most
+#: Argument of models and mask functions: "cache" from transformers 5.24 on, "past_key_values" before.
+CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
+_ROOM = 256  # tokens more than there are, when memory is allocated again
 
 
 @cache
@@ -273,11 +276,6 @@ def _forward(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return attend(query, key, value, attention_mask, scale).transpose(1, 2).contiguous(), None
-
-
-#: Argument of models and mask functions: "cache" from transformers 5.24 on, "past_key_values" before.
-CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
-_ROOM = 256  # tokens more than there are, when memory is allocated again
 
 
 def roomy_cache(config: PretrainedConfig, tokens: int = 0, dtype: torch.dtype | None = None) -> DynamicCache:

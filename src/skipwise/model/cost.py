@@ -56,6 +56,10 @@ OPTIMIZER_BYTES = {
 }
 _FUSED = "skipwise-fused"  # causal attention that never holds a matrix of all pairs, as on any GPU
 _LIMIT = Path("/sys/fs/cgroup/memory.max")  # of a container
+_TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
+_TIMED_WINDOW = 2048  # tokens, at most
+_STEP = 3  # forward passes in the operations of a step: backward takes two
+_TIMED_SECONDS = 0.3  # of each
 
 
 @dataclass(frozen=True)
@@ -240,12 +244,6 @@ def token_bytes(config: PretrainedConfig, itemsize: int, *, cached: bool) -> int
             each = latent + text.qk_rope_head_dim
         kept = each * list(DynamicCache(config=config).is_sliding).count(False)
     return itemsize * (2 * text.hidden_size + 2 * inner + kept)
-
-
-_TIMED_TOKENS = 1024, 2048  # in a linear layer, and in attention
-_TIMED_WINDOW = 2048  # tokens, at most
-_STEP = 3  # forward passes in the operations of a step: backward takes two
-_TIMED_SECONDS = 0.3  # of each
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Load a checkpoint as a stock transformers class, unchanged or with an interpolation."""
+"""Load a checkpoint as a stock transformers class, unchanged or with an interpolation; save it, checked by loading it again."""
 
 import json
 import os
@@ -20,6 +20,7 @@ from skipwise.results.files import fresh_folder
 
 UNSAVED = "unsaved_sampling"
 _SAMPLING = ("temperature", "top_p", "min_p", "typical_p", "top_k", "top_h", "epsilon_cutoff", "eta_cutoff")
+_TOLERANCE = 1e-5  # of logits, saved against reloaded
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -137,9 +138,6 @@ def _set_sampling_aside(model: PreTrainedModel) -> None:
                 dropped[name] = value
                 setattr(generation, name, None)
     setattr(model, UNSAVED, dropped)
-
-
-_TOLERANCE = 1e-5  # of logits, saved against reloaded
 
 
 def save_extended(

@@ -1,6 +1,6 @@
-"""Write the model card: the ``README.md`` of an extended model, with its results and how to load it.
+"""Write the model card, the ``README.md`` of an extended model, with its results and how to load it; publish the model.
 
-Its head is for the model hub (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
+The card's head is for the model hub (https://huggingface.co/docs/hub/model-cards): the base, its license, and the results.
 """
 
 import json
@@ -35,6 +35,8 @@ HERE = "path/to/this/folder"  # the model, in commands of the card
 _SHORT_OF_MEMORY = (
     "To save memory pass `dtype=torch.bfloat16`. Do not cast the loaded model: that rounds the rotary frequencies."
 )
+_CARD = "README.md"
+_LEFT_OUT = [".*", _CARD]  # hidden files may have secrets; the card is sent as it was shown
 
 
 def write_run_card(run: RunFolder, measured: Folder, recipe: Recipe, extension: Extension) -> None:
@@ -164,10 +166,6 @@ def _ways_to_load(folder: Path) -> list[str]:
         f"- vLLM: {serving.vllm(length, HERE)}",
         f"- llama.cpp: {serving.llama_cpp(config, length, HERE)}",
     ]
-
-
-_CARD = "README.md"
-_LEFT_OUT = [".*", _CARD]  # hidden files may have secrets; the card is sent as it was shown
 
 
 def publish(

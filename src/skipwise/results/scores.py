@@ -1,4 +1,8 @@
-"""Scores of RULER and of the benchmarks in PoSE's paper.
+"""Verdicts on a model: its effective length, its scores in RULER, and in the benchmarks of PoSE's paper.
+
+The effective length has one rule for reports, ``evaluate`` and model cards. A length passes if the passkeys are found, and
+if far positions are predicted no worse than the base predicts the same tokens inside its own window. A condition whose 95%
+interval crosses its limit is undecided: too little was measured.
 
 RULER's scores are shares from 0 to 1, averaged over tasks. The average of a length is over the tasks measured at every length,
 so averages of several lengths compare. Benchmark scores are in per cent (the paper's Table 3).
@@ -18,6 +22,8 @@ from skipwise.results.statistics import Interval, share_difference, wilson_inter
 
 _ALL_TASKS = 13
 THRESHOLD = 0.856  # Llama-2-7B's score at its own 4,096 tokens: RULER's limit (Hsieh et al., 2024, section 4)
+FOUND = 0.9  # the share of passkeys that must be found
+EXCESS = math.log(1.05)  # nats per token: 5% in perplexity
 
 
 @dataclass(frozen=True)
@@ -219,10 +225,6 @@ def average(scores: Mapping[str, Score]) -> Score | None:
 def _root_of_squares(errors: list[float | None]) -> float | None:
     known = [error for error in errors if error is not None]
     return math.sqrt(math.fsum(error * error for error in known)) if len(known) == len(errors) else None
-
-
-FOUND = 0.9  # the share of passkeys that must be found
-EXCESS = math.log(1.05)  # nats per token: 5% in perplexity
 
 
 @dataclass(frozen=True)

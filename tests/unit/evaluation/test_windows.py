@@ -59,16 +59,9 @@ def test_non_overlapping_windows_share_the_token_of_context():
     assert sliding_windows(7, 4, 4) == [Window(0, 4, 1), Window(3, 7, 4)]
 
 
-@pytest.mark.parametrize(
-    ("window", "stride", "message"),
-    [
-        (1, 1, "window 1 must be at least 2 tokens.*widen"),
-        (8, 0, "stride 0 must be at least 1 token.*choose 1 to the window, 8"),
-        (8, 9, "stride 9 must not exceed the window 8.*lower the stride"),
-    ],
-)
-def test_a_setting_out_of_range_is_explained(window, stride, message):
-    with pytest.raises(RecipeError, match=message):
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (8, 0), (8, 9)])
+def test_a_setting_out_of_range_is_refused(window, stride):
+    with pytest.raises(RecipeError):
         sliding_windows(100, window, stride)
 
 

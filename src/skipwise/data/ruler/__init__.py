@@ -122,12 +122,14 @@ def ruler_prompt(
     bits = int(Rng.of(seed, length, trial).bits(crc32(task.partition(":")[0].encode()))[0]) >> 32
     request = PromptRequest(tokenizer, length, bits, trial, data)
     room = Room(tokenizer, length, found.answer_tokens, f"a prompt of {task}")  # keeps what the answer takes
-    refused = []
+    refused: list[TooShortError] = []
     for form in found.forms(request, **{**found.settings, **settings}):
+
+        def text(units: int, form: Form = form) -> tuple[str, str]:
+            return form.draw(units).text, ""
+
         try:
-            units, ids = longest_prompt(
-                room, lambda units, form=form: (form.draw(units).text, ""), form.units, each=form.tokens
-            )
+            units, ids = longest_prompt(room, text, form.units, each=form.tokens)
         except TooShortError as error:
             refused.append(error)
         else:
