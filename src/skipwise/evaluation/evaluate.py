@@ -144,15 +144,10 @@ def evaluate(
 
     Raises:
         RunError: ``out`` has another evaluation, or a text changed.
-        DataError: there is nothing to measure.
     """
     settings = specification.facts | {"models": [model.as_dict() for model in models]}
     folder = _folder(out or Path("evaluations") / models[0].label.replace("/", "-"), settings)
     plan = plan_models(models, specification, console)
-    if not benchmarks and not plan.only(shard).requests:
-        raise DataError(
-            f"part {shard[0]} of {shard[1]} has no records; give longer --lengths, other --tasks, or fewer parts"
-        )
     if benchmarks and shard[0] == 1:
         _ = benchmarks.found  # refuses before any work
     if server:
@@ -176,13 +171,11 @@ def evaluate(
 def _folder(path: Path, settings: dict[str, Any]) -> RunFolder:
     """Return the folder of an evaluation: a new one, or one with the same settings."""
     folder = RunFolder(path)
-    if not folder.facts.exists():
-        if not folder.is_free:
-            raise RunError(f"{path} exists and is no evaluation; give another --out")
+    if folder.is_free:
         return folder
-    begun = folder.read().get("evaluation")
-    if not (isinstance(begun, dict) and "models" in begun):
-        raise RunError(f"{path} is a run, not an evaluation; give another --out")
+    begun = folder.read().get("evaluation", {})
+    if "models" not in begun:
+        raise RunError(f"{path} exists and is no evaluation; give another --out")
     if changed := [key for key in {**begun, **settings} if begun.get(key) != settings.get(key)]:
         values = ", ".join(key if key == "models" else f"{key} ({begun.get(key)!r})" for key in changed)
         raise RunError(f"{path} was begun with other settings: {values}; give the same, or another --out")
@@ -195,10 +188,8 @@ def _take_over(earlier: Iterable[Path], folder: RunFolder, plan: Plan, console: 
     models = {(model.label, model.digest) for model in plan.models}
     known = {record.key for record in read_records(folder.results) if isinstance(record, Measured)}
     for path in earlier:
-        if not (results := RunFolder(path).results).is_file():
-            raise RunError(f"{path} has no results.jsonl; give the folder of an evaluation")
         taken = {}
-        for record in read_records(results):
+        for record in read_records(RunFolder(path).results):
             benchmark = isinstance(record, BenchmarkRecord) and (record.arm, record.digest) in models
             if isinstance(record, Measured) and record.key not in known and (benchmark or record.key in wanted):
                 taken[record.key] = record

@@ -76,13 +76,10 @@ def find_models(
     config. An empty ``base`` means no base. ``length`` in tokens is for a config without a length.
 
     Raises:
-        RecipeError: a model is given twice.
         ModelError: a model is missing, has ``rope_type: dynamic``, or has no length.
     """
-    names = [name.rstrip("/") or name for name in names]
-    named = {_place(name): name for name in names}
-    if len(named) < len(names):
-        raise RecipeError(f"models {', '.join(names)} contain one twice; give each once")
+    named = {_place(name): name.rstrip("/") for name in names}
+    names = list(named.values())
     base_of = {name: _base_of(name) if base is None else base for name in names}
     base_of = {name: named.get(_place(its), its) if its else its for name, its in base_of.items()}
     bases = [name for name in dict.fromkeys(base_of.values()) if name and name not in names]

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from skipwise.errors import RecipeError
 from skipwise.method.lengths import format_length
 from skipwise.recipes.names import BASELINES
 from skipwise.results.files import replacing, write_csv, write_text
@@ -124,15 +123,8 @@ def write(plot: Plot, folder: Path, *, png: bool = True) -> Figure:
 
 def write_one(plot: Plot, path: Path) -> None:
     """Draw a plot into one ``.svg`` or ``.png`` file."""
-    require_figure_ending(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_render(plot, "png") if path.suffix == ".png" else _standalone(_svg(plot)).encode())
-
-
-def require_figure_ending(path: Path) -> None:
-    """Require a path that ends in .svg or .png."""
-    if path.suffix not in (".svg", ".png"):
-        raise RecipeError(f"figure {str(path)!r} must end in .svg or .png")
 
 
 def length_axis(axes: "Axes", lengths: list[int], title: str) -> None:

@@ -59,15 +59,14 @@ def read_folder(folder: Path, name: str | None = None) -> Folder:
     """Read a run or an evaluation.
 
     Raises:
-        RunError: the folder is neither, has no results, or a file of it is damaged.
+        RunError: the folder has no results, or a file of it is damaged.
     """
-    if not (folder / "run.json").exists() and not (folder / "results.jsonl").exists():
-        raise RunError(
-            f"{folder} is neither a run nor an evaluation of skipwise; give the folder of one, e.g. runs/NAME"
-        )
     records = read_records(folder / "results.jsonl")
     if not records:
-        raise RunError(f"{folder} has no results yet; finish it: extend with --resume, evaluate by the same command")
+        raise RunError(
+            f"{folder} has no results.jsonl; give the folder of a run or an evaluation, or finish it: extend with --resume, "
+            "evaluate by the same command"
+        )
     run = RunFolder(folder)
     info = run.read()
     recipe = run.recipe.read_text(encoding="utf-8") if run.recipe.is_file() else ""

@@ -14,7 +14,7 @@ from skipwise.report.figures import draw_figures
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.numbers import ReportData, paper_differences
 from skipwise.report.rows import benchmarks_of, other_text_warning, other_texts
-from skipwise.report.tables import missing_benchmarks, tables_of
+from skipwise.report.tables import tables_of
 from skipwise.results.files import write_csv, write_text
 from skipwise.results.records import ReadingRecord, RulerRecord, TrialRecord
 from skipwise.results.statistics import FEWEST_SEGMENTS
@@ -39,7 +39,8 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
         raise RunError(f"a page of {len(paths)} runs needs a folder; give --out FOLDER or FILE.html")
     out = paths[0] if out is None else Path(out)
     page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
-    _require_own(page, new=out != paths[0])
+    if page.is_file() and _MARK not in page.read_bytes():
+        raise RunError(f"{page} is not a report of skipwise; give another --out")
     data = ReportData([read_folder(path, name) for path, name in zip(paths, _names(paths), strict=True)])
     if len(paths) > 1 and data.evaluated:
         raise RunError(
@@ -51,15 +52,6 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     write_csv(page.parent / "numbers.csv", [head, *(number.cells for number in data.numbers)])
     write_text(page, _html(data, figures))
     return page
-
-
-def _require_own(page: Path, *, new: bool) -> None:
-    """Refuse to replace files of the user's own."""
-    if page.is_file() and _MARK not in page.read_bytes():
-        raise RunError(f"{page} is not a report of skipwise; give another --out")
-    for name in ("numbers.csv", "figures"):
-        if new and not page.exists() and (page.parent / name).exists():
-            raise RunError(f"{page.parent / name} exists and was not written with this page; give another --out")
 
 
 def _names(folders: list[Path]) -> list[str]:
@@ -93,7 +85,6 @@ def _html(data: ReportData, figures: Sequence[Figure]) -> str:
         tables=tables_of(data),
         colours={label: look.colour for label, look in data.looks.items()},
         conditions=_conditions(data),
-        benchmarks=[text for folder in folders if (text := missing_benchmarks(folder))],
         figures=[(figure, Markup(figure.svg)) for figure in figures],
         facts=_facts(folders),
         meaning=_MEANING,

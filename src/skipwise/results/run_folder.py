@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock
 
 from skipwise.errors import RunError
-from skipwise.results.files import acquire, content_hash, private_folder, read_json, write_json
+from skipwise.results.files import acquire, content_hash, read_json, write_json
 
 LAUNCHED_BY = "SKIPWISE_COMMAND"  # environment variable
 TRAINING_TEXT, BASE_MODEL = "training text", "base model"  # names of the fingerprints that decide a model
@@ -53,11 +53,8 @@ class RunFolder:
 
     def lock(self) -> None:
         """Make the folder, and lock it for this process until its end."""
-        try:
-            private_folder(self.path)
-            acquire(self._lock, self.path)
-        except OSError as error:
-            raise RunError(f"run folder {self.path} cannot be written: {error}; give another --out") from None
+        self.path.mkdir(parents=True, exist_ok=True)
+        acquire(self._lock, self.path)
 
     def begin(self, **facts: Any) -> None:
         """Lock the folder; in a new one record versions, machine, command and ``facts``."""
@@ -98,7 +95,7 @@ class RunFolder:
         """
         try:
             return read_json(self.facts) if self.facts.exists() else {}
-        except (OSError, ValueError) as error:
+        except (ValueError, TypeError) as error:
             raise RunError(
                 f"{self.facts} is damaged ({error}); restore it, or remove it: extend --resume writes it again, and "
                 "evaluate needs another --out"

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import pickle
-import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -227,25 +226,6 @@ class TestCache:
         assert os.environ["RAYON_NUM_THREADS"] == "1"
         build_token_store(corpus, tokenizer, cache=cache / "3", workers=1_024)
         assert int(os.environ["RAYON_NUM_THREADS"]) == os.cpu_count()
-
-    @pytest.mark.parametrize("shared", ["", "1"])
-    def test_only_the_owner_reads_the_text_unless_it_is_shared(self, corpus, cache, tokenizer, monkeypatch, shared):
-        monkeypatch.setenv("SKIPWISE_SHARED", shared)
-        modes, keep = [], StoreWriter.keep
-
-        def note() -> None:
-            for path in (cache, *cache.rglob("*")):
-                if path.parent.name != ".locks":
-                    modes.append((path.is_dir(), stat.S_IMODE(path.stat().st_mode)))
-
-        monkeypatch.setattr(StoreWriter, "keep", lambda writer: (keep(writer), note()))
-        before = os.umask(0o002)
-        try:
-            build_token_store(corpus, tokenizer, cache=cache)
-        finally:
-            os.umask(before)
-        note()
-        assert set(modes) == ({(True, 0o775), (False, 0o664)} if shared else {(True, 0o700), (False, 0o600)})
 
 
 class TestMaxTokens:

@@ -12,15 +12,7 @@ from rich.console import Console
 from skipwise.report.folder import Folder, read_folder
 from skipwise.report.model_card import eval_results
 from skipwise.report.numbers import ReportData, format_number, format_share
-from skipwise.report.tables import (
-    Table,
-    evaluation_summary,
-    missing_benchmarks,
-    rich_table,
-    summary_markdown,
-    summary_table,
-    tables_of,
-)
+from skipwise.report.tables import Table, evaluation_summary, rich_table, summary_markdown, summary_table, tables_of
 from skipwise.report.trackers import scalars
 from skipwise.results.records import BenchmarkRecord, RulerRecord
 from skipwise.results.scores import PAPER
@@ -146,7 +138,6 @@ def test_the_papers_table_has_the_base_first_and_paired_differences(tmp_path) ->
     assert difference[1:] == [*["+25.00 (25.00)"] * 6, f"+25.00 ({25 / math.sqrt(6):.2f})"]
     [[brief]] = tables(folder, brief=True).values()
     assert max(map(len, printed(rich_table(brief)).splitlines())) <= 80
-    assert missing_benchmarks(folder) == ""
 
 
 def test_unpaired_errors_have_a_star_and_missing_tasks_no_score(tmp_path) -> None:
@@ -159,8 +150,6 @@ def test_unpaired_errors_have_a_star_and_missing_tasks_no_score(tmp_path) -> Non
     folder = read_folder(evaluation_folder(tmp_path / "some", [*some, *paper("base", "1010")]))
     [[table]] = tables(folder).values()
     assert table.rows[1] == ["m", "50.00", "50.00", *["–"] * 5]
-    assert missing_benchmarks(replace(folder, records=some))
-    assert missing_benchmarks(run(*some)) == ""
 
 
 def test_models_differ_from_the_first_on_the_same_prompts() -> None:
