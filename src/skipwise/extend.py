@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from skipwise.errors import counted
 from skipwise.evaluation.evaluate import RunEvaluation, measure_arms, plan_evaluation, require_measurable
 from skipwise.evaluation.measure import explained_answers
-from skipwise.fit.recipe import fitted_recipe
+from skipwise.fit.search import fitted_recipe
 from skipwise.method.coverage import coverage
 from skipwise.model.loading import require_saved
 from skipwise.recipes.names import arm_name

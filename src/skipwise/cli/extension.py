@@ -68,7 +68,7 @@ def extend(
     from skipwise.evaluation.evaluate import require_measurable
     from skipwise.evaluation.measure import seconds_here, time_of
     from skipwise.extend import extend, plan_run_evaluation
-    from skipwise.fit.recipe import fitted_recipe
+    from skipwise.fit.search import fitted_recipe
     from skipwise.model.cost import training_seconds
     from skipwise.recipes.schema import AUTO, FITTED
     from skipwise.results.run_folder import RunFolder
@@ -176,7 +176,9 @@ def _print_coverage(recipe: Any, console: Any) -> None:
     table = Table(title=f"coverage, {original:,} -> {target:,}, {rule.scheme}")
     for column in ("distance", "probability", *(["standard error"] if curve.samples else [])):
         table.add_column(column, justify="right")
-    for distance in _shown_distances(original, target):
+    bends = {1, original // 2, original - 1, original, target - original, target - original + 1, target - 1}
+    between = {target * k // 8 for k in range(1, 8)}
+    for distance in sorted(d for d in bends | between if 1 <= d < target):
         cells = [curve.probability, *([curve.standard_error] if curve.samples else [])]
         table.add_row(f"{distance:,}", *(f"{column[distance - 1]:.4f}" for column in cells))
     console.print(table)
@@ -244,13 +246,6 @@ def _without(words: list[str], *options: str) -> list[str]:
     return kept
 
 
-def _shown_distances(original: int, target: int) -> list[int]:
-    """Distances at which the curve bends, and some between."""
-    marks = {1, original // 2, original - 1, original, target - original, target - original + 1, target - 1}
-    marks |= {target * k // 8 for k in range(1, 8)}
-    return sorted(d for d in marks if 1 <= d < target)
-
-
 @grouped
 def fit(
     model: Model,
@@ -267,8 +262,7 @@ def fit(
     console = prepare_process()
     from rich.table import Table
 
-    from skipwise.fit.page import write_fit_page
-    from skipwise.fit.result import FILE
+    from skipwise.fit.result import FILE, write_fit_page
     from skipwise.fit.search import fit as search
     from skipwise.fit.search import write_model
 

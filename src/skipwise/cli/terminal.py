@@ -47,17 +47,13 @@ def prepare_process(*, trains: bool = False, private: bool = True) -> Any:
         from skipwise.cli.terminal import keep_freed_memory
 
         keep_freed_memory()
-    logging.getLogger("DeepSpeed").addFilter(_is_of_use)
+    # On import DeepSpeed logs that it found no GPU.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     return new_console()
-
-
-def _is_of_use(record: logging.LogRecord) -> bool:
-    """Whether to show what DeepSpeed logs: a filter of ``logging``. On import it says that it found no GPU."""
-    return "Setting accelerator to CPU" not in record.getMessage()
 
 
 def new_console() -> Any:

@@ -319,7 +319,7 @@ def layer_step_seconds(config: PretrainedConfig, precision: str, device: torch.d
         ModelError: the architecture cannot be run with this config.
     """
     with _one_layer(config, device) as model:
-        states = _states(model, window, device)
+        states = torch.full((1, window, model.config.hidden_size), 0.01, device=device)
 
         def step() -> None:
             with autocast(device, precision), blocked_attention(model):
@@ -338,10 +338,6 @@ def training_seconds(config: PretrainedConfig, tokens: int, window: int, precisi
     layers = config.get_text_config().num_hidden_layers * layer_step_seconds(config, precision, device, timed) / timed
     more = _STEP * (cost.output / speed.linear + cost.pair * (window - timed) / 2 / speed.attention)
     return tokens * (layers + more)
-
-
-def _states(model: PreTrainedModel, tokens: int, device: torch.device) -> torch.Tensor:
-    return torch.full((1, tokens, model.config.hidden_size), 0.01, device=device)
 
 
 @contextmanager

@@ -215,16 +215,12 @@ def _svg(plot: Plot) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"font: (\d+ )?([\d.]+)px [^;\"]*", _font, svg)
+    svg = re.sub(r"font: (\d+) ([\d.]+)px [^;\"]*", r"font-weight: \1; font-size: \2px", svg)
+    svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
     svg = re.sub(r"font-family: [^;\"]*;? ?", "", svg)
     svg = svg.replace(f"stroke: {_FAINT}", "stroke: currentColor; stroke-opacity: 0.14")
     svg = svg.replace(_INK, "currentColor")
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(plot.title)}" ', 1)
-
-
-def _font(match: re.Match[str]) -> str:
-    weight = f"font-weight: {match[1].strip()}; " if match[1] else ""
-    return f"{weight}font-size: {match[2]}px"
 
 
 def _standalone(svg: str) -> str:

@@ -18,8 +18,8 @@ from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData, try_to_
 from rich.console import Console
 
 from skipwise.errors import ModelError, RunError, reason
-from skipwise.model import lora, serving
-from skipwise.model.config import resolve
+from skipwise.model import lora
+from skipwise.model.config import FACTORS_BY_FREQUENCY, by_frequency, extended_set, resolve
 from skipwise.model.extension import Extension
 from skipwise.model.origin import FILE, promised_length, read_seal, require_unchanged, write_seal
 from skipwise.recipes.names import arm_name, expanded, model_name
@@ -155,17 +155,51 @@ def _ways_to_load(folder: Path) -> list[str]:
     if base := lora.base_of(str(folder)):
         return [
             "This is an adapter. Its base needs this folder's `config.json`, which has the extended RoPE.\n",
-            f"```python\n{serving.peft(resolve(base), HERE)}\n```\n",
+            f"```python\n{_peft_code(resolve(base), HERE)}\n```\n",
             f"Ignore peft's warning on `rope_parameters`. {_SHORT_OF_MEMORY}\n",
             'Engines need it merged: `model.merge_and_unload().save_pretrained("merged")`, or `lora.saved: merged` in the recipe.',
         ]
     return [
         "Stock transformers loads it; the interpolation is in `config.json`:\n",
-        f"```python\n{serving.transformers(HERE)}\n```\n",
+        f"```python\n{_transformers_code(HERE)}\n```\n",
         f"{_SHORT_OF_MEMORY}\n",
-        f"- vLLM: {serving.vllm(length, HERE)}",
-        f"- llama.cpp: {serving.llama_cpp(config, length, HERE)}",
+        f"- vLLM: `vllm serve {HERE} --max-model-len {length}`",
+        f"- llama.cpp: {llama_cpp(config, length, HERE)}",
     ]
+
+
+def llama_cpp(config: dict[str, Any], length: int, path: str) -> str:
+    """Return the commands for llama.cpp, or why it cannot serve the model."""
+    rope = extended_set(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    if by_frequency(rope) and config["model_type"] not in FACTORS_BY_FREQUENCY:
+        return (
+            f"cannot read this RoPE in {config['model_type']}. Extend with yarn without settings, ntk, theta or linear"
+        )
+    return (
+        f"`skipwise export {path} --out model.gguf`, which checks the file in llama.cpp, then "
+        f"`llama-server -m model.gguf -c {length}`"
+    )
+
+
+def _transformers_code(path: str) -> str:
+    """Return Python code that loads a checkpoint."""
+    return f"""\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained({json.dumps(path)})
+tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
+
+
+def _peft_code(base: str, path: str) -> str:
+    """Return Python code that loads an adapter with its base."""
+    return f"""\
+from peft import PeftModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+config = AutoConfig.from_pretrained({json.dumps(path)})  # has the extended RoPE
+base = AutoModelForCausalLM.from_pretrained({json.dumps(base)}, config=config)
+model = PeftModel.from_pretrained(base, {json.dumps(path)})
+tokenizer = AutoTokenizer.from_pretrained({json.dumps(path)})"""
 
 
 def publish(

@@ -1,7 +1,7 @@
 """Write figures, ``numbers.csv`` and one HTML page of runs or of an evaluation, from their records alone."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +168,14 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
     """Return run.json as sections of (key, a value for each folder)."""
     general = [{k: folder.info[k] for k in ("created", "seed") if k in folder.info} for folder in folders]
     sections: list[tuple[str, list[dict[str, Any]]]] = [("run", general)]
-    if len(folders) == 1 and (models := folders[0].models):
-        sections.append(("models", [{m["label"]: _model(m) for m in models}]))
+    models = {
+        m["label"]: f"{m['name']}: {m['original']:,} to {m['target']:,} tokens"
+        + (f", base {m['base']}" if m.get("base") else "")
+        + f", weights {str(m.get('weights', ''))[:12]}"
+        for m in folders[0].models
+    }
+    if len(folders) == 1 and models:
+        sections.append(("models", [models]))
     sections += [(name, [folder.info.get(name, {}) for folder in folders]) for name in _SECTIONS]
     facts = []
     for title, columns in sections:
@@ -177,12 +183,6 @@ def _facts(folders: Sequence[Folder]) -> list[tuple[str, list[tuple[str, list[st
         if rows := [(key.replace("_", " "), [_value(column.get(key)) for column in columns]) for key in keys]:
             facts.append((title, rows))
     return facts
-
-
-def _model(model: Mapping[str, Any]) -> str:
-    base = f", base {model['base']}" if model.get("base") else ""
-    weights = str(model.get("weights", ""))[:12]
-    return f"{model['name']}: {model['original']:,} to {model['target']:,} tokens{base}, weights {weights}"
 
 
 def _value(value: Any) -> str:

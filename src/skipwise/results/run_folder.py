@@ -107,11 +107,12 @@ def _provenance() -> dict[str, Any]:
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    machine: dict[str, Any] = {
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
+    processor = platform.processor() or platform.machine()
+    with suppress(OSError):
+        named = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+        processor = named[0].partition(":")[2].strip() if named else processor
+    system = f"{platform.system()} {platform.machine()}"
+    machine: dict[str, Any] = {"system": system, "processor": processor, "cores": os.cpu_count()}
     torch = sys.modules.get("torch")  # a command that computes has imported it
     if torch and torch.cuda.is_available():
         machine["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
@@ -124,11 +125,3 @@ def command_line() -> str:
     path = Path(sys.argv[0])
     program = ["python", "-m", path.parent.name] if path.name == "__main__.py" else [path.name]
     return os.environ.get(LAUNCHED_BY) or shlex.join([*program, *sys.argv[1:]])
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
