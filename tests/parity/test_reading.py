@@ -8,8 +8,7 @@ import torch
 from transformers import Phi3Config, Phi3ForCausalLM, Qwen3NextConfig, Qwen3NextForCausalLM
 
 from benchmarks.cut_attention import in_blocks
-from skipwise.evaluation import perplexity
-from skipwise.evaluation import retrieval as decoding
+from skipwise.evaluation import perplexity, retrieval
 from skipwise.evaluation.perplexity import inference, logits_at
 from skipwise.evaluation.retrieval import Reader, go_on_together
 from skipwise.model.lora import adapt
@@ -93,7 +92,7 @@ def drafts(written: list[int]) -> list[list[int]]:
 @pytest.mark.parametrize("name", families.NAMES)
 @pytest.mark.parametrize("at_once", [1024, 4])
 def test_decoding_behind_what_was_read_before(name, at_once, monkeypatch) -> None:
-    monkeypatch.setattr(decoding, "_AT_ONCE", at_once)
+    monkeypatch.setattr(retrieval, "_AT_ONCE", at_once)
     # With tied embeddings a random model repeats its last token, whatever stands before.
     model = families.model(name, tie_word_embeddings=False).eval()
     reader = Reader(model)

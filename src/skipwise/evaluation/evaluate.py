@@ -188,8 +188,10 @@ def _take_over(earlier: Iterable[Path], folder: RunFolder, plan: Plan, console: 
     models = {(model.label, model.digest) for model in plan.models}
     known = {record.key for record in read_records(folder.results) if isinstance(record, Measured)}
     for path in earlier:
+        if not (results := RunFolder(path).results).is_file():
+            raise RunError(f"{path} has no results.jsonl; give the folder of an evaluation")
         taken = {}
-        for record in read_records(RunFolder(path).results):
+        for record in read_records(results):
             benchmark = isinstance(record, BenchmarkRecord) and (record.arm, record.digest) in models
             if isinstance(record, Measured) and record.key not in known and (benchmark or record.key in wanted):
                 taken[record.key] = record

@@ -41,7 +41,9 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     page = out if out.suffix.lower() in (".html", ".htm") else out / "report.html"
     if page.is_file() and _MARK not in page.read_bytes():
         raise RunError(f"{page} is not a report of skipwise; give another --out")
-    data = ReportData([read_folder(path, name) for path, name in zip(paths, _names(paths), strict=True)])
+    last = [path.name for path in paths]
+    names = [str(Path(*path.parts[-2:])) if last.count(path.name) > 1 else path.name for path in paths]
+    data = ReportData([read_folder(path, name) for path, name in zip(paths, names, strict=True)])
     if len(paths) > 1 and data.evaluated:
         raise RunError(
             "an evaluation is not a run, and a page has one evaluation or several runs; skipwise evaluate A B compares models"
@@ -52,17 +54,6 @@ def write_page(folders: Sequence[Path], out: Path | None = None) -> Path:
     write_csv(page.parent / "numbers.csv", [head, *(number.cells for number in data.numbers)])
     write_text(page, _html(data, figures))
     return page
-
-
-def _names(folders: list[Path]) -> list[str]:
-    """Return the folders' names, with as many parents as make them different."""
-    names = [folder.name for folder in folders]
-    for parts in range(2, max(len(folder.parts) for folder in folders) + 1):
-        names = [
-            name if names.count(name) == 1 else str(Path(*folder.parts[-parts:]))
-            for folder, name in zip(folders, names, strict=True)
-        ]
-    return names
 
 
 def _html(data: ReportData, figures: Sequence[Figure]) -> str:

@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from skipwise.cli import terminal as allocator
+from skipwise.cli import terminal
 
 _BROKEN_UP = """
 import time
 from pathlib import Path
 import numpy as np
-from skipwise.cli import terminal as allocator
+from skipwise.cli import terminal
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
 
-allocator._EVERY = float("{every}")
+terminal._EVERY = float("{every}")
 if {unsaid}:
-    allocator._resident_bytes = lambda: float("inf")
+    terminal._resident_bytes = lambda: float("inf")
 began = resident()
-allocator.keep_freed_memory()
+terminal.keep_freed_memory()
 small = []
 
 def broken_up(size):
@@ -61,5 +61,5 @@ def test_freed_memory_is_given_back_at_times_where_the_system_does_not_say_how_m
 
 
 def test_what_is_held_is_without_bound_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allocator, "Path", lambda name: Path("/nowhere"))
-    assert allocator._resident_bytes() == float("inf")
+    monkeypatch.setattr(terminal, "Path", lambda name: Path("/nowhere"))
+    assert terminal._resident_bytes() == float("inf")

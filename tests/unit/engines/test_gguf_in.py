@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from skipwise.engines import export as gguf_in
+from skipwise.engines import export
 from skipwise.engines.export import convert_gguf
 from skipwise.errors import EngineError, RunError
 from skipwise.model import gguf
@@ -29,9 +29,9 @@ def test_a_package_that_is_missing_or_too_old_is_named(version: str | None, tmp_
 
 def test_without_llama_cpp_nothing_is_compared(tmp_path: Path, monkeypatch, capsys) -> None:
     source = SimpleNamespace(architecture="llama", types="Q4_K", dtype=torch.bfloat16)
-    monkeypatch.setattr(gguf_in, "GGUFFile", lambda path: source)
-    monkeypatch.setattr(gguf_in, "write_checkpoint", lambda file, folder: None)
-    monkeypatch.setattr(gguf_in, "find_engines", list)
+    monkeypatch.setattr(export, "GGUFFile", lambda path: source)
+    monkeypatch.setattr(export, "write_checkpoint", lambda file, folder: None)
+    monkeypatch.setattr(export, "find_engines", list)
     convert_gguf(Path("m.gguf"), tmp_path / "out", Console(width=1000, markup=False))
     assert "not compared" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -17,6 +17,7 @@ from skipwise.evaluation.measure import (
     measuring_seconds,
     missing,
     planned,
+    require_memory,
     too_long,
     workloads,
 )
@@ -114,7 +115,7 @@ def test_lengths_that_no_memory_holds_are_refused(monkeypatch) -> None:
     batches = batches_of()
     monkeypatch.setattr("skipwise.evaluation.measure.machine_memory", lambda device: 1000)
     with pytest.raises(EvaluationError, match="at most 0 tokens may fit"):
-        measure(llama(512), batches, QUIET, print)
+        require_memory(workloads(batches), LlamaConfig(), 4, 0, torch.device("cpu"))
     config = LlamaConfig(num_hidden_layers=1)
     parts = [Workload("windows", n, n) for n in (64, 128)]
     each = token_bytes(config, 2, cached=False)

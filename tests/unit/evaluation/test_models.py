@@ -94,7 +94,7 @@ def test_other_weights_and_another_interpolation_give_another_digest(base, tmp_p
 
 def test_a_config_without_a_length_takes_the_one_that_is_asked_for(tmp_path, monkeypatch) -> None:
     folder = checkpoint(tmp_path / "m", window=128)
-    for module in ("evaluation.models", "model.origin"):
+    for module in ("evaluation.specification", "model.origin"):
         monkeypatch.setattr(f"skipwise.{module}.load_config", lambda name: BloomConfig())  # ALiBi has no length
     with pytest.raises(ModelError):
         find_models([str(folder)])

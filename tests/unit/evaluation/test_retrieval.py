@@ -11,7 +11,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from skipwise.data.passkey import passkey_prompt
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation import retrieval
-from skipwise.evaluation import retrieval as decoding
 from skipwise.evaluation.retrieval import answers, draw_prompt, is_hit, question_of, retrieval_accuracy, retrieve
 
 LENGTH = 420
@@ -44,7 +43,7 @@ def llama(tokenizer):
 
 @torch.no_grad()
 def greedy(model, prompt, new_tokens):
-    """No cache, no batch, no generate: the definition of greedy decoding."""
+    """No cache, no batch, no generate: the definition of greedy retrieval."""
     ids = torch.tensor([prompt])
     for _ in range(new_tokens):
         following = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[:, -1].argmax(-1)
@@ -95,7 +94,7 @@ def test_what_prompts_share_is_read_once_and_changes_nothing(llama, tokenizer, m
     tokens = sum(len(prompt.ids) for prompt in prompts)
     shared, shared_tokens = texts(llama, tokenizer, prompts), sum(fed)
     fed.clear()
-    monkeypatch.setattr(decoding.Reader, "_common", lambda self, prompt: 0)
+    monkeypatch.setattr(retrieval.Reader, "_common", lambda self, prompt: 0)
     assert texts(llama, tokenizer, prompts) == shared
     assert tokens * 0.4 < shared_tokens < tokens * 0.8
     assert sum(fed) >= tokens

@@ -164,13 +164,6 @@ def test_a_heat_map_has_ten_parts_with_enough_prompts(prompts, parts):
     assert len(axes_of(plot).patches) == 3  # parts without prompts have no colour
 
 
-def test_the_caption_counts_misses_without_a_number():
-    answers = ["12345", "12345", "the pass key", "54321", "No. 7", "the key.\nThe"]
-    asked = [replace(trial, answer=answer) for trial, answer in zip(trials("pose", 512, 2, 6), answers, strict=True)]
-    assert "PoSE 2 of 4" in plots_of(run(*asked))["passkey"].caption
-    assert "Misses" not in plots_of(run(*trials("pose", 512, 6, 6)))["passkey"].caption
-
-
 def test_an_evaluation_has_figures_by_position(tmp_path):
     levels = {"m": [9, 8, 7, 6, 5, 4.0], "base": [8, 7, 6, 8, 9, 9.0]}
     records = [

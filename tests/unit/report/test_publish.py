@@ -18,7 +18,7 @@ from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.recipes.schema import Data, Lora
-from skipwise.report import model_card as publishing
+from skipwise.report import model_card
 from skipwise.report.model_card import write_card
 from tests.tiny import checkpoint, llama
 
@@ -70,14 +70,14 @@ def refuse_unknown(card: ModelCard) -> None:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     made = Hub()
-    monkeypatch.setattr(publishing, "HfApi", lambda: made)
+    monkeypatch.setattr(model_card, "HfApi", lambda: made)
     monkeypatch.setattr(ModelCard, "validate", refuse_unknown)
     return made
 
 
 def publish(run: Path, name: str = "owner/tiny-64k", **options: Any) -> str:
     console = Console(file=io.StringIO(), width=200)
-    publishing.publish(run, name, console, **options)
+    model_card.publish(run, name, console, **options)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
