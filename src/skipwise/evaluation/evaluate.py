@@ -144,10 +144,15 @@ def evaluate(
 
     Raises:
         RunError: ``out`` has another evaluation, or a text changed.
+        DataError: there is nothing to measure.
     """
     settings = specification.facts | {"models": [model.as_dict() for model in models]}
     folder = _folder(out or Path("evaluations") / models[0].label.replace("/", "-"), settings)
     plan = plan_models(models, specification, console)
+    if not benchmarks and not plan.only(shard).requests:
+        raise DataError(
+            f"part {shard[0]} of {shard[1]} has no records; give longer --lengths, other --tasks, or fewer parts"
+        )
     if benchmarks and shard[0] == 1:
         _ = benchmarks.found  # refuses before any work
     if server:
