@@ -6,7 +6,7 @@ from functools import cache
 from reproduction.runs import ArmRun
 from skipwise.evaluation.measure import measuring_seconds, planned
 from skipwise.model.config import load_config
-from skipwise.model.forward_cost import ForwardCost, Speed, training_seconds
+from skipwise.model.cost import ForwardCost, Speed, training_seconds
 from skipwise.model.precision import choose_precision, default_device
 
 _SETTLED = 12.0  # seconds of a run for loading, the probe, saving and the report

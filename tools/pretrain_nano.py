@@ -18,7 +18,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from skipwise.cli.allocator import keep_freed_memory
+from skipwise.cli.terminal import keep_freed_memory
 
 keep_freed_memory()
 

@@ -14,7 +14,6 @@ from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.results.records import read_records
 from skipwise.results.run_folder import RunFolder
 from tests.command_line import refused, run
-from tests.measured import ORIGINAL, POSE, run_folder
 from tests.tiny import checkpoint, corpus
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -56,16 +55,6 @@ def test_of_the_standard_library_only_held_out_modules_are_read(monkeypatch, cap
     run(monkeypatch, "evaluate", model, "--only", "perplexity", "--out", tmp_path / "e")
     held_out = {name for name, _ in files if is_held_out(name, 0.1)}
     assert {r.document for r in read_records(tmp_path / "e" / "results.jsonl")} == held_out != set()
-
-
-def test_a_record_that_was_cut_off_is_said_once_in_one_sentence(monkeypatch, capsys, tmp_path: Path) -> None:
-    results = run_folder(tmp_path / "run", [*ORIGINAL, *POSE]) / "results.jsonl"
-    with results.open("a") as file:
-        file.write('{"kind": "tri')
-    run(monkeypatch, "report", tmp_path / "run")
-    printed = capsys.readouterr()
-    assert " ".join(printed.out.split()).count(f"{results}: the last line was cut off by a kill and is left out") == 1
-    assert "warn" not in printed.err
 
 
 def test_of_deepspeed_only_what_is_of_use_is_shown() -> None:
@@ -132,7 +121,6 @@ def test_a_run_folder_stands_for_its_model(monkeypatch, capsys, tmp_path: Path) 
         run(monkeypatch, "evaluate", name, "--base", "none", "--tasks", "passkey", "--documents", "0",
             "--lengths", "512", "--trials", "1", "--out", tmp_path / "evaluation")  # fmt: skip
     assert RunFolder(tmp_path / "evaluation").read()["evaluation"]["models"][0]["label"] == "run"
-    assert "twice" in refused(monkeypatch, capsys, "evaluate", wide, tmp_path / "run")
 
 
 def test_a_run_that_has_saved_no_model_is_said(monkeypatch, capsys, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from transformers import AutoModelForCausalLM
 from skipwise.method.interpolation import Rope
 from skipwise.model.config import load_config, rope_of
 from skipwise.model.extension import plan_extension
-from skipwise.model.loading import load_model
-from skipwise.model.saving import save_extended
+from skipwise.model.loading import load_model, save_extended
 from tests import families
 from tests.parity.test_interpolation import oracle
 from tests.tiny import byte_tokenizer

@@ -12,7 +12,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from skipwise.data.ruler import TASKS, chains, counting, needles, questions, words
+from skipwise.data.ruler import TASKS, needles, questions, sources, tracing
 from skipwise.data.ruler.sources import read_ruler_data, sentences
 from tests.questions import HOTPOT, SQUAD, write_questions
 
@@ -45,15 +45,15 @@ def harness():
         patch.setitem(sys.modules, "wonderwords", fake)
         for name in MODULES:
             patch.delitem(sys.modules, f"lm_eval.tasks.ruler.{name}", raising=False)
-        words.key_words.cache_clear()
-        words.common_words.cache_clear()
+        sources.key_words.cache_clear()
+        sources.common_words.cache_clear()
         found = SimpleNamespace(**{name: importlib.import_module(f"lm_eval.tasks.ruler.{name}") for name in MODULES})
         patch.setattr(found.prepare_niah, "cached_sent_tokenize", sentences)
         yield found
     for name in MODULES:
         sys.modules.pop(f"lm_eval.tasks.ruler.{name}", None)
-    words.key_words.cache_clear()
-    words.common_words.cache_clear()
+    sources.key_words.cache_clear()
+    sources.common_words.cache_clear()
 
 
 def start(seed: int) -> None:
@@ -78,7 +78,7 @@ def test_needles(harness, seed, task) -> None:
     counts["keys"] = max(counts["keys"], counts["queries"])
     stuff = data.words if kinds.haystack == "essay" else harness.prepare_niah.get_haystack(kinds.haystack)
     several = counts["queries"] * counts["values"] > 1
-    assert list(words.key_words()) == harness.prepare_niah.WORDS
+    assert list(sources.key_words()) == harness.prepare_niah.WORDS
     for units in (12, 900):
         start(seed)
         text, answers, query = harness.prepare_niah.generate_input_output(
@@ -109,11 +109,11 @@ def test_chains(harness, seed, hops, count, example_lines) -> None:
     for units in (6, 40):
         start(seed)
         prompt = made(incremental=units, icl_example=made(incremental=example_lines))
-        ours = chains.draw_chains(seed, units, hops=hops, chains=count, example_lines=example_lines)
+        ours = tracing.draw_chains(seed, units, hops=hops, chains=count, example_lines=example_lines)
         same(ours, f"{prompt['input']} {prompt['gen_prefix']}", prompt["outputs"])
     start(seed)
     text, variables = harness.vt_utils.generate_input_output(7, count, hops)
-    same(chains.draw_chains(seed, 7, hops=hops, chains=count), text.rstrip(), variables)
+    same(tracing.draw_chains(seed, 7, hops=hops, chains=count), text.rstrip(), variables)
 
 
 class Rulers:
@@ -126,16 +126,16 @@ class Rulers:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("length", "size"), [(8192, (counting._EXAMPLE, 30, 3)), (2048, (counting._SMALL_EXAMPLE, 6, 1))]
+    ("length", "size"), [(8192, (tracing._EXAMPLE, 30, 3)), (2048, (tracing._SMALL_EXAMPLE, 6, 1))]
 )
 def test_common_words(harness, monkeypatch, seed, length, size) -> None:
-    assert words.common_words() == harness.cwe_utils.WORDS
+    assert sources.common_words() == harness.cwe_utils.WORDS
     monkeypatch.setattr(harness.cwe_utils, "RNG", Rulers)
     example, common, other = size
     for units in (40, len(harness.cwe_utils.WORDS)):
         start(seed)
         front, text, answers = harness.cwe_utils.generate_input_output(units, length)
-        ours = counting.draw_common(seed, units, example=example, common=common, other=other)
+        ours = tracing.draw_common(seed, units, example=example, common=common, other=other)
         same(ours, f"{front}\n{text}", answers)
 
 
@@ -146,7 +146,7 @@ def test_frequent_words(harness, seed) -> None:
         text, answers, _ = harness.fwe_utils.generate_input_output(
             sys.maxsize, no_tokens, num_words=units, vocab_size=different
         )
-        same(counting.draw_frequent(seed, units, different=different), text, answers)
+        same(tracing.draw_frequent(seed, units, different=different), text, answers)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -155,7 +155,7 @@ def test_questions(harness, monkeypatch, tmp_path, seed, name) -> None:
     loaded = {"squad": SQUAD, "hotpotqa": HOTPOT}[name]
     monkeypatch.setattr(harness.qa_utils, "download_json", lambda url: loaded)
     qas, documents = getattr(harness.qa_utils, f"read_{name}").__wrapped__()
-    library = getattr(read_ruler_data(write_questions(tmp_path)), name)
+    library = questions.read_library(write_questions(tmp_path), f"{name}.json")
     assert library.documents == documents
     assert len(library.questions) == len(qas)
     for number, asked in enumerate(qas[:4]):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Trainer, TrainingArguments
 
+from skipwise.model.blocked_attention import CACHE
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
-from skipwise.model.key_value_cache import CACHE
 from skipwise.model.loading import load_model
 from skipwise.model.lora import adapt
 from skipwise.model.sliding import attention_masks, mask_by_position

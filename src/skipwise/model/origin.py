@@ -41,7 +41,7 @@ def read_seal(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         return read_json(folder / FILE)
-    except (OSError, ValueError) as error:
+    except (ValueError, TypeError) as error:
         raise ModelError(f"{folder / FILE} is damaged ({error}). Copy the model again") from error
 
 

@@ -18,9 +18,8 @@ from skipwise.errors import PeerError, RecipeError, RunError, SkipwiseError
 from skipwise.model import lora
 from skipwise.model.blocked_attention import blocked_attention
 from skipwise.model.extension import check_frequencies
-from skipwise.model.loading import UNSAVED, load_model
+from skipwise.model.loading import UNSAVED, load_model, round_weights, save_extended
 from skipwise.model.probe import Probe, probe_connectivity
-from skipwise.model.saving import round_weights, save_extended
 from skipwise.recipes.loading import dump_recipe, load_recipe
 from skipwise.recipes.schema import Recipe
 from skipwise.results.records import TrainingRecord, append_record, read_records

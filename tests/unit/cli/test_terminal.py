@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.main import get_command
 
-from skipwise.cli import allocator, app
+from skipwise.cli import app, terminal
 from skipwise.cli.extension import _recipe
 from skipwise.cli.options import read_lengths
 from skipwise.cli.terminal import explained, new_console, prepare_process, readable
@@ -192,8 +192,8 @@ def test_a_model_has_its_own_recipe_or_the_defaults_however_it_is_named() -> Non
 
 def test_freed_memory_is_given_back_once_the_process_has_grown(monkeypatch) -> None:
     held, trimmed = iter([100, 2**28, 2**28 + 100, 2**29]), []
-    monkeypatch.setattr(allocator, "_EVERY", 0)
-    monkeypatch.setattr(allocator, "_resident_bytes", lambda: next(held))
+    monkeypatch.setattr(terminal, "_EVERY", 0)
+    monkeypatch.setattr(terminal, "_resident_bytes", lambda: next(held))
     with pytest.raises(StopIteration):
-        allocator._give_back_growth(SimpleNamespace(malloc_trim=trimmed.append))
+        terminal._give_back_growth(SimpleNamespace(malloc_trim=trimmed.append))
     assert trimmed == [0]  # after which the next number is the least

@@ -8,8 +8,7 @@ from rich.console import Console
 
 from skipwise.engines import check, export
 from skipwise.engines.check import Engine, Request
-from skipwise.engines.export import TYPES, _plain_rope, write_gguf
-from skipwise.engines.gguf_in import convert_gguf
+from skipwise.engines.export import TYPES, _plain_rope, convert_gguf, write_gguf
 from skipwise.errors import EngineError, RecipeError, RunError
 from skipwise.method.interpolation import Rope, RopeSettings, rope_parameters
 from skipwise.model import gguf

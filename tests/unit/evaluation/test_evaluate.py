@@ -11,8 +11,7 @@ from skipwise.data.store import split_by_name
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RunError
 from skipwise.evaluation.evaluate import RunEvaluation, evaluate, plan_evaluation
-from skipwise.evaluation.models import EvaluatedModel, find_models
-from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.specification import EvaluatedModel, Specification, find_models
 from skipwise.model.config import load_config
 from skipwise.model.extension import extension_of
 from skipwise.model.loading import load_model, load_tokenizer

@@ -16,10 +16,17 @@ from transformers import LlamaConfig
 from skipwise.data.ruler import TASKS
 from skipwise.errors import EvaluationError, ModelError, RecipeError, TooShortError
 from skipwise.evaluation.measure import Workload, measure, missing, too_long
-from skipwise.evaluation.models import EvaluatedModel, assumed_length, find_models
 from skipwise.evaluation.perplexity import sliding_perplexity
 from skipwise.evaluation.plan import plan_model, plan_prompts, plan_readings
-from skipwise.evaluation.specification import Specification, doubled_windows, read_tasks, specify
+from skipwise.evaluation.specification import (
+    EvaluatedModel,
+    Specification,
+    assumed_length,
+    doubled_windows,
+    find_models,
+    read_tasks,
+    specify,
+)
 from skipwise.evaluation.texts import EvaluationText, Segment
 from skipwise.extend import _measure_step
 from skipwise.model.config import load_config

@@ -10,9 +10,8 @@ from rich.console import Console
 from skipwise.errors import EvaluationError, RecipeError
 from skipwise.evaluation import server as server_module
 from skipwise.evaluation.evaluate import evaluate
-from skipwise.evaluation.models import find_models
 from skipwise.evaluation.server import connect
-from skipwise.evaluation.specification import Specification
+from skipwise.evaluation.specification import Specification, find_models
 from skipwise.results.records import read_records
 from tests.command_line import refused, run
 from tests.completions import serving

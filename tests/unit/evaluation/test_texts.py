@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from skipwise.data.shipped import KINDS, shipped_text
-from skipwise.data.text import is_held_out
+from skipwise.data.text import KINDS, is_held_out, shipped_text
 from skipwise.data.tokenising import tokenise
 from skipwise.errors import DataError, RecipeError
 from skipwise.evaluation.texts import (

@@ -8,6 +8,7 @@ from torch.profiler import profile
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from skipwise.model import cost as subject
+from skipwise.model.blocked_attention import CACHE
 from skipwise.model.cost import (
     CHECKPOINTING,
     OPTIMIZER_BYTES,
@@ -17,7 +18,6 @@ from skipwise.model.cost import (
     step_cost,
     token_bytes,
 )
-from skipwise.model.key_value_cache import CACHE
 from skipwise.model.lora import adapt
 from skipwise.model.precision import autocast
 from skipwise.recipes.schema import Lora

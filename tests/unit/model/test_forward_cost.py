@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, LlamaConfig, MixtralConfig
 
 from skipwise.errors import ModelError
-from skipwise.model.forward_cost import ForwardCost, Speed, layer_step_seconds, training_seconds
+from skipwise.model.cost import ForwardCost, Speed, layer_step_seconds, training_seconds
 from tests import families
 
 
@@ -40,7 +40,7 @@ def test_training_takes_its_layers_and_the_products_outside_of_them(monkeypatch)
     timed, cost = [], ForwardCost(linear=100.0, output=50.0, pair=2.0)
     monkeypatch.setattr(ForwardCost, "of_config", lambda config: cost)
     monkeypatch.setattr(Speed, "measured", lambda *how: Speed(10.0, 20.0))
-    monkeypatch.setattr("skipwise.model.forward_cost.layer_step_seconds", lambda *how: timed.append(how[-1]) or 4.0)
+    monkeypatch.setattr("skipwise.model.cost.layer_step_seconds", lambda *how: timed.append(how[-1]) or 4.0)
     config, cpu = LlamaConfig(num_hidden_layers=3), torch.device("cpu")
     assert training_seconds(config, 1000, 64, "float32", cpu) == pytest.approx(1000 * (3 * 4 / 64 + 3 * 50 / 10))
     far = 1000 * (3 * 4 / 2048 + 3 * 50 / 10 + 3 * 2 * (8192 - 2048) / 2 / 20)

@@ -11,9 +11,8 @@ from skipwise.errors import ModelError, RunError
 from skipwise.model import origin as subject
 from skipwise.model.config import load_config
 from skipwise.model.extension import plan_extension
-from skipwise.model.loading import load_model, load_tokenizer
+from skipwise.model.loading import load_model, load_tokenizer, require_saved, save_extended
 from skipwise.model.origin import Origin, promised_length, read_origin, weights_fingerprint
-from skipwise.model.saving import require_saved, save_extended
 from skipwise.recipes.schema import Data
 from tests.tiny import checkpoint, llama
 

@@ -14,7 +14,7 @@ from skipwise.report.folder import Folder, read_folder
 from skipwise.report.model_card import eval_results
 from skipwise.report.numbers import ReportData
 from skipwise.report.rows import COST_LIMIT, benchmarks_of, judgements, other_text_warning, other_texts, rows_of
-from skipwise.report.tables import Table, missing_benchmarks, rich_table, summary_markdown, summary_table, tables_of
+from skipwise.report.tables import Table, rich_table, summary_markdown, summary_table, tables_of
 from skipwise.report.trackers import scalars
 from skipwise.results.records import OTHER_TEXT, BenchmarkRecord, ReadingRecord, RulerRecord, append_record
 from skipwise.results.scores import PAPER
@@ -231,12 +231,10 @@ def test_the_papers_table_has_the_base_first_and_paired_differences(tmp_path) ->
     assert difference[1:] == [*["+25.00 (25.00)"] * 6, f"+25.00 ({25 / math.sqrt(6):.2f})"]
     [[brief]] = tables(folder, brief=True).values()
     assert max(map(len, printed(rich_table(brief)).splitlines())) <= 80
-    assert missing_benchmarks(folder) == ""
     other = [replace(record, questions="others") for record in paper("m", "1110")[:2]]
     folder = read_folder(evaluation_folder(tmp_path / "other", [*other, *paper("base", "1010")]))
     [[table]] = tables(folder).values()
     assert ["*" in cell for cell in table.rows[2][1:4]] == [True, True, False]  # not paired; not run
-    assert missing_benchmarks(replace(folder, records=other))
 
 
 def test_the_terminal_has_every_number_of_a_run_in_80_columns() -> None:

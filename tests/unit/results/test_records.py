@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from skipwise.errors import CutOffWarning, RunError
+from skipwise.errors import RunError
 from skipwise.results.records import (
     BenchmarkRecord,
     CostRecord,
@@ -16,7 +16,6 @@ from skipwise.results.records import (
     TrainingRecord,
     TrialRecord,
     append_record,
-    drop_cut_off_record,
     read_records,
     require_results,
 )
@@ -76,15 +75,10 @@ def test_a_line_torn_anywhere_costs_that_record_alone(path: Path) -> None:
     first = whole.index(b"\n") + 1
     for cut in range(first + 1, len(whole), 9):
         path.write_bytes(whole[:cut])
-        with pytest.warns(CutOffWarning):
-            assert read_records(path) == [TRAINING]
+        assert read_records(path) == [TRAINING]
         require_results(path)
         append_record(path, READING)
         assert read_records(path) == [TRAINING, READING]
-    path.write_bytes(whole[:-1])
-    assert drop_cut_off_record(path)
-    assert not drop_cut_off_record(path)
-    assert read_records(path) == [TRAINING]
 
 
 @pytest.mark.parametrize(("content", "records"), [("my notes", []), ("my notes\n", [TRAINING]), ('{"a": 1}\n', [])])

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from skipwise.results.effective_length import EXCESS, effective_length
 from skipwise.results.records import BenchmarkRecord, RulerRecord
-from skipwise.results.scores import difference, ruler_length, scores_of
+from skipwise.results.scores import EXCESS, difference, effective_length, ruler_length, scores_of
 from skipwise.results.statistics import Interval, wilson_interval
 
 

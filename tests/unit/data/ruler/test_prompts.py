@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from skipwise.data import ruler
 from skipwise.data.prompts import encode, longest_prompt
 from skipwise.data.ruler import TASKS, RulerData, read_ruler_data, ruler_prompt, ruler_task
-from skipwise.data.ruler.counting import draw_frequent, frequent_forms
-from skipwise.data.ruler.prompts import PromptRequest
-from skipwise.data.ruler.sources import Library, Question
+from skipwise.data.ruler.questions import Library
+from skipwise.data.ruler.sources import PromptRequest
+from skipwise.data.ruler.tracing import draw_frequent, frequent_forms
 from skipwise.errors import RecipeError, TooShortError
+from skipwise.evaluation.retrieval import Question
 from skipwise.model.loading import load_tokenizer
 from tests.questions import write_questions
 from tests.tiny import byte_tokenizer
@@ -124,12 +125,12 @@ def test_fwe_has_the_fewest_units_whose_answer_is_one_from_there_on() -> None:
         assert (counts[2] > counts[3]) is (units >= fewest)
 
 
-def test_a_question_that_does_not_fit_gives_way_to_a_spare() -> None:
+def test_a_question_that_does_not_fit_gives_way_to_a_spare(monkeypatch) -> None:
     long, short = "long " * 800, "short"
     asked = [Question(f"What is {i}?", ("long",), [0], []) for i in range(500)]
     library = Library([*asked, Question("What is short?", ("short",), [1], [])], [long, short])
     own = RulerData(["word"], True)
-    own.__dict__["squad"] = library
+    monkeypatch.setattr(ruler.questions, "read_library", lambda folder, name: library)
     assert ruler_prompt(BYTES, "qa_squad", 1000, 0, 0, own).answers == ("short",)
     with pytest.raises(TooShortError) as error:
         ruler_prompt(BYTES, "qa_squad", 1000, 0, 1, own)

@@ -1,14 +1,14 @@
 """RULER's texts: which files are read, what stands in for them, what is said where they are missing."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
-from skipwise.data.ruler import RulerData, read_ruler_data, repeats, ruler_prompt
+from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
+from skipwise.data.ruler.questions import read_library
 from skipwise.data.ruler.sources import sentences
 from skipwise.errors import DataError
-from tests.questions import HOTPOT, SQUAD, write_questions
+from tests.questions import HOTPOT, SQUAD
 from tests.tiny import byte_tokenizer
 
 
@@ -22,21 +22,6 @@ def test_essays_are_read_from_rulers_file_or_from_text_files(tmp_path) -> None:
     assert read_ruler_data(tmp_path) == RulerData(["Of", "RULER."], True, tmp_path)
     assert ruler_prompt(byte_tokenizer(), "niah_single_2", 900, 0, 0, read_ruler_data(tmp_path)).real_data
     assert not read_ruler_data().real_essays  # a text stands in
-
-
-@pytest.mark.parametrize(
-    ("task", "lengths", "word", "most"),
-    [("niah_single_2", range(520, 620, 5), "Once", 1), ("qa_squad", range(3000, 4200, 200), "Article ", 48)],
-)
-def test_a_prompt_that_repeats_its_essays_or_documents_is_known(tmp_path, task, lengths, word, most) -> None:
-    data, tokenizer = read_ruler_data(write_questions(tmp_path)), byte_tokenizer()
-    data = replace(data, words=["Once", "upon", "a", "time.", "There", "was", "a", "king."], real_essays=True)
-    assert data.essays(11) == "Once upon a time. There was a king. Once upon a"
-    texts = [tokenizer.decode(ruler_prompt(tokenizer, task, n, 0, 0, data).ids) for n in lengths]
-    repeated = [repeats(tokenizer, task, n, data) for n in lengths]
-    assert repeated == [text.count(word) > most for text in texts]
-    assert {True, False} <= set(repeated)
-    assert not repeats(tokenizer, "niah_single_1", 4096, data)  # its sentences are repeated on purpose
 
 
 def test_sentences_end_at_marks_before_a_space() -> None:
@@ -70,7 +55,7 @@ UNASKED = json.dumps(SQUAD).replace('"is_impossible": false', '"is_impossible": 
 def test_damaged_questions_are_refused(tmp_path, file, text) -> None:
     (tmp_path / file).write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=file):
-        getattr(read_ruler_data(tmp_path), file.removesuffix(".json"))
+        read_library(tmp_path, file)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"text": " "}', json.dumps({"text": "words without an end " * 100}), None])

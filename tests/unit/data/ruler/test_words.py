@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipwise.data.ruler.words import Pairs, common_words, key_words
+from skipwise.data.ruler.sources import Pairs, common_words, key_words
 from skipwise.errors import RecipeError
 
 TEXTS = st.lists(st.text(alphabet="ab -'z", min_size=1, max_size=4), max_size=6)
