@@ -166,12 +166,6 @@ def test_a_password_in_an_address_is_not_shown(monkeypatch, capsys) -> None:
     assert "https://me:***@host/text" in message
 
 
-@pytest.mark.parametrize("text", ["2,048", "65,536,131,072", "2k,4,096", "128,000"])
-def test_a_length_with_a_separator_of_thousands_is_no_list_of_two(text: str) -> None:
-    with pytest.raises(RecipeError):
-        read_lengths(text)
-
-
 @pytest.mark.parametrize(
     ("text", "lengths"),
     [("64,512", [64, 512]), ("192,512,1k", [192, 512, 1024]), ("2k, 4096", [2048, 4096]), (None, [])],

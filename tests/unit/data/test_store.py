@@ -3,7 +3,6 @@
 import io
 import os
 import pickle
-import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,19 +160,6 @@ class TestCache:
         for workers, threads in ((None, 2), (1, 1), (1_024, os.cpu_count())):
             build_token_store(corpus, tokenizer, cache=cache / str(workers), workers=workers)
             assert int(os.environ["RAYON_NUM_THREADS"]) == threads
-
-    @pytest.mark.parametrize(("shared", "modes"), [("", {0o700, 0o600}), ("1", {0o775, 0o664})])
-    def test_only_the_owner_reads_the_text_unless_it_is_shared(
-        self, corpus, cache, tokenizer, monkeypatch, shared, modes
-    ):
-        monkeypatch.setenv("SKIPWISE_SHARED", shared)
-        before = os.umask(0o002)
-        try:
-            build_token_store(corpus, tokenizer, cache=cache)
-        finally:
-            os.umask(before)
-        written = [path for path in (cache, *cache.rglob("*")) if path.parent.name != ".locks"]
-        assert {stat.S_IMODE(path.stat().st_mode) for path in written} == modes
 
 
 class TestMaxTokens:

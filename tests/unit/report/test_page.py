@@ -97,10 +97,5 @@ def test_files_of_the_users_own_are_kept(tmp_path, undrawn):
     with pytest.raises(RunError):
         write_page([run], notes)
     assert notes.read_text() == "<html>mine</html>"
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "numbers.csv").write_text("precious")
-    with pytest.raises(RunError):
-        write_page([run], tmp_path / "mine")
-    assert (tmp_path / "mine" / "numbers.csv").read_text() == "precious"
     for _ in range(2):
         assert write_page([run], tmp_path / "new" / "mine.html").name == "mine.html"

@@ -19,9 +19,9 @@ from skipwise.model.extension import plan_extension
 from skipwise.model.loading import load_model
 from skipwise.model.origin import Origin, read_origin, require_unchanged, weights_fingerprint
 from skipwise.recipes.schema import Data, Lora
+from skipwise.report import model_card as publishing
 from skipwise.report.folder import Folder
 from skipwise.report.model_card import license_of, write_card
-from skipwise.report.model_card import publish as publishing
 from skipwise.report.numbers import ReportData
 from tests.measured import INFO, ORIGINAL, POSE
 from tests.tiny import checkpoint, llama

@@ -8,7 +8,7 @@ from skipwise.data.ruler import RulerData, read_ruler_data, ruler_prompt
 from skipwise.data.ruler.questions import read_library
 from skipwise.data.ruler.sources import sentences
 from skipwise.errors import DataError
-from tests.questions import HOTPOT, SQUAD
+from tests.questions import SQUAD
 from tests.tiny import byte_tokenizer
 
 
@@ -42,15 +42,7 @@ UNASKED = json.dumps(SQUAD).replace('"is_impossible": false', '"is_impossible": 
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [
-        ("squad.json", "{"),
-        ("squad.json", "{}"),
-        ("squad.json", json.dumps(SQUAD)[:-5]),
-        ("squad.json", json.dumps(SQUAD).replace("answer 0-0", " ")),
-        ("squad.json", UNASKED),
-        ("hotpotqa.json", json.dumps([HOTPOT[0] | {"context": [["title", "a sentence"]]}])),
-        ("hotpotqa.json", json.dumps([HOTPOT[0] | {"answer": None}])),
-    ],
+    [("squad.json", "{"), ("squad.json", "{}"), ("squad.json", json.dumps(SQUAD)[:-5]), ("squad.json", UNASKED)],
 )
 def test_damaged_questions_are_refused(tmp_path, file, text) -> None:
     (tmp_path / file).write_text(text, encoding="utf-8")
@@ -58,7 +50,7 @@ def test_damaged_questions_are_refused(tmp_path, file, text) -> None:
         read_library(tmp_path, file)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"text": " "}', json.dumps({"text": "words without an end " * 100}), None])
+@pytest.mark.parametrize("text", ["{}", '{"text": " "}', None])
 def test_unreadable_essays_are_refused(tmp_path, text) -> None:
     with pytest.raises(DataError, match=str(tmp_path)):  # has none of the files
         read_ruler_data(tmp_path)
