@@ -120,27 +120,19 @@ def test_lightning_has_the_losses_of_a_plain_loop(tmp_path: Path) -> None:
     assert extension.losses == pytest.approx(plain_losses(), abs=1e-5)
 
 
-def rows() -> Any:
-    """Examples of PoseDataset as a Hugging Face data set, which is what a user of TRL tries first."""
+def test_columns_that_trl_drops_are_noticed_at_the_first_step(tmp_path: Path) -> None:
+    """Examples as a Hugging Face data set, which is what a user of TRL tries first."""
     datasets = pytest.importorskip("datasets")
     collator = PoseCollator(TRAIN, TARGET)
     collator.set_epoch(0)
-    batch = collator(DOCUMENTS)
-    return datasets.Dataset.from_dict({name: values.tolist() for name, values in batch.items()})
-
-
-def test_trls_own_collator_drops_the_positions_and_is_stopped_at_the_first_step(tmp_path: Path) -> None:
-    trainer = sft(tmp_path, rows(), None, [RequirePositions(TARGET)])
-    with pytest.raises(RecipeError, match=r"got no position_ids.*remove_unused_columns=False"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-
-
-def test_columns_that_trl_drops_before_the_collator_are_noticed(tmp_path: Path) -> None:
-    kept = sft(tmp_path / "kept", rows(), collate_rows, [RequirePositions(TARGET)], remove_unused_columns=False)
+    data = datasets.Dataset.from_dict({name: values.tolist() for name, values in collator(DOCUMENTS).items()})
+    kept = sft(tmp_path / "kept", data, collate_rows, [RequirePositions(TARGET)], remove_unused_columns=False)
     assert len(losses_of(kept)) == STEPS
-    with pytest.raises(RecipeError, match=r"got no position_ids.*remove_unused_columns=False"):
-        sft(tmp_path / "dropped", rows(), collate_rows, [RequirePositions(TARGET)]).train()
+    for collated in (None, collate_rows):
+        trainer = sft(tmp_path / "dropped", data, collated, [RequirePositions(TARGET)])
+        with pytest.raises(RecipeError, match="remove_unused_columns"):
+            trainer.train()
+        assert trainer.state.global_step == 0
 
 
 def collate_rows(items: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
