@@ -13,7 +13,6 @@ from lm_eval.tasks import TaskManager
 
 from skipwise.model.config import resolve
 from skipwise.results.records import BenchmarkRecord, read_records
-from skipwise.results.scores import PAPER
 from tests.command_line import refused, run
 from tests.tiny import checkpoint
 
@@ -63,10 +62,7 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        datasets.Dataset.from_list(rows).to_parquet(str(path))
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
@@ -152,54 +148,6 @@ def test_bad_input_is_refused(tasks, tmp_path, monkeypatch, capsys, words, named
     usual = ["--only", "benchmarks", "--benchmarks", "tiny_choice", "--include-path", tasks]
     usual += ["--data-dir", tmp_path / "data", "--out", tmp_path / "e"]
     assert named in refused(monkeypatch, capsys, "evaluate", model, *usual, *words)
-
-
-def paper_data(folder: Path) -> Path:
-    """Data sets of the paper's six tasks as their repositories on the hub are laid out, made up."""
-    boolq = [{"passage": "Rain falls.", "question": "is it wet", "idx": i, "label": i % 2} for i in range(4)]
-    write(folder / "aps/super_glue/boolq/train-00000-of-00001.parquet", boolq)
-    write(folder / "aps/super_glue/boolq/validation-00000-of-00001.parquet", boolq)
-    (folder / "aps/super_glue/README.md").write_text(
-        "---\nconfigs:\n- config_name: boolq\n  data_files:\n  - {split: train, path: boolq/train-*}\n"
-        "  - {split: validation, path: boolq/validation-*}\n---\n"
-    )
-    piqa = [{"goal": f"boil {i} eggs", "sol1": "in water", "sol2": "in sand", "label": 0} for i in range(4)]
-    winogrande = [
-        {"sentence": "The cup is in the box as _ is big.", "option1": "it", "option2": "box", "answer": "2"}
-    ] * 4
-    endings = ["sits down.", "flies off.", "is blue.", "reads."]
-    hellaswag = [
-        {"activity_label": "Rest", "ctx_a": f"Man {i} is tired.", "ctx_b": "he", "endings": endings, "label": "0"}
-        for i in range(14)
-    ]
-    for split in ("train", "validation"):
-        write(folder / f"baber/piqa/{split}.jsonl", piqa)
-        write(folder / f"allenai/winogrande/winogrande_xl/{split}.jsonl", winogrande)
-        write(folder / f"Rowan/hellaswag/data/{split}-00000-of-00001.parquet", hellaswag)
-    answers = {"choices": ["Nothing.", "Gold.", "A rainbow."], "labels": [1, 0, 1]}
-    truthful = [{"question": "What is there?", "mc1_targets": answers, "mc2_targets": answers}] * 3
-    write(folder / "truthfulqa/truthful_qa/multiple_choice/validation-00000-of-00001.parquet", truthful)
-    choices = {"text": ["ice", "iron", "wood"], "label": ["A", "B", "C"]}
-    arc = [{"question": f"What melts {i}?", "choices": choices, "answerKey": "A"} for i in range(30)]
-    for split in ("train", "validation", "test"):
-        write(folder / f"allenai/ai2_arc/ARC-Challenge/{split}-00000-of-00001.parquet", arc)
-    return folder
-
-
-def test_the_papers_tasks_run_on_local_data(tmp_path, monkeypatch) -> None:
-    tasks = Path(lm_eval.__file__).parent / "tasks"
-    folders = [str(tasks / name) for name in ("super_glue", "piqa", "winogrande", "truthfulqa", "arc", "hellaswag")]
-    six = TaskManager(include_path=folders, include_defaults=False)  # reading all of its thousands takes long
-    monkeypatch.setattr("skipwise.evaluation.benchmarks.TaskManager", lambda **_: six)
-    data, out = paper_data(tmp_path / "data"), tmp_path / "e" / "results.jsonl"
-    model = checkpoint(tmp_path / "model", window=2048)
-    words = ["--data-dir", data, "--limit", "2", "--out", out.parent, "--precision", "float32"]
-    run(monkeypatch, "evaluate", model, "--only", "benchmarks", *words)
-    records = {(record.task, record.metric): record for record in read_records(out)}
-    for task, how in PAPER.items():
-        assert records[task, how.metric].fewshot == how.fewshot
-    assert {record.samples for record in records.values()} == {2}
-    assert 0 < records["truthfulqa_mc2", "acc"].value < 1
 
 
 def test_an_evaluation_has_the_benchmarks_of_model_and_base(tasks, tmp_path, monkeypatch) -> None:
