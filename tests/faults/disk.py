@@ -47,7 +47,7 @@ def full(job: Job, share: float, world: World) -> str:
         assert world.run(job.begin).status == 0
         needed = _used(world) - before
         world.fresh(job.needs)
-        resize(str(_used(world) + int(needed * share) // 4096 * 4096))
+        resize(str(max(_used(world) + int(needed * share) // 4096 * 4096, 4096)))  # 0 would be without a limit
         ended = world.run(job.begin, _filled_later)
         resize(_LARGE)
         return _judged(job, ended, world)
