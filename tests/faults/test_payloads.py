@@ -140,38 +140,38 @@ def test_what_lies_beside_a_model_is_let_lie(refuses, canary: Path, words) -> No
     assert not refuses(*words)
 
 
-REFUSED: dict[str, dict[str, object]] = {
-    "a class that only its code knows": {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}},
-    "a kernel of the hub": {"attn_implementation": "evil/kernel"},
-    "a quantizer of classes": {
-        "quantization_config": {
-            "quant_method": "torchao",
-            "quant_type": {"default": {"_type": "os.mkdir", "_data": {"path": "../canary"}}},
-        }
-    },
-}
+TORCHAO = {"quant_method": "torchao", "quant_type": {"default": {"_type": "os.mkdir", "_data": {"path": "../canary"}}}}
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_needs_code_is_refused(refuses, canary: Path, name: str) -> None:
-    change(Path("model/config.json"), **REFUSED[name])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}},
+        {"attn_implementation": "evil/kernel"},
+        {"quantization_config": TORCHAO},
+    ],
+    ids=["a class of its code", "a kernel of the hub", "a quantizer of classes"],
+)
+def test_a_model_that_needs_code_is_refused(refuses, canary: Path, settings: dict) -> None:
+    change(Path("model/config.json"), **settings)
     code(Path("model/evil.py"), canary=canary)
     assert refuses(*PERPLEXITY)
 
 
-@pytest.mark.parametrize("words", [PERPLEXITY, ("convert", "model", "out")], ids=["evaluate", "convert"])
-def test_pickled_weights_are_refused(refuses, canary: Path, words) -> None:
+@pytest.mark.parametrize(
+    ("words", "lost", "name"),
+    [
+        (PERPLEXITY, "model.safetensors", "pytorch_model.bin"),
+        (("convert", "model", "out"), "model.safetensors", "pytorch_model.bin"),
+        (PERPLEXITY, "tokenizer.json", "tokenizer.model"),
+    ],
+)
+def test_pickles_are_refused(refuses, canary: Path, words, lost: str, name: str) -> None:
     if "convert" in words:
         GPTJConfig(vocab_size=97, n_positions=32, n_embd=32, n_layer=1, n_head=2, rotary_dim=8).save_pretrained("model")
-    Path("model/model.safetensors").unlink()
-    torch.save({"weight": torch.zeros(2), "more": Bomb(canary)}, "model/pytorch_model.bin")
+    Path("model", lost).unlink()
+    torch.save({"weight": torch.zeros(2), "more": Bomb(canary)}, Path("model", name))
     assert refuses(*words)
-
-
-def test_a_tokenizer_that_is_a_pickle_is_refused(refuses, canary: Path) -> None:
-    Path("model/tokenizer.json").unlink()
-    Path("model/tokenizer.model").write_bytes(pickle.dumps(Bomb(canary)))
-    assert refuses(*PERPLEXITY)
 
 
 def test_an_adapter_cannot_choose_what_is_imported(refuses, canary: Path, monkeypatch) -> None:

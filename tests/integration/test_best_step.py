@@ -141,13 +141,3 @@ def test_with_lora_the_additions_of_the_best_step_are_saved(files, monkeypatch, 
     of_step = {n: weights(out / "checkpoints" / f"checkpoint-{n}", "adapter_model.safetensors") for n in (2, 4)}
     assert not same(of_step[2], of_step[4])
     assert same(weights(out / "model", "adapter_model.safetensors"), of_step[2])
-
-
-def test_without_a_script_the_step_of_the_least_far_loss_is_kept(files, monkeypatch, tmp_path) -> None:  # noqa: F811
-    out = tmp_path / "run"
-    run(monkeypatch, *command(*files, out, **{**CHANGES, "evaluation.steps": "[1]", "evaluation.segments": 2}))
-    losses = losses_of(out)
-    assert list(losses) == [1, 4]
-    kept = json.loads((out / "run.json").read_text())["kept"]
-    least = min(losses, key=lambda step: losses[step])
-    assert kept == {"step": least, "of": 4, "far_loss": pytest.approx(losses[least])}

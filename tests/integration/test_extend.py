@@ -208,18 +208,6 @@ def test_a_report_shows_what_is_asked_for_today(finished, copy, monkeypatch) -> 
     assert recipe_of(copy).evaluation.prompt_trials == 2  # as the run was begun
 
 
-def test_a_resumed_run_measures_on_more_texts(copy, files, monkeypatch, capsys, tmp_path) -> None:
-    other = corpus(tmp_path / "other", documents=3, words=400)
-    before = (copy / "results.jsonl").read_text()
-    sources = f"evaluation.source=[{other}, {files[1]}]"
-    resume(monkeypatch, copy, sources)
-    assert (copy / "results.jsonl").read_text().startswith(before)
-    measured = {(r.arm, r.window, r.data) for r in of_kind(copy, ReadingRecord) if r.window != 400}
-    assert measured == {(a, w, str(t)) for a in ARMS for w in (256, 512) for t in (files[1], other)}
-    (other / "document-1.txt").write_text("other words " * 400)
-    assert str(other) in refused(monkeypatch, capsys, "extend", "--resume", "--out", copy, "--set", sources)
-
-
 def test_perplexity_on_the_training_text_reads_held_out_documents_alone(finished, files, monkeypatch, tmp_path) -> None:
     held = {name for name in (f"document-{i}.txt" for i in range(24)) if is_held_out(name, 0.3)}
     words = ["--only", "perplexity", "--lengths", "512", "--documents", "24"]
@@ -237,15 +225,6 @@ def test_perplexity_on_the_training_text_reads_held_out_documents_alone(finished
     shutil.copytree(finished / "model", tmp_path / "moved")
     assert set(documents(tmp_path / "moved", moved, tmp_path / "m")) == {f"kept-{name}" for name in held}
     assert len(documents(files[0], files[1], tmp_path / "b")) == 24  # the base was not trained on it
-
-
-def test_report_is_made_again_from_the_records_alone(finished, monkeypatch, tmp_path) -> None:
-    bare = tmp_path / "run"
-    bare.mkdir()
-    for name in ("results.jsonl", "run.json", "recipe.yaml"):
-        shutil.copy(finished / name, bare)
-    run(monkeypatch, "report", bare, finished, "--out", tmp_path / "both.html")
-    assert (tmp_path / "both.html").stat().st_size > 10_000
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(files, monkeypatch, capsys, tmp_path) -> None:
